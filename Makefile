@@ -1,0 +1,32 @@
+# make train | test | lint | bench | lock | setup | clean
+SHELL := /bin/bash
+NP ?= 2
+ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
+VENV := source .venv/bin/activate &&
+
+.PHONY: setup train test lint bench lock clean
+
+setup:
+	@scripts/setup.sh
+
+train: setup
+	$(VENV) horovodrun -np $(NP) python -m hvdtrain.effnet $(ARGS)
+
+test: setup
+	$(VENV) pytest
+
+lint: setup
+	$(VENV) ruff check . && ruff format --check . && mypy && lint-imports
+
+bench: setup
+	$(VENV) python bench/scaling.py
+
+# Needs uv. The locks hold hashes and no index address.
+UV := uv pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-header --upgrade
+lock:
+	$(UV) pyproject.toml --group horovod --output-file requirements.lock
+	$(UV) --group dev --constraint requirements.lock --output-file requirements-dev.lock
+	$(UV) --group mpi --output-file requirements-mpi.lock
+
+clean:
+	rm -rf .venv build *.egg-info

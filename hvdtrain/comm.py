@@ -1,0 +1,308 @@
+"""Ranks and what they say to each other: the only file that imports Horovod and mpi4py.
+
+`connect()` joins the ranks over MPI, so that they can agree on settings and data; `comm.start()` then starts
+Horovod. One process without a launcher gets SerialComm, which needs neither.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.exits import RANK_VARIABLES, BadInput
+
+# Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
+FUSION_THRESHOLD_MB = 128.0
+
+Decision = TypeVar("Decision")
+
+
+class GradientSync(Protocol):
+    """Sums gradients over ranks while backward is still running."""
+
+    def expect(self, backward_passes: int) -> None:
+        """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""
+
+    def finish(self) -> None:
+        """Wait until every `.grad` holds the sum over ranks."""
+
+
+class Comm(Protocol):
+    """One rank among `size`, `local_rank` among the `local_size` of its host."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    def gather(self, value: Any) -> list[Any]:
+        """The JSON values of all ranks, by rank."""
+
+    def start(self) -> None:
+        """Start Horovod; before this only `gather` may be called."""
+
+    def broadcast_(self, model: nn.Module) -> None:
+        """Give every rank the parameters and buffers of rank 0."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The element-wise sum over ranks of a small tensor."""
+
+    def average_(self, tensors: Iterable[Tensor]) -> None:
+        """Replace floating-point tensors by their average over ranks, in one all-reduce."""
+
+    def gradient_sync(self, model: nn.Module, *, compression: str) -> GradientSync:
+        """A GradientSync for the model's trainable parameters; `compression` is 'none' or 'fp16'."""
+
+
+class _NoSync:
+    def expect(self, backward_passes: int) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class SerialComm:
+    """One process: every collective is the identity."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def start(self) -> None:
+        pass
+
+    def broadcast_(self, model: nn.Module) -> None:
+        pass
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+    def average_(self, tensors: Iterable[Tensor]) -> None:
+        pass
+
+    def gradient_sync(self, model: nn.Module, *, compression: str) -> GradientSync:
+        return _NoSync()
+
+
+class _InMemoryOrder:
+    """Hands Horovod, which refuses channels_last tensors, the same memory as a contiguous view."""
+
+    def __init__(self, compressor: Any) -> None:
+        self._compressor = compressor
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        turned = not tensor.is_contiguous()
+        compressed, context = self._compressor.compress(tensor.permute(0, 2, 3, 1) if turned else tensor)
+        return compressed, (turned, context)
+
+    def decompress(self, tensor: Tensor, context: Any) -> Tensor:
+        turned, inner = context
+        restored: Tensor = self._compressor.decompress(tensor, inner)
+        return restored.permute(0, 3, 1, 2) if turned else restored
+
+
+class _HorovodSync:
+    """hvd.DistributedOptimizer used for its gradient hooks alone.
+
+    The optimizer it wraps has no part in the training: the real one stays as torch made it, with its defaults,
+    its constructor's arguments and its zero_grad(set_to_none=True), all of which the wrapper would break.
+    """
+
+    def __init__(self, model: nn.Module, compression: str) -> None:
+        import horovod.torch as hvd
+
+        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        # Sum, not Average: the loss is already divided by the global batch, so that ranks may hold unequal shares
+        # and fp16 sums cannot overflow where their mean would not.
+        self._parameters = [parameter for _, parameter in named]
+        self._hooks = hvd.DistributedOptimizer(
+            torch.optim.SGD(self._parameters, lr=0.0),
+            named_parameters=named,
+            compression=_InMemoryOrder(hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none),
+            op=hvd.Sum,
+        )
+
+    def expect(self, backward_passes: int) -> None:
+        self._hooks.set_backward_passes_per_step(backward_passes)
+
+    def finish(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is None:  # no images here, or unused: the others' gradients have this memory format
+                parameter.grad = torch.zeros_like(parameter)
+        self._hooks.synchronize()
+
+
+class HorovodComm:
+    """The ranks of one mpirun, or of one horovodrun with its Gloo controller (then `mpi` is None)."""
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        if mpi is None:
+            self.start()
+            import horovod.torch as hvd
+
+            self.rank, self.size = hvd.rank(), hvd.size()
+            self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+        else:
+            from mpi4py import MPI
+
+            host = mpi.Split_type(MPI.COMM_TYPE_SHARED)
+            self.rank, self.size = mpi.rank, mpi.size
+            self.local_rank, self.local_size = host.rank, host.size
+
+    def gather(self, value: Any) -> list[Any]:
+        text = json.dumps(value).encode()
+        if self._mpi is not None:
+            return [json.loads(one) for one in self._mpi.allgather(text)]
+        import horovod.torch as hvd
+
+        lengths = hvd.allgather(torch.tensor([len(text)]), name="gather.lengths").tolist()
+        joined = bytes(hvd.allgather(torch.frombuffer(bytearray(text), dtype=torch.uint8), name="gather.text").tolist())
+        ends = torch.tensor(lengths).cumsum(0).tolist()
+        return [json.loads(joined[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+    def start(self) -> None:
+        import horovod.torch as hvd
+
+        if not hvd.is_initialized():
+            hvd.init()
+
+    def broadcast_(self, model: nn.Module) -> None:
+        import horovod.torch as hvd
+
+        # Not broadcast_optimizer_state: on a fresh optimizer it takes a real step on some ranks. Fresh state is
+        # equal anyway.
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def sum(self, values: Tensor) -> Tensor:
+        import horovod.torch as hvd
+
+        total: Tensor = hvd.allreduce(values, op=hvd.Sum, name="sum")
+        return total
+
+    def average_(self, tensors: Iterable[Tensor]) -> None:
+        import horovod.torch as hvd
+
+        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if not floats:
+            return
+        flat = torch.cat([tensor.flatten().float() for tensor in floats])
+        flat = hvd.allreduce_(flat, op=hvd.Average, name="average")
+        for tensor, part in zip(floats, flat.split([tensor.numel() for tensor in floats]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def gradient_sync(self, model: nn.Module, *, compression: str) -> GradientSync:
+        return _HorovodSync(model, compression)
+
+
+def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None) -> Comm:
+    """Join the ranks that were launched together, or be alone.
+
+    Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
+    are put where Horovod will read them; ranks that fill their cores are made to yield while they wait.
+    """
+    if fusion_threshold_mb is not None:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(FUSION_THRESHOLD_MB * 2**20)))
+    if cycle_time_ms is not None:
+        os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
+
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
+        local_size = int(os.environ["HOROVOD_LOCAL_SIZE"])
+        comm: Comm = HorovodComm(mpi=None)
+    elif any(name in os.environ for name in RANK_VARIABLES):
+        local_size = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+        if local_size >= cores_together(local_size):
+            # Open MPI spins as if each rank had a core to spare. It reads this at MPI_Init, which the import runs.
+            os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        from mpi4py import MPI
+
+        comm = HorovodComm(MPI.COMM_WORLD)
+    else:
+        return SerialComm()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores_together(comm.local_size) // comm.local_size))
+    return comm
+
+
+def cores_together(local_size: int) -> int:
+    """How many cores the `local_size` ranks of this host may use between them.
+
+    A rank sees its own cores and its parent's, the launcher's, which is not bound: ranks that were bound one by one
+    have together as many as they are, ranks that were not share what the launcher may use.
+    """
+    own = os.sched_getaffinity(0)
+    launcher = os.sched_getaffinity(os.getppid())
+    return min(len(own) * local_size, len(own | launcher))
+
+
+def agreed(comm: Comm, decide: Callable[[], Decision]) -> Decision:
+    """The result of `decide`; if it raises BadInput on any rank, BadInput with the first one's message on all."""
+    decision: list[Decision] = []
+    error = None
+    try:
+        decision.append(decide())
+    except BadInput as bad:
+        error = str(bad)
+    errors = comm.gather([socket.gethostname(), error])
+    failed = [(rank, host, text) for rank, (host, text) in enumerate(errors) if text is not None]
+    if failed:
+        rank, host, text = failed[0]
+        everywhere = len(failed) == comm.size and len({text for _, _, text in failed}) == 1
+        raise BadInput(text if everywhere else f"rank {rank} on {host}: {text}")
+    return decision[0]
+
+
+def require_equal(comm: Comm, facts: Mapping[str, Any]) -> None:
+    """Raise BadInput on all ranks, naming both values, where a rank's facts (JSON values) differ from rank 0's."""
+    everyones = comm.gather([socket.gethostname(), dict(facts)])
+    first_host, first = everyones[0]
+    for rank, (host, theirs) in enumerate(everyones):
+        for name in first.keys() | theirs.keys():
+            if first.get(name) != theirs.get(name):
+                raise BadInput(
+                    f"ranks disagree on {name}: rank 0 on {first_host} has {first.get(name)!r}, rank {rank} on {host} "
+                    f"has {theirs.get(name)!r}; start all ranks with the same command and the same code"
+                )
+
+
+def require_own_device(comm: Comm, device: torch.device) -> None:
+    """Raise BadInput on all ranks where two ranks share one GPU, compared by host and UUID."""
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    owners: dict[tuple[str, str], int] = {}
+    for rank, (host, theirs) in enumerate(comm.gather([socket.gethostname(), uuid])):
+        if theirs is None:
+            continue
+        if (host, theirs) in owners:
+            raise BadInput(
+                f"ranks {owners[host, theirs]} and {rank} on {host} were both given GPU {theirs}: "
+                "give each rank its own, or start one rank per GPU"
+            )
+        owners[host, theirs] = rank
+
+
+def choose_device(comm: Comm) -> torch.device:
+    """This rank's GPU: index 0 when one is visible, else the local rank's; the CPU where there is no GPU.
+
+    Raises BadInput where the host has fewer visible GPUs than ranks.
+    """
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if visible == 0:
+        return torch.device("cpu")
+    if visible > 1 and comm.local_rank >= visible:
+        raise BadInput(
+            f"{socket.gethostname()} has {comm.local_size} ranks but {visible} visible GPUs: "
+            f"start at most {visible} ranks there"
+        )
+    device = torch.device("cuda", 0 if visible == 1 else comm.local_rank)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,92 @@
+"""How a rank ends: with status 2 and one line for bad input, else with its last words on disk.
+
+A rank that fails never waits for the others in MPI_Finalize: it leaves at once, and the launcher ends the rest.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+FAILED = 1
+BAD_INPUT = 2
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
+
+
+class BadInput(Exception):  # noqa: N818 (the name is what the user gave, not what we did)
+    """Input or settings that cannot work; the message is one line that names the field, the value and the remedy."""
+
+
+def launched_rank() -> int:
+    """This process's rank by its launcher's environment, before MPI is up; 0 without a launcher."""
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+    """Run one rank's `main` and end the process: status 0, 2 for BadInput on all ranks, 1 for anything else."""
+    sys.excepthook = _leave_with_traceback(None, lambda _: None)
+    try:
+        main()
+    except BadInput as error:
+        if launched_rank() == 0:
+            print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
+        sys.exit(BAD_INPUT)
+    sys.exit(0)
+
+
+def on_early_end(error_file: Path, before_leaving: Callable[[str], None]) -> None:
+    """From now on a failing rank also writes its traceback, and a crash its stacks, to `error_file`.
+
+    At a failure, SIGINT or SIGTERM `before_leaving` is called first, with 'failed', 'interrupted' or 'terminated'. For
+    a signal that is on a thread of its own, since the main thread may be waiting for a rank that is gone already;
+    mpirun gives a rank about one second between SIGTERM and SIGKILL. The process ends with 128 + signal.
+    """
+    sys.excepthook = _leave_with_traceback(error_file, before_leaving)
+    faulthandler.enable(error_file.open("w"), all_threads=True)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # the wake-up needs a handler in place of the default
+
+    def watch() -> None:
+        number = os.read(reader, 1)[0]
+        _try(before_leaving, "interrupted" if number == signal.SIGINT else "terminated")
+        os._exit(128 + number)
+
+    threading.Thread(target=watch, name="stop-signals", daemon=True).start()
+
+
+def _try(before_leaving: Callable[[str], None], reason: str) -> None:
+    try:
+        before_leaving(reason)
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()  # and leave all the same
+
+
+def _leave_with_traceback(
+    error_file: Path | None, before_leaving: Callable[[str], None]
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            os._exit(128 + signal.SIGINT)
+        story = "".join(traceback.format_exception(kind, error, trace))
+        words = f"hvdtrain: rank {launched_rank()} on {socket.gethostname()} failed\n{story}"
+        if error_file is not None:
+            with contextlib.suppress(OSError):
+                error_file.write_text(words)
+        print(words, file=sys.stderr, flush=True)
+        _try(before_leaving, "failed")
+        sys.stdout.flush()
+        os._exit(FAILED)
+
+    return hook

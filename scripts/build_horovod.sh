@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Build the Horovod wheel for one Python environment, or take it from the cache.
+#
+#     scripts/build_horovod.sh PYTHON      prints the wheel's path on standard output
+#
+# PYTHON's environment must hold requirements.lock; mpirun and mpicxx on PATH are the MPI it is built against.
+# With a CUDA toolkit the wheel has NCCL operations, linked to the NCCL that torch ships; else it is for CPUs.
+# The cache is ${XDG_CACHE_HOME:-~/.cache}/hvdtrain/horovod/<key>/; key.txt beside the wheel is what the key hashes.
+set -euo pipefail
+
+python=$1
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+lock=$here/../requirements-horovod.lock
+say() { printf 'horovod: %s\n' "$*" >&2; }
+
+# The root of the CUDA toolkit, asked of nvcc itself: the nvcc on PATH may be a link or a wrapper.
+cuda_root() {
+    local nvcc=${CUDA_HOME:+$CUDA_HOME/bin/}nvcc
+    if ! command -v "$nvcc" >/dev/null && [ -x /usr/local/cuda/bin/nvcc ]; then nvcc=/usr/local/cuda/bin/nvcc; fi
+    command -v "$nvcc" >/dev/null || return 1
+    local top
+    top=$("$nvcc" --dryrun -x cu -c /dev/null -o /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
+    (cd "${top:?nvcc names no root}" && pwd -P)
+}
+
+torch_cuda=$("$python" -c 'import torch; print(torch.version.cuda or "")')
+cuda=
+if ! root=$(cuda_root); then
+    reason="no CUDA toolkit (no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda)"
+elif [ -z "$torch_cuda" ]; then
+    reason="this torch is a CPU build"
+else
+    toolkit=$("$root/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+    if [ "${toolkit%%.*}" != "${torch_cuda%%.*}" ]; then
+        reason="CUDA toolkit $toolkit at $root does not fit torch's CUDA $torch_cuda"
+    elif ! [ -e "$root/lib64/libcudart.so" ] || ! [ -e "$root/include/cuda_runtime.h" ]; then
+        reason="CUDA toolkit at $root lacks lib64/libcudart.so or include/cuda_runtime.h"
+    else
+        cuda=$root
+        nccl=$("$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])')
+        nccl_version=$("$python" -c 'from importlib.metadata import version; print(version("nvidia-nccl-cu13"))')
+        reason="CUDA toolkit $toolkit at $root, NCCL $nccl_version from torch's packages"
+    fi
+fi
+if [ -n "$cuda" ]; then
+    say "NCCL operations on GPUs and MPI on CPUs: $reason"
+else
+    say "MPI on CPUs only: $reason"
+    if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+        say "WARNING: this machine has GPUs, but they will not be used: install the CUDA ${torch_cuda%%.*} toolkit and run make setup again"
+    fi
+fi
+
+archs=75,80,86,89,90,100,120
+mpi=$(mpirun --version | head -n 1)
+system_mpi=
+case $(command -v mpicxx) in
+    "$("$python" -c 'import sys; print(sys.prefix)')"/*) ;;
+    *) system_mpi=$(mpicxx -show) ;;
+esac
+key_text=$(
+    grep -v '^#' "$lock"
+    echo "python: $("$python" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')"
+    echo "torch: $("$python" -c 'import torch; print(torch.__version__)')"
+    echo "mpi: $mpi $system_mpi"
+    echo "cuda: ${cuda:+$toolkit, NCCL $nccl_version, architectures $archs}"
+    echo "compiler: $(g++ --version | head -n 1)"
+    echo "glibc: $(getconf GNU_LIBC_VERSION)"
+    echo "build: $(cat "$here/cxx17" "$here/build_horovod.sh" | sha256sum)"
+)
+key=$(printf '%s' "$key_text" | sha256sum | cut -c 1-16)
+kept=${XDG_CACHE_HOME:-$HOME/.cache}/hvdtrain/horovod/$key
+if compgen -G "$kept/*.whl" >/dev/null; then
+    say "wheel from $kept"
+    ls "$kept"/*.whl
+    exit
+fi
+
+mkdir -p "$(dirname "$kept")"
+build=$(mktemp -d "$kept.XXXXXX")
+trap 'rm -rf "$build"' EXIT
+if [ -n "$cuda" ]; then
+    mkdir -p "$build/nccl/lib"
+    ln -s "$nccl/include" "$build/nccl/include"
+    ln -s "$nccl/lib/libnccl.so.2" "$build/nccl/lib/libnccl.so"
+    export CUDA_HOME=$cuda HOROVOD_CUDA_HOME=$cuda HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
+    export HOROVOD_NCCL_HOME=$build/nccl HOROVOD_BUILD_CUDA_CC_LIST=$archs
+fi
+say "building, three minutes or so on 2 cores; log: $kept.log"
+started=$SECONDS
+if ! PATH=$(dirname "$python"):$PATH CXX=$here/cxx17 MAKEFLAGS=-j$(nproc) \
+    HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
+    "$python" -m pip wheel --quiet --no-deps --no-build-isolation --require-hashes --no-cache-dir --no-binary :all: \
+    --requirement "$lock" --wheel-dir "$build/wheel" >"$kept.log" 2>&1; then
+    tail -n 30 "$kept.log" >&2
+    say "the build failed; the whole log is $kept.log"
+    exit 1
+fi
+printf '%s\n' "$key_text" >"$build/wheel/key.txt"
+# Another set-up may have finished first: then its wheel is as good.
+mv -T "$build/wheel" "$kept" 2>/dev/null || [ -e "$kept/key.txt" ]
+rm -f "$kept.log"
+say "built in $((SECONDS - started)) s, kept in $kept"
+ls "$kept"/*.whl

