@@ -1,10 +1,10 @@
-# make train | test | lint | bench | lock | setup | clean
+# make train | test | test-slow | lint | bench | lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 VENV := source .venv/bin/activate &&
 
-.PHONY: setup train test lint bench lock clean
+.PHONY: setup train test test-slow lint bench lock clean
 
 setup:
 	@scripts/setup.sh
@@ -14,6 +14,9 @@ train: setup
 
 test: setup
 	$(VENV) pytest
+
+test-slow: setup
+	$(VENV) pytest -m slow
 
 lint: setup
 	$(VENV) ruff check . && ruff format --check . && mypy && lint-imports

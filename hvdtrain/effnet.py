@@ -164,9 +164,10 @@ def load_images(comm: Comm, config: EffnetConfig) -> data.Images:
                 f"{comm.size} ranks: give more images or start fewer ranks"
             )
         if config.batch_size_per_rank * config.accumulate_steps > share:
+            times = f" x --accumulate-steps {config.accumulate_steps}" if config.accumulate_steps > 1 else ""
             raise BadInput(
-                f"--batch-size-per-rank {config.batch_size_per_rank} x --accumulate-steps {config.accumulate_steps} is "
-                f"more than a rank's share of {share} images ({len(images.train)} over {comm.size} ranks): lower them"
+                f"--batch-size-per-rank {config.batch_size_per_rank}{times} is more than a rank's share of {share} "
+                f"images ({len(images.train)} over {comm.size} ranks): lower it, or start fewer ranks"
             )
         return images
 

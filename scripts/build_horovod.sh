@@ -15,18 +15,33 @@ say() { printf 'horovod: %s\n' "$*" >&2; }
 
 # The root of the CUDA toolkit, asked of nvcc itself: the nvcc on PATH may be a link or a wrapper.
 cuda_root() {
-    local nvcc=${CUDA_HOME:+$CUDA_HOME/bin/}nvcc
-    if ! command -v "$nvcc" >/dev/null && [ -x /usr/local/cuda/bin/nvcc ]; then nvcc=/usr/local/cuda/bin/nvcc; fi
-    command -v "$nvcc" >/dev/null || return 1
-    local top
+    local nvcc top
+    nvcc=$(if [ -n "${CUDA_HOME:-}" ]; then echo "$CUDA_HOME/bin/nvcc"; else command -v nvcc || echo /usr/local/cuda/bin/nvcc; fi)
+    [ -x "$nvcc" ] || return 1
     top=$("$nvcc" --dryrun -x cu -c /dev/null -o /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
     (cd "${top:?nvcc names no root}" && pwd -P)
 }
 
-torch_cuda=$("$python" -c 'import torch; print(torch.version.cuda or "")')
+{ read -r soabi; read -r torch; read -r torch_cuda; read -r nccl_version; read -r nccl; } < <("$python" - <<'ASK'
+import sysconfig
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import torch
+
+print(sysconfig.get_config_var("SOABI"))
+print(torch.__version__)
+print(torch.version.cuda or "")
+try:
+    print(version("nvidia-nccl-cu13"))
+    print(next(iter(find_spec("nvidia.nccl").submodule_search_locations)))
+except PackageNotFoundError:
+    print("\n")
+ASK
+)
 cuda=
 if ! root=$(cuda_root); then
-    reason="no CUDA toolkit (no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda)"
+    reason="no CUDA toolkit (no nvcc in ${CUDA_HOME:-PATH or /usr/local/cuda})"
 elif [ -z "$torch_cuda" ]; then
     reason="this torch is a CPU build"
 else
@@ -37,8 +52,6 @@ else
         reason="CUDA toolkit at $root lacks lib64/libcudart.so or include/cuda_runtime.h"
     else
         cuda=$root
-        nccl=$("$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])')
-        nccl_version=$("$python" -c 'from importlib.metadata import version; print(version("nvidia-nccl-cu13"))')
         reason="CUDA toolkit $toolkit at $root, NCCL $nccl_version from torch's packages"
     fi
 fi
@@ -60,8 +73,8 @@ case $(command -v mpicxx) in
 esac
 key_text=$(
     grep -v '^#' "$lock"
-    echo "python: $("$python" -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')"
-    echo "torch: $("$python" -c 'import torch; print(torch.__version__)')"
+    echo "python: $soabi"
+    echo "torch: $torch"
     echo "mpi: $mpi $system_mpi"
     echo "cuda: ${cuda:+$toolkit, NCCL $nccl_version, architectures $archs}"
     echo "compiler: $(g++ --version | head -n 1)"

@@ -45,7 +45,8 @@ done
 # What one environment takes with the CUDA packages of torch, and a little for the build.
 need_gb=6
 if ! [ -e "$stamp" ]; then
-    free_gb=$(($(df --output=avail --block-size=1M "$PWD" | tail -n 1) / 1024))
+    free_mb=$(df --output=avail --block-size=1M "$PWD" | tail -n 1)
+    free_gb=$((free_mb / 1024))
     [ "$free_gb" -ge "$need_gb" ] ||
         refuse "$free_gb GB free at $PWD, $need_gb GB are needed: free some, or put the clone on a larger disk"
 fi

@@ -1,0 +1,138 @@
+"""Real launchers: each run is one mpirun or horovodrun of its own, ended by MPIEXEC_TIMEOUT at the latest."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+TIMEOUT_S = 120
+EFFNET = ["-m", "hvdtrain.effnet"]
+QUICK = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "1"]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.mpi)
+
+
+def command(launcher: str, ranks: int, words: list[str]) -> list[str]:
+    python = [sys.executable, *words]
+    if launcher == "mpirun":
+        return ["mpirun", "--oversubscribe", "-np", str(ranks), *python]
+    if launcher == "horovodrun":
+        return ["horovodrun", "-np", str(ranks), *python]
+    if launcher == "gloo":
+        return ["horovodrun", "--gloo", "-np", str(ranks), *python]
+    assert launcher == "python"
+    return python
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "MPIEXEC_TIMEOUT": str(TIMEOUT_S),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_btl": "self,vader",  # nothing leaves the machine
+        "HOME": str(folder),  # horovodrun keeps its caches there
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Start `words` with Python under a launcher, in tmp_path, and wait for the end."""
+
+    def start(launcher: str, ranks: int, words: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(launcher, ranks, words),
+            cwd=tmp_path,
+            env={**environment(tmp_path), **env},
+            capture_output=True,
+            text=True,
+            timeout=float(env.get("MPIEXEC_TIMEOUT", TIMEOUT_S)) + 30,
+            check=False,
+        )
+
+    return start
+
+
+@pytest.fixture
+def run_program(run: Run, tmp_path: Path) -> Callable[..., list[dict]]:
+    """Run a file of programs/; it writes rank-<r>.json into the folder it is given. Their contents, by rank."""
+
+    def start(launcher: str, ranks: int, program: str, *args: str, **env: str) -> list[dict]:
+        folder = tmp_path / f"{Path(program).stem}-{launcher}-{ranks}-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        done = run(launcher, ranks, [str(PROGRAMS / program), str(folder), *args], **env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        answers = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+        assert len(list(folder.glob("rank-*.json"))) == ranks
+        return answers
+
+    return start
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `words` under a launcher as a terminal would, in a process group of its own."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(launcher: str, ranks: int, words: list[str]) -> subprocess.Popen[str]:
+        with (tmp_path / "out").open("w") as out:
+            running.append(
+                subprocess.Popen(
+                    command(launcher, ranks, words),
+                    cwd=tmp_path,
+                    env=environment(tmp_path),
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+        return running[-1]
+
+    yield start
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def rank_pids(run_folder: Path) -> list[int]:
+    """The pids that the ranks of a run wrote down, by rank."""
+    files = sorted(run_folder.glob("ranks/rank-*.json"))
+    return [json.loads(file.read_text())["pid"] for file in files]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float) -> Any:
+    """The first true value of `condition`; an assertion error after `seconds`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s: {condition}")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

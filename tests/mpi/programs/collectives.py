@@ -1,0 +1,34 @@
+"""Every operation of a Comm, on values that tell the ranks apart."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from hvdtrain.comm import connect
+
+comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+gathered = comm.gather({"rank": comm.rank, "text": "ä" * (comm.rank + 1)})
+comm.start()
+again = comm.gather([comm.rank] * comm.rank)
+total = comm.sum(torch.tensor([1.0, comm.rank], dtype=torch.float64)).tolist()
+floats = [torch.full((2, 3), float(comm.rank)), torch.tensor([10.0 * comm.rank])]
+counter = torch.tensor(comm.rank)
+comm.average_([floats[0], counter, floats[1]])
+model = torch.nn.BatchNorm1d(3)
+with torch.no_grad():
+    model.weight.fill_(comm.rank + 5.0)
+    model.running_mean.fill_(comm.rank + 7.0)
+comm.broadcast_(model)
+answer = {
+    "rank": comm.rank,
+    "size": comm.size,
+    "local": [comm.local_rank, comm.local_size],
+    "gathered": gathered,
+    "again": again,
+    "sum": total,
+    "average": [floats[0].flatten().tolist(), floats[1].tolist(), counter.item()],
+    "broadcast": [model.weight.tolist(), model.running_mean.tolist()],
+}
+(Path(sys.argv[1]) / f"rank-{comm.rank}.json").write_text(json.dumps(answer))

@@ -1,0 +1,68 @@
+"""What a GradientSync makes of gradients that differ by rank; argv: folder, none|fp16."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hvdtrain.comm import connect
+
+comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+comm.start()
+share = 1 / comm.size
+
+
+def synced(model: nn.Module, losses: list[torch.Tensor]) -> dict[str, list[float]]:
+    sync = comm.gradient_sync(model, compression=sys.argv[2])
+    sync.expect(max(1, len(losses)))
+    for loss in losses:
+        loss.backward()
+    sync.finish()
+    return {name: one.grad.flatten().tolist() for name, one in model.named_parameters() if one.grad is not None}
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Parameter(torch.zeros(4))
+        self.unused = nn.Parameter(torch.zeros(2))
+        self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+
+def channels_last() -> bool:
+    """Whether a convolution's gradient over ranks equals the one computed here from all ranks' images."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+    images = torch.rand(comm.size, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    sync = comm.gradient_sync(conv, compression=sys.argv[2])
+    sync.expect(1)
+    conv(images[comm.rank : comm.rank + 1]).square().sum().backward()
+    sync.finish()
+    summed = conv.weight.grad.clone()
+    conv.zero_grad()
+    alone = nn.Conv2d(3, 5, 3)
+    alone.load_state_dict(conv.state_dict())
+    alone(images).square().sum().backward()
+    return bool(torch.allclose(summed, alone.weight.grad, rtol=2e-3, atol=1e-2))
+
+
+def empty_share_of_channels_last() -> list[float]:
+    """The last rank has no images, so no gradient of its own."""
+    conv = nn.Conv2d(3, 2, 3, bias=False).to(memory_format=torch.channels_last)
+    kernel = torch.arange(conv.weight.numel(), dtype=torch.float32).view_as(conv.weight)
+    here = comm.rank < comm.size - 1 or comm.size == 1
+    return synced(conv, [(conv.weight * kernel).sum()] if here else [])["weight"]
+
+
+large, passes, uneven = Two(), Two(), Two()
+answer = {
+    # the mean over ranks of 40000 is 40000, though the sum of two does not fit into fp16
+    "large": synced(large, [(large.used * 40000.0 * share).sum()]),
+    "three_passes": synced(passes, [(passes.used * (comm.rank + 1.0)).sum() for _ in range(3)]),
+    "uneven_passes": synced(uneven, [uneven.used.sum() for _ in range(comm.rank + 1)]),
+    "channels_last": channels_last(),
+    "empty_share": empty_share_of_channels_last(),
+}
+(Path(sys.argv[1]) / f"rank-{comm.rank}.json").write_text(json.dumps(answer))

@@ -1,0 +1,237 @@
+"""The program itself, under each launcher: what it leaves behind, and how it ends."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import hvdtrain
+from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, alive, rank_pids, wait_until
+
+LONG = [*QUICK[:-1], "1000", "--run", "r"]
+
+
+def only_line(done):
+    """The one line that the program itself printed on its way out."""
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if "hvdtrain: " in line]
+    assert len(lines) == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(("launcher", "ranks"), [("python", 1), ("mpirun", 2), ("horovodrun", 2), ("mpirun", 3)])
+def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
+    done = run(launcher, ranks, [*EFFNET, *QUICK[:-1], "2", "--run", "r", "--experiment", "e"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "e" / "r"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["exit_reason"] == "finished"
+    assert (result["np"], result["epochs"], result["global_batch"]) == (ranks, 2, 64 * ranks)
+    assert result["steps"] == 2 * -(-1438 // (64 * ranks))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [result["steps"] // 2, result["steps"]]
+    assert lines[-1]["eval/accuracy"] == result["eval_accuracy"]
+    assert lines[-1]["train/loss"] < lines[0]["train/loss"]
+    ranks_left = [json.loads((folder / "ranks" / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+    assert [one["rank"] for one in ranks_left] == list(range(ranks))
+    assert len({one["weights_sha256"] for one in ranks_left}) == 1
+    assert len(json.loads((folder / "placement.json").read_text())) == ranks
+    assert json.loads((folder / "config.json").read_text())["model"] == "efficientnet_tiny"
+    events = EventAccumulator(str(folder)).Reload()
+    assert [one.step for one in events.Scalars("eval/accuracy")] == [line["step"] for line in lines]
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+
+
+def test_options_that_change_the_step_work_together(run, tmp_path):
+    options = ["--precision", "bf16", "--compression", "fp16", "--accumulate-steps", "3", "--clip-value", "0.5"]
+    options += ["--clip-norm", "1", "--fusion-threshold-mb", "8", "--cycle-time-ms", "2", "--cutout", "8"]
+    quick = [*QUICK, "--run", "r", "--optimizer", "rmsprop", "--stem-stride", "1", "--dropout", "0"]
+    done = run("mpirun", 2, [*EFFNET, *quick, *options])
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "effnet" / "r"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["global_batch"], result["steps"]) == (64 * 2 * 3, -(-1438 // 384))
+    settings = json.loads((folder / "environment.json").read_text())["horovod_settings"]
+    assert settings["HOROVOD_FUSION_THRESHOLD"] == str(8 * 2**20)
+    assert settings["HOROVOD_CYCLE_TIME"] == "2.0"
+    hashes = {json.loads((folder / "ranks" / f"rank-{rank}.json").read_text())["weights_sha256"] for rank in (0, 1)}
+    assert len(hashes) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_compiled_model_trains_alike_on_two_ranks(run, tmp_path):
+    done = run("mpirun", 2, [*EFFNET, *QUICK, "--run", "r", "--compile"], MPIEXEC_TIMEOUT="500")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "effnet" / "r"
+    assert json.loads((folder / "result.json").read_text())["exit_reason"] == "finished"
+    hashes = {json.loads((folder / "ranks" / f"rank-{rank}.json").read_text())["weights_sha256"] for rank in (0, 1)}
+    assert len(hashes) == 1
+
+
+def test_one_process_needs_no_mpi(run, tmp_path):
+    hidden = tmp_path / "hidden"
+    for package in ("mpi4py", "horovod"):
+        (hidden / package).mkdir(parents=True)
+        (hidden / package / "__init__.py").write_text("raise ImportError('hidden')\n")
+    done = run("python", 1, [*EFFNET, *QUICK, "--run", "r"], PYTHONPATH=str(hidden))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--model", "resnet50"], ["resnet50", "efficientnet_b0"]),
+        (["--nonsense", "1"], ["--nonsense"]),
+        (["--batch-size-per-rank", "800"], ["800", "719", "2 ranks"]),
+        (["--precision", "fp16"], ["fp16", "bf16"]),
+        (["--data", "cifar10", "--data-dir", "d"], ["CIFAR-10", "--data digits"]),
+        (["--data", "imagefolder", "--data-dir", "nowhere"], ["nowhere"]),
+        (["--pretrained", "missing.pth"], ["missing.pth"]),
+        (["--runs-dir", "file/below"], ["file/below"]),
+    ],
+    ids=lambda value: value[0] if value[0].startswith("--") else "",
+)
+def test_bad_input_is_one_line_and_status_2(run, tmp_path, words, named):
+    (tmp_path / "file").write_text("")
+    offline = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}  # nothing listens there
+    done = run("mpirun", 2, [*EFFNET, *QUICK, *words], **offline)
+    assert done.returncode == 2, done.stdout + done.stderr
+    line = only_line(done)
+    assert all(word in line for word in named), line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_input_under_horovodrun(run):
+    done = run("horovodrun", 2, [*EFFNET, *QUICK, "--recipe", "soup"])
+    assert done.returncode == 2
+    assert "soup" in only_line(done)
+
+
+def test_more_ranks_than_images(run, tmp_path):
+    for label in ("a", "b"):
+        (tmp_path / "d" / label).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / "d" / label / "one.png")
+    done = run("mpirun", 3, [*EFFNET, *QUICK, "--data", "imagefolder", "--data-dir", "d"])
+    assert done.returncode == 2
+    line = only_line(done)
+    assert "2 training" in line
+    assert "3 ranks" in line
+
+
+def mpmd(run, tmp_path, first, second):
+    """Two ranks with a command line each, through mpirun's colon."""
+    script = tmp_path / "second.py"
+    script.write_text(f"import runpy, sys\n{second}\nrunpy.run_module('hvdtrain.effnet', run_name='__main__')\n")
+    words = [*EFFNET, *first, ":", "-np", "1", "python", str(script), *first]
+    return run("mpirun", 1, words)
+
+
+def test_ranks_that_disagree_on_a_setting_are_told_both_values(run, tmp_path):
+    done = mpmd(run, tmp_path, QUICK, "sys.argv += ['--epochs', '3']")
+    assert done.returncode == 2, done.stdout + done.stderr
+    line = only_line(done)
+    assert "--epochs" in line
+    assert "'1'" in line
+    assert "'3'" in line
+
+
+def test_ranks_that_disagree_on_the_code_are_told(run, tmp_path):
+    shutil.copytree(Path(hvdtrain.__file__).parent, tmp_path / "other" / "hvdtrain")
+    with (tmp_path / "other" / "hvdtrain" / "loop.py").open("a") as file:
+        file.write("# changed\n")
+    done = mpmd(run, tmp_path, QUICK, f"sys.path.insert(0, {str(tmp_path / 'other')!r})")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "code" in only_line(done)
+
+
+def test_ranks_that_disagree_on_the_steps_are_told(run, tmp_path):
+    for where, images in (("one", 10), ("two", 20)):
+        for label in ("a", "b"):
+            (tmp_path / where / "d" / label).mkdir(parents=True)
+            for number in range(images):
+                Image.new("RGB", (32, 32)).save(tmp_path / where / "d" / label / f"{number}.png")
+    words = [*QUICK, "--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "2"]
+    script = tmp_path / "second.py"
+    script.write_text(
+        "import os, runpy\n"
+        f"os.chdir({str(tmp_path)!r} + ('/one' if os.environ['OMPI_COMM_WORLD_RANK'] == '0' else '/two'))\n"
+        "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n"
+    )
+    done = run("mpirun", 2, [str(script), *words])
+    assert done.returncode == 2, done.stdout + done.stderr
+    line = only_line(done)
+    assert "16" in line
+    assert "32" in line
+
+
+def test_a_finished_run_is_not_overwritten_unless_asked(run, tmp_path):
+    words = [*EFFNET, *QUICK, "--run", "r"]
+    result = tmp_path / "runs" / "effnet" / "r" / "result.json"
+    assert run("mpirun", 2, words).returncode == 0
+    first = result.read_bytes()
+    refused = run("mpirun", 2, words)
+    assert refused.returncode == 2
+    assert "--overwrite" in only_line(refused)
+    assert result.read_bytes() == first
+    assert run("python", 1, [*words, "--overwrite"]).returncode == 0
+    assert json.loads(result.read_text())["np"] == 1
+
+
+@pytest.mark.parametrize("launcher", ["python", "mpirun", "horovodrun"])
+def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(started, tmp_path, launcher):
+    ranks = 1 if launcher == "python" else 2
+    job = started(launcher, ranks, [*EFFNET, *LONG])
+    folder = tmp_path / "runs" / "effnet" / "r"
+    metrics = folder / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2, TIMEOUT_S)
+    pids = rank_pids(folder)
+    assert len(pids) == ranks
+    os.killpg(job.pid, signal.SIGINT)  # what a terminal does
+    job.wait(timeout=10)
+    assert job.returncode != 0
+    wait_until(lambda: not any(alive(pid) for pid in pids), 5)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["exit_reason"] in ("interrupted", "terminated")
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert result["steps"] == lines[-1]["step"]
+    assert not list(folder.rglob("*.part"))
+
+
+def test_a_killed_rank_ends_the_job(started, tmp_path):
+    job = started("mpirun", 2, [*EFFNET, *LONG])
+    folder = tmp_path / "runs" / "effnet" / "r"
+    wait_until((folder / "metrics.jsonl").exists, TIMEOUT_S)
+    pids = wait_until(lambda: (found := rank_pids(folder)) and len(found) == 2 and found, 10)
+    os.kill(pids[1], signal.SIGKILL)
+    job.wait(timeout=10)
+    assert job.returncode == 128 + signal.SIGKILL
+    wait_until(lambda: not alive(pids[0]), 5)
+    assert json.loads((folder / "result.json").read_text())["exit_reason"] in ("terminated", "failed")
+
+
+def test_a_failing_rank_leaves_its_last_words_and_ends_the_job(run, tmp_path):
+    """An image whose header is whole but whose pixels are not is found only when it is decoded."""
+    noise = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (tmp_path / "d" / label).mkdir(parents=True)
+        for number in range(20):
+            image = Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+            image.save(tmp_path / "d" / label / f"{number}.png")
+    torn = tmp_path / "d" / "b" / "7.png"
+    torn.write_bytes(torn.read_bytes()[:1000])
+    words = ["--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4", "--run", "r"]
+    done = run("mpirun", 2, [*EFFNET, *QUICK, *words])
+    assert done.returncode == 1, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "effnet" / "r"
+    words = [file.read_text() for file in sorted((folder / "ranks").glob("*.err"))]
+    failed = [word for word in words if "failed" in word]
+    assert failed
+    assert str(Path("d") / "b" / "7.png") in failed[0]
+    assert json.loads((folder / "result.json").read_text())["exit_reason"] in ("terminated", "failed")

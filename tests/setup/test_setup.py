@@ -1,0 +1,254 @@
+"""scripts/setup.sh and scripts/build_horovod.sh, started for real, with stand-ins for what they would download or compile."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+TOOLS = ("bash", "sh", "env", "dirname", "tr", "grep", "paste", "sha256sum", "cat", "df", "tail", "cut", "sed", "head",
+         "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf")  # fmt: skip
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A clone, and a PATH with nothing on it but the basic tools, a compiler and this Python."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    shutil.copytree(PROJECT / "scripts", clone / "scripts")
+    for file in (*PROJECT.glob("requirements*.lock"), PROJECT / "pyproject.toml"):
+        shutil.copy(file, clone)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for tool in (*TOOLS, "g++", "make"):
+        (programs / tool).symlink_to(shutil.which(tool))
+    (programs / "python3").symlink_to(sys._base_executable)
+    return clone, programs
+
+
+def put(program: Path, script: str) -> None:
+    program.unlink(missing_ok=True)
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def start(clone, programs, script="setup.sh", *words, **env):
+    return subprocess.run(
+        [str(clone / "scripts" / script), *words],
+        env={"PATH": str(programs), "HOME": str(clone), **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def refusal(done, clone):
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert not (clone / ".venv").exists()
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize("tool", ["g++", "make"])
+def test_a_missing_tool_is_named_with_its_package(machine, tool):
+    clone, programs = machine
+    (programs / tool).unlink()
+    line = refusal(start(clone, programs), clone)
+    assert f"no {tool} on PATH" in line
+    assert "apt-get install g++ make" in line
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.14"])
+def test_an_unsupported_python_is_refused(machine, version):
+    clone, programs = machine
+    put(programs / "python9", f"echo {version}")
+    line = refusal(start(clone, programs, PYTHON="python9"), clone)
+    assert f"Python {version}" in line
+    assert "3.11, 3.12 or 3.13" in line
+
+
+def test_a_missing_python_is_named(machine):
+    clone, programs = machine
+    (programs / "python3").unlink()
+    assert "no python3 on PATH" in refusal(start(clone, programs), clone)
+
+
+def test_too_little_disk_is_said_before_anything_is_downloaded(machine):
+    clone, programs = machine
+    put(programs / "df", "echo Avail; echo 5000")
+    line = refusal(start(clone, programs), clone)
+    assert "4 GB free" in line
+    assert "6 GB are needed" in line
+
+
+def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
+    clone, programs = machine
+    asked = tmp_path / "asked"
+    asked.touch()
+    environment_python = 'case "$*" in *pip*) echo "$@" >>{};; *version_info*) echo {}.{};; esac'.format(
+        asked, *sys.version_info[:2]
+    )
+    put(tmp_path / "python-of-venv", environment_python)
+    (programs / "cp").symlink_to(shutil.which("cp"))
+    put(
+        programs / "python3",
+        'case "$*" in\n"-m venv"*) mkdir -p .venv/bin; '
+        f"cp {tmp_path / 'python-of-venv'} .venv/bin/python;;\n"
+        f'*) exec {sys._base_executable} "$@";; esac',
+    )
+    put(clone / "scripts" / "build_horovod.sh", "echo horovod.whl")
+
+    def set_up():
+        before = len(asked.read_text().splitlines())
+        done = start(clone, programs)
+        assert done.returncode == 0, done.stderr
+        return asked.read_text().splitlines()[before:], done.stderr
+
+    installs, said = set_up()
+    assert "--require-hashes --requirement requirements.lock" in installs[0]
+    assert "requirements-mpi.lock" in installs[0]
+    assert "horovod.whl" in installs[1]
+    assert set_up() == ([], "")
+    for tool in ("mpirun", "mpicxx"):
+        put(programs / tool, "true")
+    installs, said = set_up()
+    assert "requirements-mpi.lock" not in installs[0]
+    assert f"the system's, {programs / 'mpirun'}" in said
+    with (clone / "requirements.lock").open("a") as lock:
+        lock.write("# changed\n")
+    assert len(set_up()[0]) == 3
+    assert set_up() == ([], "")
+
+
+@pytest.fixture
+def builder(machine, tmp_path):
+    """build_horovod.sh with a python whose `pip wheel` writes an empty wheel and counts."""
+    clone, programs = machine
+    built = tmp_path / "built"
+    put(
+        programs / "python",
+        f'case "$*" in *"pip wheel"*) echo "$CXX ${{HOROVOD_GPU_OPERATIONS:-none}}" >>{built};\n'
+        'while [ "$1" != --wheel-dir ]; do shift; done; mkdir -p "$2"; : >"$2/horovod-0-any.whl"; exit;; esac\n'
+        f'exec {sys.executable} "$@"',
+    )
+    for tool in ("mpirun", "mpicxx"):
+        (programs / tool).symlink_to(shutil.which(tool))
+    put(programs / "mpicxx", "echo g++ -lmpi")
+
+    def build(**env):
+        done = start(clone, programs, "build_horovod.sh", str(programs / "python"), **env)
+        assert done.returncode == 0, done.stderr
+        return Path(done.stdout.strip()), done.stderr, len(built.read_text().splitlines())
+
+    return clone, programs, build
+
+
+def test_the_wheel_is_built_once_and_taken_from_the_cache_after(builder):
+    clone, programs, build = builder
+    wheel, _, builds = build(CUDA_HOME="/nowhere")
+    assert builds == 1
+    assert wheel.exists()
+    assert wheel.parents[2] == clone / ".cache" / "hvdtrain"
+    key = (wheel.parent / "key.txt").read_text()
+    for part in ("horovod==", "torch: ", "python: ", "mpi: ", "cuda: ", "build: "):
+        assert part in key
+    again, _, builds = build(CUDA_HOME="/nowhere")
+    assert (again, builds) == (wheel, 1)
+    assert [path.name for path in wheel.parents[1].iterdir()] == [wheel.parent.name]
+
+
+@pytest.mark.parametrize("change", ["wrapper", "mpi", "horovod"])
+def test_a_changed_key_builds_anew(builder, change):
+    clone, programs, build = builder
+    first, _, _ = build(CUDA_HOME="/nowhere")
+    if change == "wrapper":
+        with (clone / "scripts" / "cxx17").open("a") as wrapper:
+            wrapper.write("# changed\n")
+    elif change == "mpi":
+        put(programs / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
+    else:
+        lock = clone / "requirements-horovod.lock"
+        lock.write_text(lock.read_text().replace("0.28.1", "0.28.2"))
+    second, _, builds = build(CUDA_HOME="/nowhere")
+    assert builds == 2
+    assert first.parent != second.parent
+    assert first.exists()
+
+
+def test_without_a_toolkit_the_wheel_is_for_cpus_and_the_reason_is_said(builder):
+    _, _, build = builder
+    _, said, _ = build(CUDA_HOME="/nowhere")
+    assert "MPI on CPUs only: no CUDA toolkit" in said
+    assert "/nowhere" in said
+
+
+def test_gpus_without_a_toolkit_are_warned_about(builder):
+    _, programs, build = builder
+    put(programs / "nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
+    _, said, _ = build(CUDA_HOME="/nowhere")
+    assert "WARNING: this machine has GPUs" in said
+
+
+def toolkit(folder, release):
+    for name in ("bin", "include", "lib64"):
+        (folder / name).mkdir(parents=True)
+    (folder / "include" / "cuda_runtime.h").touch()
+    (folder / "lib64" / "libcudart.so").touch()
+    put(
+        folder / "bin" / "nvcc",
+        f'case "$1" in --version) echo "Cuda compilation tools, release {release}, V{release}.1";;\n'
+        f'--dryrun) echo "#$ TOP={folder}/bin/.." >&2;; esac',
+    )
+    return folder
+
+
+def test_a_toolkit_of_another_major_version_is_not_used(builder, tmp_path):
+    _, _, build = builder
+    _, said, _ = build(CUDA_HOME=str(toolkit(tmp_path / "cuda", "12.4")))
+    assert "MPI on CPUs only: CUDA toolkit 12.4" in said
+
+
+def test_a_toolkit_gives_nccl_operations_and_another_wheel(builder, tmp_path):
+    _, _, build = builder
+    cpu, _, _ = build(CUDA_HOME="/nowhere")
+    gpu, said, _ = build(CUDA_HOME=str(toolkit(tmp_path / "cuda", "13.0")))
+    assert "NCCL operations on GPUs" in said
+    assert cpu.parent != gpu.parent
+
+
+def test_a_failed_build_leaves_no_wheel_and_names_its_log(builder, tmp_path):
+    clone, programs, _ = builder
+    python = (programs / "python").read_text()
+    put(programs / "python", python.partition("\n")[2].replace("exit;; esac", "exit 1;; esac"))
+    done = start(clone, programs, "build_horovod.sh", str(programs / "python"), CUDA_HOME="/nowhere")
+    assert done.returncode == 1
+    assert ".log" in done.stderr
+    kept = clone / ".cache" / "hvdtrain" / "horovod"
+    assert [path.suffix for path in kept.iterdir()] == [".log"]
+
+
+def test_two_mpis_are_found_out(tmp_path):
+    """check_mpi.py with an mpirun that loads another libmpi for Horovod."""
+    put(
+        tmp_path / "mpirun",
+        'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 4.1.8"; exit; fi\n'
+        "for word; do folder=$binding; binding=$last; last=$word; done\n"
+        "for rank in 0 1; do\n"
+        'echo "{\\"sum\\": 3, \\"libmpi\\": \\"/opt/for-$binding/libmpi.so\\"}" >"$last/$binding-$rank.json"\n'
+        "done",
+    )
+    done = subprocess.run(
+        [sys.executable, str(PROJECT / "scripts" / "check_mpi.py")],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "/opt/for-mpi4py/libmpi.so" in done.stderr
+    assert "/opt/for-horovod/libmpi.so" in done.stderr
