@@ -4,7 +4,9 @@ Images are uint8 (N, 3, H, W) until they are on the device. What fits stays ther
 worker processes and copied on a stream of its own. N images of a batch, S of a split, H W pixels.
 """
 
+import ctypes
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +24,13 @@ from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.datasets.utils import check_integrity
 from torchvision.transforms.v2 import functional as TF
 
+from hvdtrain.download import giving_up
 from hvdtrain.exits import BadInput
 
 NAMES = ("cifar10", "digits", "imagefolder", "synthetic")
 
 _PERMUTATION = 0  # keeps this random stream apart from the noise's, see augment.draw_noise
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SPLIT_SEED = 20230613  # of the fixed 80/20 splits; any number, but always this one
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)  # torchvision's own, for its pretrained weights
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -134,20 +138,26 @@ class _Plan:
         return len(self.lists)
 
 
+def _die_with_rank(_worker: int) -> None:
+    """Ask the kernel to end this worker when its rank ends, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Folder:
     """A split of image files, decoded by worker processes."""
 
     def __init__(self, samples: list[tuple[str, int]], *, height: int, workers: int) -> None:
         self.samples = samples
         self._plan = _Plan()
-        # forkserver: a process that has started MPI or CUDA must not be forked.
+        # spawn: a process that has started MPI or CUDA must not be forked, and a fork server would outlive its rank.
         self._loader = DataLoader(
             _Decoded(samples, height),
             batch_sampler=self._plan,
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=True,
-            multiprocessing_context="forkserver",
+            multiprocessing_context="spawn",
+            worker_init_fn=_die_with_rank,
         )
 
     def __len__(self) -> int:
@@ -188,7 +198,8 @@ def fetch(name: str, folder: Path) -> None:
     except OSError as error:
         raise BadInput(f"--data-dir {folder}: cannot be written ({error.strerror}); name another folder") from error
     try:
-        CIFAR10(beside, download=True)
+        with giving_up():
+            CIFAR10(beside, download=True)
         (beside / CIFAR10.base_folder).rename(folder / CIFAR10.base_folder)
     except (OSError, RuntimeError) as error:
         if not (folder / CIFAR10.base_folder).is_dir():  # else another host was faster

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchvision.models import EfficientNet
 from torchvision.models.efficientnet import MBConvConfig
 
+from hvdtrain.download import giving_up
 from hvdtrain.exits import BadInput
 
 TINY = "efficientnet_tiny"
@@ -55,7 +56,8 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
             raise BadInput(f"--pretrained hub: torchvision has no weights for {TINY}; give a file or another --model")
         weights = torchvision.models.get_model_weights(name).DEFAULT
         try:
-            return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
+            with giving_up():
+                return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
         except (OSError, RuntimeError) as error:
             raise BadInput(
                 f"--pretrained hub: cannot download {weights.url} ({error}); download it elsewhere and give the file"

@@ -130,9 +130,11 @@ def wait_until(condition: Callable[[], Any], seconds: float) -> Any:
     raise AssertionError(f"not within {seconds} s: {condition}")
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def left_in(folder: Path) -> list[psutil.Process]:
+    """Living processes that work in this folder: ranks, launchers and loader workers."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
+                found.append(process)
+    return found

@@ -12,7 +12,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hvdtrain
-from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, alive, rank_pids, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, left_in, rank_pids, wait_until
 
 LONG = [*QUICK[:-1], "1000", "--run", "r"]
 
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(started, tmp_pat
     os.killpg(job.pid, signal.SIGINT)  # what a terminal does
     job.wait(timeout=10)
     assert job.returncode != 0
-    wait_until(lambda: not any(alive(pid) for pid in pids), 5)
+    wait_until(lambda: not left_in(tmp_path), 5)
     result = json.loads((folder / "result.json").read_text())
     assert result["exit_reason"] in ("interrupted", "terminated")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -212,7 +212,7 @@ def test_a_killed_rank_ends_the_job(started, tmp_path):
     os.kill(pids[1], signal.SIGKILL)
     job.wait(timeout=10)
     assert job.returncode == 128 + signal.SIGKILL
-    wait_until(lambda: not alive(pids[0]), 5)
+    wait_until(lambda: not left_in(tmp_path), 5)
     assert json.loads((folder / "result.json").read_text())["exit_reason"] in ("terminated", "failed")
 
 
@@ -234,4 +234,5 @@ def test_a_failing_rank_leaves_its_last_words_and_ends_the_job(run, tmp_path):
     failed = [word for word in words if "failed" in word]
     assert failed
     assert str(Path("d") / "b" / "7.png") in failed[0]
+    wait_until(lambda: not left_in(tmp_path), 5)
     assert json.loads((folder / "result.json").read_text())["exit_reason"] in ("terminated", "failed")

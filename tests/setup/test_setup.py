@@ -1,4 +1,4 @@
-"""scripts/setup.sh and scripts/build_horovod.sh, started for real, with stand-ins for what they would download or compile."""
+"""The set-up scripts, started for real, with stand-ins for what they would download or compile."""
 
 import os
 import shutil
@@ -149,7 +149,7 @@ def builder(machine, tmp_path):
 
 
 def test_the_wheel_is_built_once_and_taken_from_the_cache_after(builder):
-    clone, programs, build = builder
+    clone, _, build = builder
     wheel, _, builds = build(CUDA_HOME="/nowhere")
     assert builds == 1
     assert wheel.exists()

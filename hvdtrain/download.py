@@ -1,0 +1,18 @@
+"""Downloads that give up where there is no network, instead of waiting for minutes."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SILENCE_S = 15.0
+
+
+@contextmanager
+def giving_up() -> Iterator[None]:
+    """Inside, a connection on which nothing comes for SILENCE_S seconds is an OSError."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENCE_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
