@@ -1,0 +1,70 @@
+"""What only a CUDA device can show; skipped where there is none."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hvdtrain import data
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+def test_horovod_has_nccl_operations():
+    done = subprocess.run(["horovodrun", "--check-build"], capture_output=True, text=True, check=True)
+    assert "[X] NCCL" in done.stdout
+
+
+def test_prefetched_batches_are_the_batches():
+    device = torch.device("cuda", 0)
+    batches = [(torch.full((64, 3, 32, 32), number, dtype=torch.uint8), torch.arange(64)) for number in range(20)]
+    arrived = [(images.cpu(), labels.cpu()) for images, labels in data._prefetched(batches, device)]
+    assert len(arrived) == len(batches)
+    for (images, labels), (expected_images, expected_labels) in zip(arrived, batches, strict=True):
+        assert torch.equal(images, expected_images)
+        assert torch.equal(labels, expected_labels)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_run_on_a_gpu_learns(tmp_path, precision):
+    words = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "10"]
+    subprocess.run(
+        [
+            "horovodrun",
+            "-np",
+            "1",
+            sys.executable,
+            "-m",
+            "hvdtrain.effnet",
+            *words,
+            "--precision",
+            precision,
+            "--run",
+            "r",
+        ],
+        cwd=tmp_path,
+        check=True,
+    )
+    result = json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())
+    assert result["eval_accuracy"] > 0.9
+    assert json.loads((tmp_path / "runs" / "effnet" / "r" / "placement.json").read_text())[0]["device"] == "cuda:0"
+
+
+def test_two_ranks_on_one_gpu_are_refused(tmp_path):
+    if torch.cuda.device_count() != 1:
+        pytest.skip("needs a machine with exactly one GPU")
+    words = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64"]
+    done = subprocess.run(
+        ["horovodrun", "-np", "2", sys.executable, "-m", "hvdtrain.effnet", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "both given GPU" in done.stdout + done.stderr

@@ -1,0 +1,71 @@
+import os
+import socket
+import sys
+
+import pytest
+
+from hvdtrain import exits
+from hvdtrain.exits import BadInput
+
+
+@pytest.fixture(autouse=True)
+def hook_is_put_back(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(os, "environ", {})
+
+
+def raising(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
+        ({"PMI_RANK": "2"}, 2),
+        ({"PMIX_RANK": "4"}, 4),
+        ({"HOROVOD_RANK": "1"}, 1),
+    ],
+)
+def test_launched_rank_is_read_from_the_launchers_variables(monkeypatch, environment, rank):
+    monkeypatch.setattr(os, "environ", environment)
+    assert exits.launched_rank() == rank
+
+
+def test_a_main_that_returns_exits_0():
+    with pytest.raises(SystemExit) as leaving:
+        exits.run(lambda: None)
+    assert leaving.value.code == 0
+
+
+@pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: --lr 0 is wrong\n"), ("1", "")])
+def test_bad_input_exits_2_with_one_line_of_rank_0(monkeypatch, capsys, rank, printed):
+    monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_RANK": rank})
+    with pytest.raises(SystemExit) as leaving:
+        exits.run(raising(BadInput("--lr 0 is wrong")))
+    assert leaving.value.code == 2
+    assert capsys.readouterr() == ("", printed)
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError("broken"), 1), (KeyboardInterrupt(), 130)])
+def test_a_failing_rank_leaves_at_once_with_its_status(monkeypatch, capsys, error, status):
+    def leave(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "environ", {"PMIX_RANK": "5"})
+    with pytest.raises(type(error)):
+        exits.run(raising(error))
+    with pytest.raises(SystemExit) as leaving:
+        sys.excepthook(type(error), error, error.__traceback__)
+    assert leaving.value.code == status
+    told = capsys.readouterr().err
+    if status == 1:
+        assert told.startswith(f"hvdtrain: rank 5 on {socket.gethostname()} failed\nTraceback")
+        assert told.rstrip().endswith("ValueError: broken")
+    else:
+        assert told == ""
