@@ -2,6 +2,8 @@
 
 import contextlib
 import io
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +124,7 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
                 prog="python -m hvdtrain.effnet",
                 args=list(argv),
                 default=RECIPES[name](),
-                console_outputs=launched_rank() == 0 or "--help" not in argv,
+                console_outputs=launched_rank() == 0 or not {"-h", "--help"} & set(argv),
             )
     except SystemExit as leaving:
         if leaving.code in (0, None):
@@ -144,18 +146,20 @@ def check(config: EffnetConfig) -> None:
     for field in ("lr", "clip_value", "clip_norm", "fusion_threshold_mb", "cycle_time_ms"):
         value = getattr(config, field)
         smallest_allowed = field == "fusion_threshold_mb" and value == 0  # means: no fusion
-        if value is not None and not value > 0 and not smallest_allowed:
-            raise BadInput(f"{_option(field)} {value} must be greater than 0; leave it out for the default")
+        if value is not None and not 0 < value < math.inf and not smallest_allowed:
+            raise BadInput(f"{_option(field)} {value} must be a number greater than 0; leave it out for the default")
     for field in ("warmup_epochs", "weight_decay", "ema_epochs", "cutout", "seed"):
-        if not getattr(config, field) >= 0:
-            raise BadInput(f"{_option(field)} {getattr(config, field)} must not be negative")
+        if not 0 <= getattr(config, field) < math.inf:
+            raise BadInput(f"{_option(field)} {getattr(config, field)} must be a number of at least 0")
+    if config.seed >= 2**32:
+        raise BadInput(f"--seed {config.seed} must be less than 2**32")
     for field in ("dropout", "stochastic_depth", "label_smoothing"):
         value = getattr(config, field)
         if value is not None and not 0 <= value < 1:
             raise BadInput(f"{_option(field)} {value} must be at least 0 and less than 1")
     for field in ("experiment", "run"):
         value = getattr(config, field)
-        if value is not None and (value in ("", ".", "..") or "/" in value or "\0" in value):
+        if value is not None and (value in ("", ".", "..") or "/" in value or not value.isprintable()):
             raise BadInput(f"{_option(field)} {value!r} must be one folder's name: put its parents into --runs-dir")
 
 
@@ -165,7 +169,7 @@ def _option(field: str) -> str:
 
 def _recipe_named(argv: Sequence[str]) -> str:
     name = EffnetConfig.recipe
-    for word, following in zip(argv, [*argv[1:], name], strict=True):
+    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=name):
         if word == "--recipe":
             name = following
         elif word.startswith("--recipe="):

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,8 @@ from hvdtrain.exits import BadInput
 NAMES = ("cifar10", "digits", "imagefolder", "synthetic")
 
 _PERMUTATION = 0  # keeps this random stream apart from the noise's, see augment.draw_noise
+# What Pillow raises for files that it cannot read, by format.
+_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SPLIT_SEED = 20230613  # of the fixed 80/20 splits; any number, but always this one
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)  # torchvision's own, for its pretrained weights
@@ -119,7 +122,7 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         try:
             with Image.open(path) as image:
                 pixels = TF.pil_to_tensor(image.convert("RGB"))
-        except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken PNGs
+        except _UNREADABLE as error:
             raise OSError(f"cannot decode {path}: {error}") from error
         resized = TF.resize(pixels, [self.height], antialias=True)
         return TF.center_crop(resized, [self.height]), label
@@ -201,7 +204,7 @@ def fetch(name: str, folder: Path) -> None:
         with giving_up():
             CIFAR10(beside, download=True)
         (beside / CIFAR10.base_folder).rename(folder / CIFAR10.base_folder)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, HTTPException) as error:
         if not (folder / CIFAR10.base_folder).is_dir():  # else another host was faster
             reason = " ".join(str(error).split())
             raise BadInput(
@@ -304,7 +307,7 @@ def _header_complaint(path: str) -> str | None:
     try:
         with Image.open(path):
             return None
-    except (OSError, SyntaxError):
+    except _UNREADABLE:
         return f"{path} is not a readable image"
 
 
@@ -315,13 +318,25 @@ def _eighty_twenty(samples: int) -> tuple[Tensor, Tensor]:
 
 
 def _resident(train: Resident, test: Resident, *, classes: int, mirror: bool) -> Images:
-    scaled = train.images.float() / 255
+    mean, std = _channel_statistics(train.images)
     return Images(
         train=train,
         test=test,
         classes=classes,
         height=train.images.shape[-1],
-        mean=tuple(scaled.mean((0, 2, 3)).tolist()),
-        std=tuple(scaled.std((0, 2, 3)).tolist()),
+        mean=mean,
+        std=std,
         mirror=mirror,
     )
+
+
+def _channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel, 0 to 1, counted so that no float copy of (S, C, H, W) uint8 is made."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, deviations = [], []
+    for channel in images.unbind(1):
+        weights = torch.bincount(channel.flatten(), minlength=256) / channel.numel()
+        mean = (weights * values).sum()
+        means.append(mean.item())
+        deviations.append((weights * (values - mean) ** 2).sum().sqrt().item())
+    return tuple(means), tuple(deviations)

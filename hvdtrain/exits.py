@@ -38,7 +38,7 @@ def run(main: Callable[[], None]) -> NoReturn:
         main()
     except BadInput as error:
         if launched_rank() == 0:
-            print(f"hvdtrain: {error}", file=sys.stderr, flush=True)
+            print(f"hvdtrain: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         sys.exit(BAD_INPUT)
     sys.exit(0)
 

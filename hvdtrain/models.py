@@ -1,5 +1,6 @@
 """EfficientNets by name: torchvision's, and a tiny one made of torchvision's own blocks."""
 
+from http.client import HTTPException
 from pathlib import Path
 
 import torch
@@ -58,34 +59,34 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
         try:
             with giving_up():
                 return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, HTTPException) as error:
             raise BadInput(
                 f"--pretrained hub: cannot download {weights.url} ({error}); download it elsewhere and give the file"
             ) from error
+    if not Path(source).is_file():
+        raise BadInput(f"--pretrained {source}: no such file; give one, or 'hub' for torchvision's weights")
     try:
         state = torch.load(Path(source), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises whatever the damaged archive makes it raise
-        reason = str(error).partition("\n")[0]
-        raise BadInput(f"--pretrained {source}: not a readable file of torch weights ({reason})") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise BadInput(f"--pretrained {source}: not a file of tensors that torch.save wrote") from error
+    if not isinstance(state, dict) or not all(isinstance(one, str) for one in state):
+        raise BadInput(f"--pretrained {source}: holds no state dict (name -> tensor)")
+    if not all(isinstance(value, Tensor) for value in state.values()):
         raise BadInput(f"--pretrained {source}: holds no state dict (name -> tensor)")
     return state
 
 
 def load_weights(model: EfficientNet, state: dict[str, Tensor], source: str) -> None:
     """Copy a state dict into the model; a head for another number of classes stays as it was initialised."""
-    head = model.classifier[1]
-    kept = {
-        name: value
-        for name, value in state.items()
-        if not (name.startswith("classifier.1.") and value.shape[0] != head.out_features)
-    }
+    head = {f"classifier.1.{name}": value for name, value in model.classifier[1].state_dict().items()}
+    other_classes = any(name in state and state[name].shape != value.shape for name, value in head.items())
+    kept = {name: value for name, value in state.items() if not (other_classes and name in head)}
     try:
         missing, unexpected = model.load_state_dict(kept, strict=False)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise BadInput(f"--pretrained {source}: the weights are of another model ({reason})") from error
-    wrong = [name for name in missing if not name.startswith("classifier.1.")] + unexpected
+    wrong = [name for name in missing if name not in head] + unexpected
     if wrong:
         raise BadInput(f"--pretrained {source}: the weights are of another model ({len(wrong)} names, as {wrong[0]})")
 

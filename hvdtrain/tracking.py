@@ -23,6 +23,7 @@ from torch.utils.tensorboard import SummaryWriter
 from hvdtrain.exits import BadInput
 
 FINISHED = "finished"
+_OURS = ("*.json", "*.part", "metrics.jsonl", "ranks", "events.out.tfevents.*")
 
 
 def prepare(folder: Path, *, overwrite: bool) -> None:
@@ -32,8 +33,12 @@ def prepare(folder: Path, *, overwrite: bool) -> None:
     """
     try:
         if folder.is_dir() and any(folder.iterdir()):
-            if not (folder / "config.json").exists():
-                raise BadInput(f"{folder} holds files that are not a run's: give another --run")
+            found = sorted(folder.iterdir())
+            foreign = [path.name for path in found if not any(path.match(ours) for ours in _OURS)]
+            if foreign or not (folder / "ranks").is_dir():
+                raise BadInput(
+                    f"{folder} holds what is not a run's, as {(foreign or [found[0].name])[0]}: give another --run"
+                )
             if _is_finished(folder) and not overwrite:
                 raise BadInput(f"{folder} holds a finished run: give another --run, or --overwrite to replace it")
             shutil.rmtree(folder)
@@ -43,14 +48,14 @@ def prepare(folder: Path, *, overwrite: bool) -> None:
         probe.unlink()
     except OSError as error:
         raise BadInput(
-            f"the run folder {folder} cannot be written ({error.strerror}): give another --runs-dir"
+            f"the run folder {folder} cannot be written ({error.strerror or error}): give another --runs-dir"
         ) from error
 
 
 def _is_finished(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / "result.json").read_text())["exit_reason"] == FINISHED)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
@@ -122,15 +127,15 @@ class Tracker:
         self._events.flush()
 
     def conclude(self, reason: str) -> None:
-        """Write result.json with this exit reason, once; later reasons are ignored."""
+        """Write result.json with this exit reason and close the files, once; later reasons are ignored."""
         if self.result["exit_reason"] is not None:
             return
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
         if self._lines is not None and self._events is not None:
             write_json(self.folder / "result.json", self.result)
-            self._lines.flush()
-            self._events.flush()
+            self._lines.close()
+            self._events.close()
 
 
 def environment() -> dict[str, Any]:

@@ -54,10 +54,23 @@ def test_the_scaled_recipe_is_the_default():
 
 @pytest.mark.parametrize("words", [["--recipe", "book"], ["--recipe=book"], ["--recipe", "scaled", "--recipe", "book"]])
 def test_book_recipe(words):
-    chosen = parse(words)
-    assert chosen == config.book()
-    assert (chosen.recipe, chosen.optimizer, chosen.lr, chosen.schedule) == ("book", "adam", 1e-4, "constant")
-    assert (chosen.scale_lr, chosen.ema_epochs, chosen.augment) == (False, 0.0, False)
+    assert parse(words) == EffnetConfig(
+        recipe="book",
+        model="efficientnet_b7",
+        pretrained="hub",
+        optimizer="adam",
+        lr=1e-4,
+        scale_lr=False,
+        schedule="constant",
+        warmup_epochs=0.0,
+        weight_decay=0.005,
+        decay_all=True,
+        label_smoothing=0.0,
+        ema_epochs=0.0,
+        normalize=False,
+        augment=False,
+        channels_last=False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,6 +115,10 @@ def test_the_list_above_knows_every_option():
         "--lr -1",
         "--lr 0",
         "--lr nan",
+        "--lr inf",
+        "--weight-decay inf",
+        "--fusion-threshold-mb inf",
+        "--seed 4294967296",
         "--lr fast",
         "--clip-value 0",
         "--clip-value -2",
@@ -198,3 +215,12 @@ def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):
 def test_settings_cannot_change_after_they_are_read():
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.scaled().lr = 1.0
+
+
+def test_no_options_are_the_defaults():
+    assert parse([]) == EffnetConfig()
+
+
+def test_a_line_break_is_no_name_for_a_run():
+    with pytest.raises(BadInput, match="--run"):
+        parse(["--run", "a\nb"])

@@ -1,5 +1,6 @@
 import hashlib
 import pickle
+import socket
 import struct
 import urllib.request
 from urllib.error import URLError
@@ -243,7 +244,7 @@ def test_missing_or_corrupt_cifar10_file_is_named(cifar, tmp_path, name, state):
 @pytest.fixture
 def offline(monkeypatch):
     def unreachable(*_, **__):
-        raise URLError("no route to host")
+        raise URLError(f"no route to host for {socket.getdefaulttimeout()} seconds")
 
     monkeypatch.setattr(urllib.request, "urlopen", unreachable)
 
@@ -252,7 +253,7 @@ def offline(monkeypatch):
 def test_fetch_offline_names_the_way_out_and_leaves_nothing(tmp_path):
     message = refused(lambda: data.fetch("cifar10", tmp_path / "data"))
     assert f"CIFAR-10 is not in {tmp_path / 'data'} and cannot be downloaded" in message
-    assert "no route to host" in message
+    assert "no route to host for 15.0 seconds" in message
     assert "--data digits" in message
     assert list((tmp_path / "data").iterdir()) == []
 

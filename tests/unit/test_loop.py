@@ -184,7 +184,7 @@ def test_pictures_are_normalised_and_in_their_memory_format(memory_format):
 
 
 def train_really(*, average_steps=None):
-    model = net()
+    model = net().eval()  # as an evaluation leaves it
     step = TrainingStep(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9),

@@ -1,3 +1,4 @@
+import socket
 from urllib.error import URLError
 
 import pytest
@@ -151,11 +152,11 @@ def test_weights_of_another_efficientnet_are_refused(tmp_path):
 def test_garbage_file_is_refused(tmp_path, content):
     path = tmp_path / "garbage.pt"
     path.write_bytes(content)
-    assert "not a readable file of torch weights" in refused(tiny(), str(path))
+    assert "not a file of tensors that torch.save wrote" in refused(tiny(), str(path))
 
 
 def test_missing_file_is_refused(tmp_path):
-    assert "No such file" in refused(tiny(), str(tmp_path / "none.pt"))
+    assert "no such file" in refused(tiny(), str(tmp_path / "none.pt"))
 
 
 @pytest.mark.parametrize("value", [{"epoch": 3}, {"model": {"weight": torch.ones(1)}}, [torch.ones(1)], torch.ones(1)])
@@ -177,7 +178,7 @@ def test_pickled_code_is_refused_and_not_run(tmp_path):
 
 def test_unreachable_hub_names_the_url_and_the_way_out(monkeypatch):
     def offline(*_, **__):
-        raise URLError("no route to host")
+        raise URLError(f"no route to host for {socket.getdefaulttimeout()} seconds")
 
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", offline)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
@@ -185,7 +186,7 @@ def test_unreachable_hub_names_the_url_and_the_way_out(monkeypatch):
         models.pretrained_weights("efficientnet_b0", "hub")
     message = str(error.value)
     assert message.startswith("--pretrained hub: cannot download https://download.pytorch.org/models/efficientnet_b0")
-    assert "no route to host" in message
+    assert "no route to host for 15.0 seconds" in message
     assert "give the file" in message
     assert "\n" not in message
 
@@ -207,3 +208,16 @@ def test_hub_weights_are_checked_and_returned(monkeypatch):
 def test_hub_has_no_tiny():
     with pytest.raises(BadInput, match="torchvision has no weights for efficientnet_tiny"):
         models.pretrained_weights(TINY, "hub")
+
+
+def test_names_that_are_no_text_are_refused(tmp_path):
+    assert "no state dict" in refused(tiny(), saved(tmp_path, {0: torch.zeros(2)}))
+
+
+@pytest.mark.parametrize("odd", ["weight", "bias"])
+def test_a_head_of_other_classes_is_left_out_whole(tmp_path, odd):
+    model, state = tiny(), tiny().state_dict()
+    before = {name: value.clone() for name, value in model.classifier[1].state_dict().items()}
+    state[f"classifier.1.{odd}"] = torch.zeros(()) if odd == "bias" else torch.zeros(7, 256)
+    models.load_weights(model, models.pretrained_weights("efficientnet_tiny", saved(tmp_path, state)), "file")
+    assert all(torch.equal(value, before[name]) for name, value in model.classifier[1].state_dict().items())

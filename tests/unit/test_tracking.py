@@ -82,6 +82,7 @@ def test_unfinished_run_is_replaced(tmp_path, result, overwrite):
 
 def test_finished_run_is_kept_unless_it_may_be_overwritten(tmp_path):
     folder = put(tmp_path / "run", config_json="{}", result_json='{"exit_reason": "finished"}')
+    (folder / "ranks").mkdir()
     before = files_under(folder)
     message = refused(folder)
     assert "finished run" in message
@@ -100,6 +101,20 @@ def test_foreign_folder_is_never_touched(tmp_path, name, overwrite):
     (folder / name).write_text("years of work")
     assert "not a run's" in refused(folder, overwrite=overwrite)
     assert files_under(folder) == {name: b"years of work"}
+
+
+def test_a_run_that_died_before_its_first_file_is_replaced(tmp_path):
+    tracking.prepare(tmp_path / "run", overwrite=False)
+    tracking.prepare(tmp_path / "run", overwrite=False)
+
+
+def test_foreign_file_in_a_run_folder_keeps_it(tmp_path):
+    folder = tmp_path / "run"
+    tracking.prepare(folder, overwrite=False)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.bin").write_text("years of work")
+    assert "model.bin" in refused(folder, overwrite=True)
+    assert (folder / "model.bin").exists()
 
 
 @pytest.mark.parametrize("below", [".", "effnet/first"])
@@ -124,7 +139,8 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "one.json"
     tracking.write_json(path, {"old": True})
 
-    def full(*_, **__):
+    def full(path, text):
+        path.write_bytes(text.encode()[:5])
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
