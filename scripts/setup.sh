@@ -58,14 +58,14 @@ if ! [ -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print(
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 say "MPI: $mpi"
-locks=(--requirement requirements.lock --requirement requirements-dev.lock)
+locks=(requirements.lock requirements-dev.lock)
 case $mpi in Open*)
-    locks+=(--requirement requirements-mpi.lock)
+    locks+=(requirements-mpi.lock)
     PATH=$venv/bin:$PATH
     ;;
 esac
-say "packages of ${locks[*]/--requirement/} (about 2.5 GB to download unless pip has them)"
-pip install --quiet --require-hashes "${locks[@]}"
+say "packages of ${locks[*]} (about 2.5 GB to download unless pip has them)"
+pip install --quiet --require-hashes "${locks[@]/#/--requirement=}"
 wheel=$(scripts/build_horovod.sh "$venv/bin/python")
 pip install --quiet --no-deps --force-reinstall "$wheel"
 pip install --quiet --no-deps --no-build-isolation --editable .

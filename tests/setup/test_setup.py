@@ -110,7 +110,7 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
         return asked.read_text().splitlines()[before:], done.stderr
 
     installs, said = set_up()
-    assert "--require-hashes --requirement requirements.lock" in installs[0]
+    assert "--require-hashes --requirement=requirements.lock" in installs[0]
     assert "requirements-mpi.lock" in installs[0]
     assert "horovod.whl" in installs[1]
     assert set_up() == ([], "")
