@@ -18,6 +18,9 @@ from hvdtrain.exits import RANK_VARIABLES, BadInput
 # Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
 FUSION_THRESHOLD_MB = 128.0
 
+# A rank that waits so long for another ends the job; Horovod by itself would wait for ever.
+STALL_SHUTDOWN_S = 600
+
 Decision = TypeVar("Decision")
 
 
@@ -26,6 +29,9 @@ class GradientSync(Protocol):
 
     def expect(self, backward_passes: int) -> None:
         """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""
+
+    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Sum these parameters' gradients too; their names are new ones."""
 
     def finish(self) -> None:
         """Wait until every `.grad` holds the sum over ranks."""
@@ -51,15 +57,25 @@ class Comm(Protocol):
     def sum(self, values: Tensor) -> Tensor:
         """The element-wise sum over ranks of a small tensor."""
 
+    def differentiable_sum(self, values: Tensor, name: str) -> Tensor:
+        """The same with a backward pass over all ranks; `name` must be the same on all and used once at a time."""
+
     def average_(self, tensors: Iterable[Tensor]) -> None:
         """Replace floating-point tensors by their average over ranks, in one all-reduce."""
 
-    def gradient_sync(self, model: nn.Module, *, compression: str) -> GradientSync:
-        """A GradientSync for the model's trainable parameters; `compression` is 'none' or 'fp16'."""
+    def gradient_sync(self, model: nn.Module, *, compression: str, groups: int | None = None) -> GradientSync:
+        """A GradientSync for the model's trainable parameters; `compression` is 'none' or 'fp16'.
+
+        With `groups` the gradients are sent in that many fixed groups instead of as they come; then a parameter must
+        get a gradient on all ranks or on none.
+        """
 
 
 class _NoSync:
     def expect(self, backward_passes: int) -> None:
+        pass
+
+    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         pass
 
     def finish(self) -> None:
@@ -86,59 +102,99 @@ class SerialComm:
     def sum(self, values: Tensor) -> Tensor:
         return values
 
+    def differentiable_sum(self, values: Tensor, name: str) -> Tensor:
+        return values
+
     def average_(self, tensors: Iterable[Tensor]) -> None:
         pass
 
-    def gradient_sync(self, model: nn.Module, *, compression: str) -> GradientSync:
+    def gradient_sync(self, model: nn.Module, *, compression: str, groups: int | None = None) -> GradientSync:
         return _NoSync()
 
 
-class _InMemoryOrder:
-    """Hands Horovod, which refuses channels_last tensors, the same memory as a contiguous view."""
+class _Wire:
+    """How a gradient travels: as a contiguous view of its memory, in a type that Horovod and the sum can bear.
 
-    def __init__(self, compressor: Any) -> None:
-        self._compressor = compressor
+    Horovod refuses channels_last tensors and bfloat16. In fp16 the sum does not overflow where the mean does not,
+    since the ranks' losses are divided by the global batch before they are summed.
+    """
 
-    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        turned = not tensor.is_contiguous()
-        compressed, context = self._compressor.compress(tensor.permute(0, 2, 3, 1) if turned else tensor)
-        return compressed, (turned, context)
+    def __init__(self, compression: str) -> None:
+        self._half = compression == "fp16"
 
-    def decompress(self, tensor: Tensor, context: Any) -> Tensor:
-        turned, inner = context
-        restored: Tensor = self._compressor.decompress(tensor, inner)
-        return restored.permute(0, 3, 1, 2) if turned else restored
+    def compress(self, gradient: Tensor) -> tuple[Tensor, tuple[bool, torch.dtype]]:
+        turned = not gradient.is_contiguous()
+        view = gradient.permute(0, 2, 3, 1) if turned else gradient
+        if self._half:
+            view = view.half()
+        elif gradient.dtype == torch.bfloat16:
+            view = view.float()
+        return view, (turned, gradient.dtype)
+
+    def decompress(self, total: Tensor, context: tuple[bool, torch.dtype]) -> Tensor:
+        turned, dtype = context
+        return (total.permute(0, 3, 1, 2) if turned else total).to(dtype)
 
 
 class _HorovodSync:
     """hvd.DistributedOptimizer used for its gradient hooks alone.
 
-    The optimizer it wraps has no part in the training: the real one stays as torch made it, with its defaults,
+    The optimizers it wraps have no part in the training: the real one stays as torch made it, with its defaults,
     its constructor's arguments and its zero_grad(set_to_none=True), all of which the wrapper would break.
     """
 
-    def __init__(self, model: nn.Module, compression: str) -> None:
+    def __init__(self, model: nn.Module, compression: str, groups: int | None) -> None:
+        self._compression = compression
+        self._groups = groups
+        self._parameters: list[nn.Parameter] = []
+        self._hooks: list[Any] = []
+        self.include(model.named_parameters())
+
+    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         import horovod.torch as hvd
 
-        named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        # Sum, not Average: the loss is already divided by the global batch, so that ranks may hold unequal shares
-        # and fp16 sums cannot overflow where their mean would not.
-        self._parameters = [parameter for _, parameter in named]
-        self._hooks = hvd.DistributedOptimizer(
-            torch.optim.SGD(self._parameters, lr=0.0),
-            named_parameters=named,
-            compression=_InMemoryOrder(hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none),
-            op=hvd.Sum,
+        trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        parameters = [parameter for _, parameter in trainable]
+        self._parameters += parameters
+        # Sum, not Average: the loss is already divided by the global batch, so that ranks may hold unequal shares.
+        self._hooks.append(
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(parameters, lr=0.0),
+                named_parameters=trainable,
+                compression=_Wire(self._compression),
+                op=hvd.Sum,
+                groups=self._groups and min(self._groups, len(parameters)),
+            )
         )
 
     def expect(self, backward_passes: int) -> None:
-        self._hooks.set_backward_passes_per_step(backward_passes)
+        for hooks in self._hooks:
+            hooks.set_backward_passes_per_step(backward_passes)
 
     def finish(self) -> None:
         for parameter in self._parameters:
-            if parameter.grad is None:  # no images here, or unused: the others' gradients have this memory format
+            if parameter.grad is None:  # unused: Horovod's own zeros would have another memory format
                 parameter.grad = torch.zeros_like(parameter)
-        self._hooks.synchronize()
+        for hooks in self._hooks:
+            hooks.synchronize()
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """hvd.allreduce with names of its own, the same at every step: Horovod's differentiable one makes up new ones."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, name: str) -> Tensor:
+        import horovod.torch as hvd
+
+        ctx.name = name
+        total: Tensor = hvd.allreduce(values, op=hvd.Sum, name=f"{name}.forward")
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        import horovod.torch as hvd
+
+        return hvd.allreduce(gradient.contiguous(), op=hvd.Sum, name=f"{ctx.name}.backward"), None
 
 
 class HorovodComm:
@@ -189,6 +245,10 @@ class HorovodComm:
         total: Tensor = hvd.allreduce(values, op=hvd.Sum, name="sum")
         return total
 
+    def differentiable_sum(self, values: Tensor, name: str) -> Tensor:
+        total: Tensor = _SumOverRanks.apply(values, name)  # type: ignore[no-untyped-call]
+        return total
+
     def average_(self, tensors: Iterable[Tensor]) -> None:
         import horovod.torch as hvd
 
@@ -200,24 +260,25 @@ class HorovodComm:
         for tensor, part in zip(floats, flat.split([tensor.numel() for tensor in floats]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
-    def gradient_sync(self, model: nn.Module, *, compression: str) -> GradientSync:
-        return _HorovodSync(model, compression)
+    def gradient_sync(self, model: nn.Module, *, compression: str, groups: int | None = None) -> GradientSync:
+        return _HorovodSync(model, compression, groups)
 
 
 def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None) -> Comm:
     """Join the ranks that were launched together, or be alone.
 
     Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
-    are put where Horovod will read them; ranks that fill their cores are made to yield while they wait.
+    are put where Horovod will read them; ranks that fill their cores are made to yield while they wait, and a rank
+    that does not come to a sum ends the job after STALL_SHUTDOWN_S, unless the environment says otherwise.
     """
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(FUSION_THRESHOLD_MB * 2**20)))
     if cycle_time_ms is not None:
         os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
+    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(STALL_SHUTDOWN_S))
 
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
-        local_size = int(os.environ["HOROVOD_LOCAL_SIZE"])
         comm: Comm = HorovodComm(mpi=None)
     elif any(name in os.environ for name in RANK_VARIABLES):
         local_size = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))

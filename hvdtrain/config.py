@@ -38,13 +38,15 @@ class EffnetConfig:
     epochs: int = 25
     batch_size_per_rank: int = 256
     """Images that a rank takes through the model at a time."""
+    global_batch_size: int | None = None
+    """Images per optimizer step of all ranks together, in place of batch-size-per-rank."""
     accumulate_steps: int = 1
-    """Such batches per optimizer step; global batch = ranks x batch-size-per-rank x accumulate-steps."""
-    optimizer: Literal["sgd", "rmsprop", "adam", "adamw"] = "sgd"
+    """Batches per optimizer step; global batch = ranks x batch-size-per-rank x accumulate-steps."""
+    optimizer: Literal["sgd", "rmsprop", "adam", "adamw", "lars", "lamb"] = "sgd"
     lr: float | None = None
     """For a global batch of 256; the optimizer's usual one if not given."""
     scale_lr: bool = True
-    """Follow the global batch: linear for sgd and rmsprop, square root for adam and adamw."""
+    """Follow the global batch: linear for sgd, rmsprop and lars, square root for adam, adamw and lamb."""
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup_epochs: float = 5.0
     weight_decay: float = 5e-4
@@ -59,6 +61,12 @@ class EffnetConfig:
     """Random crop after padding, and random flip where the data bear it."""
     cutout: int = 0
     """Side in pixels of a square to blacken; 0 for none."""
+    sync_bn: bool = False
+    """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
+    max_skipped_steps: int = 20
+    """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
+    check_replicas_every: int = 0
+    """Steps between comparisons of the parameters' hashes over ranks; 0 for never."""
     clip_value: float | None = None
     """Largest absolute value of a gradient element."""
     clip_norm: float | None = None
@@ -71,6 +79,8 @@ class EffnetConfig:
     """How gradients travel; fp16 on GPUs and none on CPUs if not given."""
     fusion_threshold_mb: float | None = None
     """MiB of gradients that Horovod sends at once; the measured best if not given."""
+    fusion_groups: int | None = None
+    """Send the gradients in this many fixed groups; as they come if not given."""
     cycle_time_ms: float | None = None
     """Pause between Horovod's rounds; Horovod's own if not given."""
     seed: int = 0
@@ -130,6 +140,12 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
         if leaving.code in (0, None):
             raise
         raise BadInput(f"{_one_line(complaint.getvalue())}; see --help") from None
+    given = {word.partition("=")[0].replace("_", "-") for word in argv}
+    if {"--global-batch-size", "--batch-size-per-rank"} <= given:
+        raise BadInput(
+            f"--global-batch-size {config.global_batch_size} and --batch-size-per-rank {config.batch_size_per_rank} "
+            "both set the batch: give one of them"
+        )
     check(config)
     return config
 
@@ -140,15 +156,18 @@ def check(config: EffnetConfig) -> None:
         raise BadInput(f"--model {config.model!r} is unknown: choose one of {', '.join(models.MODELS)}")
     if config.data not in data.NAMES:
         raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(data.NAMES)}")
-    for field in ("epochs", "batch_size_per_rank", "accumulate_steps"):
-        if getattr(config, field) < 1:
-            raise BadInput(f"{_option(field)} {getattr(config, field)} must be at least 1")
+    for field in (
+        "epochs", "batch_size_per_rank", "global_batch_size", "accumulate_steps", "max_skipped_steps", "fusion_groups"
+    ):  # fmt: skip
+        value = getattr(config, field)
+        if value is not None and value < 1:
+            raise BadInput(f"{_option(field)} {value} must be at least 1")
     for field in ("lr", "clip_value", "clip_norm", "fusion_threshold_mb", "cycle_time_ms"):
         value = getattr(config, field)
         smallest_allowed = field == "fusion_threshold_mb" and value == 0  # means: no fusion
         if value is not None and not 0 < value < math.inf and not smallest_allowed:
             raise BadInput(f"{_option(field)} {value} must be a number greater than 0; leave it out for the default")
-    for field in ("warmup_epochs", "weight_decay", "ema_epochs", "cutout", "seed"):
+    for field in ("warmup_epochs", "weight_decay", "ema_epochs", "cutout", "seed", "check_replicas_every"):
         if not 0 <= getattr(config, field) < math.inf:
             raise BadInput(f"{_option(field)} {getattr(config, field)} must be a number of at least 0")
     if config.seed >= 2**32:
@@ -157,6 +176,11 @@ def check(config: EffnetConfig) -> None:
         value = getattr(config, field)
         if value is not None and not 0 <= value < 1:
             raise BadInput(f"{_option(field)} {value} must be at least 0 and less than 1")
+    if config.optimizer in ("lars", "lamb") and config.precision == "fp16":
+        raise BadInput(
+            f"--optimizer {config.optimizer} divides by gradient norms, which --precision fp16 rounds to 0: "
+            "use bf16 or fp32"
+        )
     for field in ("experiment", "run"):
         value = getattr(config, field)
         if value is not None and (value in ("", ".", "..") or "/" in value or not value.isprintable()):

@@ -5,6 +5,8 @@ worker processes and copied on a stream of its own. N images of a batch, S of a 
 """
 
 import ctypes
+import functools
+import math
 import shutil
 import signal
 import tempfile
@@ -87,6 +89,11 @@ def rank_batches(order: Tensor, *, global_batch: int, rank: int, size: int) -> l
     ]
 
 
+def passes(global_count: int, *, size: int, micro_batch: int) -> int:
+    """How many micro-batches it takes to bring a global batch through the model; the same on all ranks."""
+    return math.ceil(math.ceil(global_count / size) / micro_batch)
+
+
 def pieces(samples: Tensor, size: int) -> list[Tensor]:
     """Cut indices (N,) into pieces of at most `size`; none where there are no samples."""
     return list(samples.split(size)) if len(samples) else []
@@ -128,6 +135,14 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         return TF.center_crop(resized, [self.height]), label
 
 
+def _collated(samples: list[tuple[Tensor, int]], *, height: int) -> tuple[Tensor, Tensor]:
+    """A batch; empty where a rank has no images of a small last one."""
+    images = torch.empty(len(samples), 3, height, height, dtype=torch.uint8)
+    for place, (image, _) in zip(images, samples, strict=True):
+        place.copy_(image)
+    return images, torch.tensor([label for _, label in samples], dtype=torch.int64)
+
+
 class _Plan:
     """The index lists of the epoch at hand, read anew at each epoch by a DataLoader whose workers stay."""
 
@@ -156,6 +171,7 @@ class Folder:
         self._loader = DataLoader(
             _Decoded(samples, height),
             batch_sampler=self._plan,
+            collate_fn=functools.partial(_collated, height=height),
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=True,

@@ -15,7 +15,7 @@ import platform
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.swa_utils import AveragedModel
 from torchvision.models import EfficientNet
 from tqdm import tqdm
 
-from hvdtrain import data, exits, models, optim, tracking
+from hvdtrain import data, exits, models, optim, sync_bn, tracking
 from hvdtrain.comm import (
     Comm,
     agreed,
@@ -37,8 +38,9 @@ from hvdtrain.comm import (
     require_own_device,
 )
 from hvdtrain.config import EffnetConfig, parse, scaled
+from hvdtrain.divergence import SpikeWatch, parameter_hashes, weights_hash
 from hvdtrain.exits import BadInput
-from hvdtrain.loop import Pictures, evaluate, train_epoch
+from hvdtrain.loop import Limits, Means, Pictures, Trained, evaluate, train_epoch
 from hvdtrain.schedule import LearningRate, scaled_lr
 from hvdtrain.step import TrainingStep
 
@@ -49,70 +51,129 @@ def main() -> None:
     device = agreed(comm, lambda: usable_device(comm, config.precision))
     require_own_device(comm, device)
     images = load_images(comm, config)
-    global_batch = config.batch_size_per_rank * config.accumulate_steps * comm.size
-    steps_per_epoch = math.ceil(len(images.train) / global_batch)
-    require_equal(comm, {"the number of training images": len(images.train), "the steps of an epoch": steps_per_epoch})
     model = build_model(comm, config, images.classes)
     folder = make_run_folder(comm, config)
 
     comm.start()
-    model = model.to(device)
-    comm.broadcast_(model)
-    model = model.to(memory_format=memory_format(config))
-    if config.compile:
-        model.compile()
-    lr = learning_rate(config, global_batch, steps_per_epoch)
-    compression = config.compression or ("fp16" if device.type == "cuda" else "none")
-    step = TrainingStep(
-        model=model,
-        optimizer=optim.build(
-            config.optimizer, optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all), lr.peak
-        ),
-        sync=comm.gradient_sync(model, compression=compression),
-        scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
-        precision=config.precision,
-        label_smoothing=config.label_smoothing,
-        clip_value=config.clip_value,
-        clip_norm=config.clip_norm,
-    )
-    horizon_steps = config.ema_epochs * steps_per_epoch
-    average = optim.moving_average(model, horizon_steps=horizon_steps) if config.ema_epochs else None
-    evaluated = model if average is None else average.module
-    pictures = pictures_for(config, images, device)
-
-    tracker = describe_run(comm, config, folder, device, {"peak_lr": lr.peak, "compression": compression})
+    training = assemble(comm, config, images, model, device)
+    tracker = describe_run(comm, config, folder, device, training)
     exits.on_early_end(folder / "ranks" / f"rank-{comm.rank}.err", tracker.conclude)
     torch.manual_seed((config.seed << 16) + comm.rank)  # dropout differs between ranks
     bar = tqdm(total=config.epochs, unit="epoch", disable=comm.rank != 0 or not sys.stderr.isatty())
     for epoch in range(config.epochs):
         started = time.perf_counter()
-        train, skipped = train_epoch(
-            step,
-            images,
-            pictures,
-            comm,
-            epoch=epoch,
-            seed=config.seed,
-            global_batch=global_batch,
-            micro_batch=config.batch_size_per_rank,
-            lr=lr,
-            average=average,
-            device=device,
-        )
+        trained = training.epoch(epoch)
         train_s = time.perf_counter() - started
-        batch, precision = config.batch_size_per_rank, config.precision
-        test = evaluate(evaluated, images, pictures, comm, batch=batch, precision=precision, device=device)
+        show_events(comm, bar, trained)
+        tracker.count(
+            skipped=[{"step": at, **asdict(why)} for at, why in trained.skipped],
+            spikes=[asdict(spike) for spike in trained.spikes],
+        )
+        if trained.end is not None:
+            tracker.result["steps"] += trained.steps
+            tracker.conclude(trained.end.reason)
+            raise trained.end
+        test = training.evaluate()
         metrics = tracker.epoch_done(
-            steps=steps_per_epoch,
+            steps=training.steps_per_epoch,
             images=len(images.train),
             train_s=train_s,
-            skipped=skipped,
-            train={**asdict(train), "lr": lr((epoch + 1) * steps_per_epoch - 1)},
+            train={**asdict(trained.means), "lr": training.lr((epoch + 1) * training.steps_per_epoch - 1)},
             test=asdict(test),
         )
         show(comm, bar, epoch, config.epochs, metrics)
     bar.close()
     conclude(comm, tracker, model)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Everything that an epoch needs, put together from the settings."""
+
+    config: EffnetConfig
+    images: data.Images
+    pictures: Pictures
+    step: TrainingStep
+    lr: LearningRate
+    average: AveragedModel | None
+    limits: Limits
+    spikes: SpikeWatch
+    device: torch.device
+    micro_batch: int
+    global_batch: int
+    steps_per_epoch: int
+
+    def epoch(self, epoch: int) -> Trained:
+        """Train on every image once."""
+        return train_epoch(
+            self.step,
+            self.images,
+            self.pictures,
+            epoch=epoch,
+            seed=self.config.seed,
+            global_batch=self.global_batch,
+            micro_batch=self.micro_batch,
+            lr=self.lr,
+            average=self.average,
+            limits=self.limits,
+            spikes=self.spikes,
+            device=self.device,
+        )
+
+    def evaluate(self) -> Means:
+        """The test split, with the moving average of the weights if there is one."""
+        return evaluate(
+            self.step.model if self.average is None else self.average.module,
+            self.images,
+            self.pictures,
+            self.step.comm,
+            batch=self.micro_batch,
+            precision=self.config.precision,
+            device=self.device,
+        )
+
+
+def assemble(
+    comm: Comm, config: EffnetConfig, images: data.Images, model: EfficientNet, device: torch.device
+) -> Training:
+    """Bring the model to the device, equal on all ranks, and put the optimizer and the rest around it."""
+    micro_batch = images_at_a_time(config, comm.size)
+    global_batch = micro_batch * config.accumulate_steps * comm.size
+    steps_per_epoch = math.ceil(len(images.train) / global_batch)
+    model.to(device)
+    comm.broadcast_(model)
+    model.to(memory_format=memory_format(config))
+    if config.sync_bn:
+        sync_bn.convert(model, comm)
+    if config.compile:
+        model.compile()
+    lr = learning_rate(config, global_batch, steps_per_epoch)
+    groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
+    horizon_steps = config.ema_epochs * steps_per_epoch
+    return Training(
+        config=config,
+        images=images,
+        pictures=pictures_for(config, images, device),
+        step=TrainingStep(
+            model=model,
+            optimizer=optim.build(config.optimizer, groups, lr.peak),
+            comm=comm,
+            sync=comm.gradient_sync(model, compression=compression(config, device), groups=config.fusion_groups),
+            scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
+            precision=config.precision,
+            label_smoothing=config.label_smoothing,
+            clip_value=config.clip_value,
+            clip_norm=config.clip_norm,
+        ),
+        lr=lr,
+        average=optim.moving_average(model, horizon_steps=horizon_steps) if config.ema_epochs else None,
+        limits=Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=config.check_replicas_every),
+        spikes=SpikeWatch(comm.rank),
+        device=device,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        steps_per_epoch=steps_per_epoch,
+    )
 
 
 def join_ranks() -> tuple[Comm, EffnetConfig]:
@@ -158,20 +219,44 @@ def load_images(comm: Comm, config: EffnetConfig) -> data.Images:
             workers=max(1, cores_together(comm.local_size) // comm.local_size),
         )
         share = len(images.train) // comm.size
+        micro_batch = images_at_a_time(config, comm.size)
         if share < 1 or len(images.test) < 1:
             raise BadInput(
                 f"--data {config.data} has {len(images.train)} training and {len(images.test)} test images for "
                 f"{comm.size} ranks: give more images or start fewer ranks"
             )
-        if config.batch_size_per_rank * config.accumulate_steps > share:
-            times = f" x --accumulate-steps {config.accumulate_steps}" if config.accumulate_steps > 1 else ""
+        if micro_batch * config.accumulate_steps > share:
+            given = f"--batch-size-per-rank {micro_batch}"
+            given += f" x --accumulate-steps {config.accumulate_steps}" if config.accumulate_steps > 1 else ""
+            if config.global_batch_size is not None:
+                given = f"{micro_batch * config.accumulate_steps} of --global-batch-size {config.global_batch_size}"
             raise BadInput(
-                f"--batch-size-per-rank {config.batch_size_per_rank}{times} is more than a rank's share of {share} "
-                f"images ({len(images.train)} over {comm.size} ranks): lower it, or start fewer ranks"
+                f"{given} is more than a rank's share of {share} images "
+                f"({len(images.train)} over {comm.size} ranks): lower it, or start fewer ranks"
             )
         return images
 
-    return agreed(comm, load)
+    images = agreed(comm, load)
+    require_equal(comm, {"the number of training images": len(images.train)})
+    return images
+
+
+def images_at_a_time(config: EffnetConfig, ranks: int) -> int:
+    """The images that a rank takes through the model at a time; BadInput where the ranks do not divide the batch."""
+    if config.global_batch_size is None:
+        each = config.batch_size_per_rank
+    else:
+        each, rest = divmod(config.global_batch_size, ranks * config.accumulate_steps)
+        if rest or not each:
+            parts = ranks * config.accumulate_steps
+            near = max(1, round(config.global_batch_size / parts)) * parts
+            raise BadInput(
+                f"--global-batch-size {config.global_batch_size} cannot be divided by {ranks} ranks x "
+                f"--accumulate-steps {config.accumulate_steps}: {near} can"
+            )
+    if config.sync_bn and each < 2:
+        raise BadInput("--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2")
+    return each
 
 
 def build_model(comm: Comm, config: EffnetConfig, classes: int) -> EfficientNet:
@@ -200,8 +285,13 @@ def make_run_folder(comm: Comm, config: EffnetConfig) -> Path:
     name = config.run or comm.gather(datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))[0]
     folder = config.runs_dir / config.experiment / name
     agreed(comm, lambda: tracking.prepare(folder, overwrite=config.overwrite) if comm.rank == 0 else None)
-    (folder / "ranks").mkdir(parents=True, exist_ok=True)  # on hosts that do not share the folder
+    agreed(comm, lambda: tracking.share(folder))
     return folder
+
+
+def compression(config: EffnetConfig, device: torch.device) -> str:
+    """How gradients travel."""
+    return config.compression or ("fp16" if device.type == "cuda" else "none")
 
 
 def memory_format(config: EffnetConfig) -> torch.memory_format:
@@ -235,7 +325,7 @@ def pictures_for(config: EffnetConfig, images: data.Images, device: torch.device
 
 
 def describe_run(
-    comm: Comm, config: EffnetConfig, folder: Path, device: torch.device, derived: dict[str, Any]
+    comm: Comm, config: EffnetConfig, folder: Path, device: torch.device, training: Training
 ) -> tracking.Tracker:
     """Write what is known before the first step; the tracker for what follows."""
     facts = {
@@ -250,7 +340,6 @@ def describe_run(
     }
     tracking.write_json(folder / "ranks" / f"rank-{comm.rank}.json", facts)
     placement = comm.gather(facts)
-    global_batch = config.batch_size_per_rank * config.accumulate_steps * comm.size
     result = {
         "np": comm.size,
         "hosts": sorted({one["host"] for one in placement}),
@@ -258,36 +347,57 @@ def describe_run(
         "data": config.data,
         "recipe": config.recipe,
         "epochs": config.epochs,
-        "global_batch": global_batch,
+        "global_batch": training.global_batch,
     }
     tracker = tracking.Tracker(folder, writes=comm.rank == 0, result=result)
+    derived = {
+        "global_batch": training.global_batch,
+        "steps_per_epoch": training.steps_per_epoch,
+        "peak_lr": training.lr.peak,
+        "compression": compression(config, device),
+    }
     tracker.describe(
         config={**asdict(config), "derived": derived}, environment=tracking.environment(), placement=placement
     )
     return tracker
 
 
+def show_events(comm: Comm, bar: "tqdm[Any]", trained: Trained) -> None:
+    """A line for each step that was not as it should be."""
+    for step, why in trained.skipped:
+        say(comm, bar, f"step {step} skipped on all ranks: the {why.source} of rank {why.rank} not finite")
+    for spike in trained.spikes:
+        jump = f"from about {spike.usual:.4g} to {spike.loss:.4g}"
+        say(comm, bar, f"step {spike.step}: the loss of rank {spike.rank} jumped {jump}")
+
+
 def show(comm: Comm, bar: "tqdm[Any]", epoch: int, epochs: int, metrics: dict[str, float]) -> None:
-    """One line per epoch, above the bar if there is one."""
-    if comm.rank != 0:
-        return
-    line = (
+    """A line for the epoch."""
+    bar.update()
+    say(
+        comm,
+        bar,
         f"epoch {epoch + 1:>3}/{epochs}  train loss {metrics['train/loss']:.4f}  "
         f"test accuracy {metrics['eval/accuracy']:.2%}  lr {metrics['train/lr']:.4g}  "
-        f"{metrics['train/images_per_s']:.0f} images/s"
+        f"{metrics['train/images_per_s']:.0f} images/s",
     )
+
+
+def say(comm: Comm, bar: "tqdm[Any]", line: str) -> None:
+    """Rank 0 prints, above the bar if there is one."""
+    if comm.rank != 0:
+        return
     if bar.disable:
         print(line, flush=True)
     else:
         bar.write(line)
-        bar.update()
 
 
 def conclude(comm: Comm, tracker: tracking.Tracker, model: nn.Module) -> None:
     """Each rank's last facts, the result, and the last line."""
     facts = tracker.folder / "ranks" / f"rank-{comm.rank}.json"
     known = json.loads(facts.read_text())
-    tracking.write_json(facts, {**known, "weights_sha256": tracking.weights_hash(model)})
+    tracking.write_json(facts, {**known, "weights_sha256": weights_hash(parameter_hashes(model))})
     tracker.conclude(tracking.FINISHED)
     if comm.rank == 0:
         result = tracker.result

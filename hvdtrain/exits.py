@@ -18,6 +18,8 @@ from typing import NoReturn
 
 FAILED = 1
 BAD_INPUT = 2
+TOO_MANY_SKIPPED = 3
+REPLICAS_DIFFER = 4
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
 
@@ -26,20 +28,30 @@ class BadInput(Exception):  # noqa: N818 (the name is what the user gave, not wh
     """Input or settings that cannot work; the message is one line that names the field, the value and the remedy."""
 
 
+class EndOfRun(Exception):  # noqa: N818 (ends a run, on all ranks together)
+    """A reason to stop that all ranks have agreed on; the message is one line."""
+
+    def __init__(self, message: str, *, status: int, reason: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason  # for result.json
+
+
 def launched_rank() -> int:
     """This process's rank by its launcher's environment, before MPI is up; 0 without a launcher."""
     return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Run one rank's `main` and end the process: status 0, 2 for BadInput on all ranks, 1 for anything else."""
+    """Run one rank's `main` and end the process: status 0, 2 for BadInput, EndOfRun's own, 1 for anything else."""
     sys.excepthook = _leave_with_traceback(None, lambda _: None)
     try:
         main()
-    except BadInput as error:
+    except (BadInput, EndOfRun) as error:
         if launched_rank() == 0:
             print(f"hvdtrain: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        sys.exit(BAD_INPUT)
+        # MPI_Finalize, on the way out, waits for rank 0, so that nobody's status ends the job before its line is out.
+        sys.exit(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
     sys.exit(0)
 
 

@@ -1,16 +1,18 @@
 """One epoch of training, and one evaluation shared by all ranks."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from hvdtrain import augment, data, models
+from hvdtrain import augment, data, divergence, models
 from hvdtrain.comm import Comm
+from hvdtrain.exits import TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.schedule import LearningRate
-from hvdtrain.step import TrainingStep, precision_context
+from hvdtrain.step import Skipped, TrainingStep, precision_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +49,43 @@ class Pictures:
         return augment.normalise(images, self.mean, self.std).contiguous(memory_format=self.memory_format)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One epoch, the same on all ranks."""
+
+    means: Means
+    steps: int  # taken or skipped
+    skipped: list[tuple[int, Skipped]]  # step and reason
+    spikes: list[divergence.Spike]  # of all ranks
+    end: EndOfRun | None  # why the epoch was not finished
+
+
+class Limits:
+    """What ends a run: too many skipped steps in a row, replicas that differ."""
+
+    def __init__(self, *, max_skipped_steps: int, check_replicas_every: int) -> None:
+        self._max_skipped_steps = max_skipped_steps
+        self._check_replicas_every = check_replicas_every
+        self._in_a_row = 0
+
+    def after_step(self, comm: Comm, model: nn.Module, step: int, skipped: Skipped | None) -> None:
+        """Raise EndOfRun on all ranks where a limit is reached after step 1, 2, ..."""
+        self._in_a_row = self._in_a_row + 1 if skipped else 0
+        if skipped and self._in_a_row >= self._max_skipped_steps:
+            raise EndOfRun(
+                f"{self._in_a_row} steps in a row were not finite, up to step {step}; the {skipped.source} of rank "
+                f"{skipped.rank} first: lower --lr, set --clip-norm, or look at that rank's data",
+                status=TOO_MANY_SKIPPED,
+                reason="too many skipped steps",
+            )
+        if self._check_replicas_every and step % self._check_replicas_every == 0:
+            divergence.check_replicas(comm, model, step)
+
+
 def train_epoch(
     step: TrainingStep,
     images: data.Images,
     pictures: Pictures,
-    comm: Comm,
     *,
     epoch: int,
     seed: int,
@@ -59,37 +93,57 @@ def train_epoch(
     micro_batch: int,
     lr: LearningRate,
     average: AveragedModel | None,
+    limits: Limits,
+    spikes: divergence.SpikeWatch,
     device: torch.device,
-) -> tuple[Means, int]:
-    """Visit each training image once; the means, reduced once at the end, and the number of steps skipped.
+) -> Trained:
+    """Visit each training image once.
 
-    `micro_batch` images of a rank's part of the global batch go through the model at a time. `average`, if any,
-    follows the model after every step.
+    At most `micro_batch` images of a rank's part of the global batch go through the model at a time. `average`, if
+    any, follows the model after every step. At a limit the epoch ends early.
     """
+    comm = step.comm
     step.model.train()
     order = data.permutation(len(images.train), seed=seed, epoch=epoch)
     noise = augment.draw_noise(len(images.train), height=images.height, seed=seed, epoch=epoch, device=device)
     batches = data.rank_batches(order, global_batch=global_batch, rank=comm.rank, size=comm.size)
-    parts = [data.pieces(batch.samples, micro_batch) for batch in batches]
+    parts = [
+        batch.samples.tensor_split(data.passes(batch.global_count, size=comm.size, micro_batch=micro_batch))
+        for batch in batches
+    ]
     arriving = images.train.batches([part for batch_parts in parts for part in batch_parts], device)
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
-    skipped = 0
-    for number, (batch, batch_parts) in enumerate(zip(batches, parts, strict=True)):
+    totals = torch.zeros(3, dtype=torch.float64)
+    skipped: list[tuple[int, Skipped]] = []
+    seen: list[divergence.Spike] = []
+    end = None
+    for number, (batch, batch_parts) in enumerate(zip(batches, parts, strict=True), start=epoch * len(batches)):
         inputs = (
             (pictures.for_training(raw, noise.of(part.to(device))), labels)
             for part, (raw, labels) in zip(batch_parts, arriving, strict=False)
         )
-        done = step(
-            inputs,
-            passes=len(batch_parts),
-            global_count=batch.global_count,
-            lr=lr(epoch * len(batches) + number),
-        )
-        totals += torch.stack([done.loss_sum, done.right, torch.tensor(len(batch.samples), device=device)])
-        skipped += done.skipped
-        if average is not None:
+        done = step(inputs, passes=len(batch_parts), global_count=batch.global_count, lr=lr(number))
+        if done.skipped:
+            skipped.append((number + 1, done.skipped))
+        else:
+            count = len(batch.samples)
+            totals += torch.tensor([done.loss_sum, done.right, count], dtype=torch.float64)
+            spike = spikes.see(number + 1, done.loss_sum / count) if count else None
+            seen += [spike] if spike else []
+        if average is not None and not done.skipped:
             average.update_parameters(step.model)
-    return _means(totals, comm), skipped
+        try:
+            limits.after_step(comm, step.model, number + 1, done.skipped)
+        except EndOfRun as reached:
+            end = reached
+            break
+    everyones = [divergence.Spike(**one) for rank in comm.gather([asdict(one) for one in seen]) for one in rank]
+    return Trained(
+        means=_means(totals.to(device), comm),
+        steps=number + 1 - epoch * len(batches),
+        skipped=skipped,
+        spikes=everyones,
+        end=end,
+    )
 
 
 @torch.no_grad()
@@ -122,4 +176,6 @@ def evaluate(
 
 def _means(totals: Tensor, comm: Comm) -> Means:
     loss, right, count = comm.sum(totals).tolist()
+    if not count:  # every step of the epoch was skipped
+        return Means(loss=math.nan, accuracy=math.nan)
     return Means(loss=loss / count, accuracy=right / count)

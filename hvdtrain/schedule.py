@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 REFERENCE_BATCH = 256
-_LINEAR = ("sgd", "rmsprop")
+_LINEAR = ("sgd", "rmsprop", "lars")
 
 
 def scaled_lr(base: float, *, optimizer: str, global_batch: int) -> float:
     """The learning rate for `global_batch` images, from `base` for 256.
 
-    Linear in the batch for SGD and RMSProp (Goyal et al. 2017), the square root for Adam and AdamW (Malladi et al.
-    2022).
+    Linear in the batch for SGD and RMSProp (Goyal et al. 2017) and LARS (You, Gitman and Ginsburg 2017), the square
+    root for Adam and AdamW (Malladi et al. 2022) and LAMB (You et al. 2020).
     """
     factor = global_batch / REFERENCE_BATCH
     return base * (factor if optimizer in _LINEAR else math.sqrt(factor))

@@ -6,6 +6,7 @@ written. Only rank 0 writes, but for its own file each in ranks/.
 
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -17,7 +18,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from hvdtrain.exits import BadInput
@@ -52,6 +52,16 @@ def prepare(folder: Path, *, overwrite: bool) -> None:
         ) from error
 
 
+def share(folder: Path) -> None:
+    """Make the part of the run folder that every rank writes to, on hosts that do not share rank 0's."""
+    try:
+        (folder / "ranks").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"the run folder {folder} cannot be written ({error.strerror}): give another --runs-dir"
+        ) from error
+
+
 def _is_finished(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / "result.json").read_text())["exit_reason"] == FINISHED)
@@ -83,6 +93,7 @@ class Tracker:
             "eval_accuracy": None,
             "eval_loss": None,
             "skipped_steps": 0,
+            "loss_spikes": 0,
             "exit_reason": None,
         }
         self._started = time.perf_counter()
@@ -98,8 +109,16 @@ class Tracker:
             write_json(self.folder / f"{name}.json", document)
             self._events.add_text(name, f"```\n{json.dumps(document, indent=2, default=str)}\n```")
 
+    def count(self, *, skipped: list[dict[str, Any]], spikes: list[dict[str, Any]]) -> None:
+        """Note the steps that were skipped and the losses that jumped, one mapping for each."""
+        self.result["skipped_steps"] += len(skipped)
+        self.result["loss_spikes"] += len(spikes)
+        for kind, events in (("skipped", skipped), ("spike", spikes)):
+            for event in events:
+                self._line({"event": kind, **event})
+
     def epoch_done(
-        self, *, steps: int, images: int, train_s: float, skipped: int, train: dict[str, float], test: dict[str, float]
+        self, *, steps: int, images: int, train_s: float, train: dict[str, float], test: dict[str, float]
     ) -> dict[str, float]:
         """Report an epoch of `steps` steps over `images` images that took `train_s` seconds; return the metrics."""
         result = self.result
@@ -107,24 +126,25 @@ class Tracker:
         result["steps"] += steps
         result["train_time_s"] += train_s
         result["train_images_per_s"] = self._images / result["train_time_s"]
-        result["skipped_steps"] += skipped
         result["eval_accuracy"], result["eval_loss"] = test["accuracy"], test["loss"]
         metrics = {f"train/{name}": value for name, value in train.items()}
-        metrics |= {"train/images_per_s": images / train_s, "train/skipped_steps": result["skipped_steps"]}
+        metrics |= {f"train/{name}": result[name] for name in ("skipped_steps", "loss_spikes")}
+        metrics |= {"train/images_per_s": images / train_s}
         metrics |= {f"eval/{name}": value for name, value in test.items()}
-        self._write(result["steps"], metrics)
+        seconds = time.perf_counter() - self._started
+        self._line({"step": result["steps"], "seconds": round(seconds, 3), **metrics})
+        if self._events is not None:
+            for name, value in metrics.items():
+                self._events.add_scalar(name, value, result["steps"])
+            self._events.add_scalar("eval/accuracy_by_second", metrics["eval/accuracy"], round(seconds))
+            self._events.flush()
         return metrics
 
-    def _write(self, step: int, metrics: dict[str, float]) -> None:
-        if self._lines is None or self._events is None:
+    def _line(self, values: dict[str, Any]) -> None:
+        if self._lines is None:
             return
-        seconds = time.perf_counter() - self._started
-        self._lines.write(json.dumps({"step": step, "seconds": round(seconds, 3), **metrics}) + "\n")
+        self._lines.write(json.dumps(_finite(values)) + "\n")
         self._lines.flush()
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
-        self._events.add_scalar("eval/accuracy_by_second", metrics["eval/accuracy"], round(seconds))
-        self._events.flush()
 
     def conclude(self, reason: str) -> None:
         """Write result.json with this exit reason and close the files, once; later reasons are ignored."""
@@ -133,9 +153,16 @@ class Tracker:
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
         if self._lines is not None and self._events is not None:
-            write_json(self.folder / "result.json", self.result)
+            write_json(self.folder / "result.json", _finite(self.result))
             self._lines.close()
             self._events.close()
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """None in place of NaN and infinity, which JSON does not have."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
 
 
 def environment() -> dict[str, Any]:
@@ -174,12 +201,4 @@ def code_hash() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over the model's parameters."""
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -51,6 +51,7 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
 def test_options_that_change_the_step_work_together(run, tmp_path):
     options = ["--precision", "bf16", "--compression", "fp16", "--accumulate-steps", "3", "--clip-value", "0.5"]
     options += ["--clip-norm", "1", "--fusion-threshold-mb", "8", "--cycle-time-ms", "2", "--cutout", "8"]
+    options += ["--fusion-groups", "4", "--check-replicas-every", "2", "--max-skipped-steps", "5"]
     quick = [*QUICK, "--run", "r", "--optimizer", "rmsprop", "--stem-stride", "1", "--dropout", "0"]
     done = run("mpirun", 2, [*EFFNET, *quick, *options])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -123,6 +124,34 @@ def test_more_ranks_than_images(run, tmp_path):
     line = only_line(done)
     assert "2 training" in line
     assert "3 ranks" in line
+
+
+def test_the_model_does_not_notice_how_many_ranks_share_a_global_batch(run, tmp_path):
+    losses = []
+    for launcher, ranks in (("python", 1), ("mpirun", 2)):
+        quiet = ["--sync-bn", "--dropout", "0", "--stochastic-depth", "0", "--global-batch-size", "64"]
+        words = [word for word in QUICK if word not in ("--batch-size-per-rank", "64")]
+        done = run(launcher, ranks, [*EFFNET, *words, *quiet, "--run", launcher])
+        assert done.returncode == 0, done.stdout + done.stderr
+        line = json.loads((tmp_path / "runs" / "effnet" / launcher / "metrics.jsonl").read_text())
+        losses.append([line["train/loss"], line["eval/loss"]])
+    # sums in another order, over 23 steps; at another seed the losses differ by more than 0.01
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--global-batch-size", "33"], ["33", "2 ranks", "32 can"]),
+        (["--global-batch-size", "2", "--sync-bn"], ["--sync-bn", "at least 2"]),
+    ],
+)
+def test_a_global_batch_that_the_ranks_cannot_share(run, words, named):
+    quick = [word for word in QUICK if word not in ("--batch-size-per-rank", "64")]
+    done = run("mpirun", 2, [*EFFNET, *quick, *words])
+    assert done.returncode == 2, done.stdout + done.stderr
+    line = only_line(done)
+    assert all(word in line for word in named), line
 
 
 def mpmd(run, tmp_path, first, second):

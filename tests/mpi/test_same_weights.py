@@ -12,6 +12,7 @@ TOLERANCE = 1e-4
 
 
 def weights(answers, rank=0):
+    """And batch norm's running statistics."""
     return torch.load(Path(answers[0]["folder"]) / f"weights-{rank}.pt", weights_only=True)
 
 
@@ -27,23 +28,33 @@ def distance(one, other, answers):
 )
 def test_more_ranks_give_the_weights_of_one(run_program, launcher, ranks, micro_batch):
     # 201 images in batches of 50: the last batch holds one image, so that all ranks but one have none
-    one = run_program("python", 1, "train_steps.py", "50", "50", "none")
-    many = run_program(launcher, ranks, "train_steps.py", "50", str(micro_batch), "none")
+    one = run_program("python", 1, "train_steps.py", "50", "50", "none", "frozen")
+    many = run_program(launcher, ranks, "train_steps.py", "50", str(micro_batch), "none", "frozen")
     assert one[0]["moved"] > 0.1
     assert distance(one, many, one) < TOLERANCE
     for rank in range(1, ranks):
         assert torch.equal(weights(many, rank), weights(many))
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_synced_batch_norm_is_that_of_one_rank(run_program, ranks):
+    """Weights and running statistics; 67 images are not shared equally."""
+    one = run_program("python", 1, "train_steps.py", "67", "67", "none", "synced")
+    many = run_program("mpirun", ranks, "train_steps.py", "67", "34", "none", "synced")
+    assert distance(one, many, one) < 10 * TOLERANCE
+    for rank in range(1, ranks):
+        assert torch.equal(weights(many, rank), weights(many))
+
+
 def test_a_rank_too_few_would_be_noticed(run_program):
     """The tolerance can fail: batches of 49 instead of 50 are far outside."""
-    one = run_program("python", 1, "train_steps.py", "50", "50", "none")
-    other = run_program("python", 1, "train_steps.py", "49", "49", "none")
+    one = run_program("python", 1, "train_steps.py", "50", "50", "none", "frozen")
+    other = run_program("python", 1, "train_steps.py", "49", "49", "none", "frozen")
     assert distance(one, other, one) > 100 * TOLERANCE
 
 
 def test_every_sample_is_seen_once_per_epoch(run_program):
-    answers = run_program("mpirun", 3, "train_steps.py", "50", "17", "none")
+    answers = run_program("mpirun", 3, "train_steps.py", "50", "17", "none", "frozen")
     for epoch in range(2):
         seen = [sample for answer in answers for sample in answer["seen"][epoch]]
         assert sorted(seen) == list(range(201))
@@ -53,7 +64,7 @@ def test_every_sample_is_seen_once_per_epoch(run_program):
 
 def test_fp16_compression_costs_at_most_its_rounding(run_program):
     """fp16 rounds by 2^-11 = 0.05 % per element; 10 steps stay within 1 % of the way, and are not exact."""
-    exact = run_program("mpirun", 2, "train_steps.py", "50", "25", "none")
-    rounded = run_program("mpirun", 2, "train_steps.py", "50", "25", "fp16")
+    exact = run_program("mpirun", 2, "train_steps.py", "50", "25", "none", "frozen")
+    rounded = run_program("mpirun", 2, "train_steps.py", "50", "25", "fp16", "frozen")
     assert 0 < distance(exact, rounded, exact) < 0.01
     assert torch.equal(weights(rounded, 0), weights(rounded, 1))

@@ -47,14 +47,19 @@ def test_serial_comm_is_alone_and_changes_nothing():
     assert alone.sum(values).tolist() == [1.0, 2.0]
     alone.average_([values])
     assert values.tolist() == [1.0, 2.0]
+    leaf = torch.tensor([1.0, 2.0], requires_grad=True)
+    (alone.differentiable_sum(leaf, "some.name") * torch.tensor([3.0, 4.0])).sum().backward()
+    assert leaf.grad.tolist() == [3.0, 4.0]
 
 
-def test_serial_gradient_sync_keeps_the_gradients():
+@pytest.mark.parametrize("options", [{}, {"groups": None}, {"groups": 2}])
+def test_serial_gradient_sync_keeps_the_gradients(options):
     model = nn.Linear(2, 1)
     alone = SerialComm()
     before = model.weight.detach().clone()
     alone.broadcast_(model)
-    sync = alone.gradient_sync(model, compression="none")
+    sync = alone.gradient_sync(model, compression="none", **options)
+    sync.include([("more.weight", nn.Parameter(torch.zeros(1)))])
     sync.expect(1)
     model(torch.tensor([[3.0, 4.0]])).sum().backward()
     sync.finish()
@@ -232,7 +237,17 @@ def test_fusion_threshold_option_comes_before_environment_before_default(
     monkeypatch.setattr(os, "environ", environment)
     found = comm.connect(fusion_threshold_mb=threshold_mb, cycle_time_ms=None)
     assert isinstance(found, SerialComm)
-    assert environment == {"HOROVOD_FUSION_THRESHOLD": expected}
+    assert environment == {"HOROVOD_FUSION_THRESHOLD": expected, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600"}
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "600"), ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7"}, "7")])
+def test_a_stalled_rank_ends_the_job_after_ten_minutes_unless_the_environment_says_otherwise(
+    monkeypatch, given, expected
+):
+    environment = dict(given)
+    monkeypatch.setattr(os, "environ", environment)
+    comm.connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    assert environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == expected
 
 
 @pytest.mark.parametrize(

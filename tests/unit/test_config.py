@@ -18,8 +18,11 @@ OPTIONS = [
     ("--recipe scaled", "scaled"),
     ("--epochs 7", 7),
     ("--batch-size-per-rank 12", 12),
+    ("--global-batch-size 96", 96),
     ("--accumulate-steps 3", 3),
     ("--optimizer adamw", "adamw"),
+    ("--optimizer lars", "lars"),
+    ("--optimizer lamb", "lamb"),
     ("--lr 0.02", 0.02),
     ("--no-scale-lr", False),
     ("--schedule constant", "constant"),
@@ -31,6 +34,10 @@ OPTIONS = [
     ("--no-normalize", False),
     ("--no-augment", False),
     ("--cutout 8", 8),
+    ("--sync-bn", True),
+    ("--max-skipped-steps 3", 3),
+    ("--check-replicas-every 0", 0),
+    ("--check-replicas-every 100", 100),
     ("--clip-value 0.5", 0.5),
     ("--clip-norm 1", 1.0),
     ("--precision bf16", "bf16"),
@@ -39,6 +46,7 @@ OPTIONS = [
     ("--compression fp16", "fp16"),
     ("--fusion-threshold-mb 0", 0.0),
     ("--fusion-threshold-mb 64", 64.0),
+    ("--fusion-groups 2", 2),
     ("--cycle-time-ms 2.5", 2.5),
     ("--seed 11", 11),
     ("--runs-dir else/where", Path("else/where")),
@@ -102,7 +110,7 @@ def test_the_list_above_knows_every_option():
         "--data mnist",
         "--recipe best",
         "--stem-stride 3",
-        "--optimizer lamb",
+        "--optimizer adagrad",
         "--schedule step",
         "--precision fp8",
         "--compression zip",
@@ -112,6 +120,15 @@ def test_the_list_above_knows_every_option():
         "--batch-size-per-rank 0",
         "--batch-size-per-rank -8",
         "--accumulate-steps 0",
+        "--global-batch-size 0",
+        "--global-batch-size -64",
+        "--global-batch-size 1.5",
+        "--max-skipped-steps 0",
+        "--max-skipped-steps -1",
+        "--check-replicas-every -1",
+        "--check-replicas-every often",
+        "--fusion-groups 0",
+        "--fusion-groups -2",
         "--lr -1",
         "--lr 0",
         "--lr nan",
@@ -224,3 +241,32 @@ def test_no_options_are_the_defaults():
 def test_a_line_break_is_no_name_for_a_run():
     with pytest.raises(BadInput, match="--run"):
         parse(["--run", "a\nb"])
+
+
+@pytest.mark.parametrize("recipe", ["scaled", "book"])
+@pytest.mark.parametrize("given", [128, 256])
+def test_two_batch_sizes_are_one_too_many(recipe, given):
+    with pytest.raises(BadInput) as error:
+        parse(["--recipe", recipe, "--global-batch-size", "512", f"--batch-size-per-rank={given}"])
+    message = str(error.value)
+    assert "\n" not in message
+    assert "--global-batch-size 512" in message
+    assert f"--batch-size-per-rank {given}" in message
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "lamb"])
+def test_layerwise_optimizers_are_refused_with_fp16(optimizer):
+    with pytest.raises(BadInput) as error:
+        parse(["--optimizer", optimizer, "--precision", "fp16"])
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(f"--optimizer {optimizer} ")
+    assert "--precision fp16" in message
+    assert message.endswith("use bf16 or fp32")
+    for precision in ("bf16", "fp32"):
+        assert parse(["--optimizer", optimizer, "--precision", precision]).optimizer == optimizer
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw"])
+def test_other_optimizers_take_fp16(optimizer):
+    assert parse(["--optimizer", optimizer, "--precision", "fp16"]).precision == "fp16"

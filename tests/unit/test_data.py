@@ -66,6 +66,29 @@ def test_pieces_are_the_samples_in_order_and_never_empty(samples, size):
     assert all(1 <= len(piece) <= size for piece in cut)
 
 
+@given(samples=samples_counts, global_batch=global_batches, size=sizes, micro_batch=st.integers(1, 30))
+def test_passes_are_as_few_as_micro_batches_allow_on_all_ranks(samples, global_batch, size, micro_batch):
+    order = data.permutation(samples, seed=1, epoch=2)
+    ranks = [data.rank_batches(order, global_batch=global_batch, rank=rank, size=size) for rank in range(size)]
+    for parts in zip(*ranks, strict=True):
+        passes = data.passes(parts[0].global_count, size=size, micro_batch=micro_batch)
+        largest = max(len(part.samples) for part in parts)
+        assert (passes - 1) * micro_batch < largest <= passes * micro_batch
+        for part in parts:
+            cut = part.samples.tensor_split(passes)
+            assert len(cut) == passes >= 1
+            assert max(map(len, cut)) <= micro_batch
+            assert torch.equal(torch.cat(cut), part.samples)
+
+
+@pytest.mark.parametrize(
+    ("global_count", "size", "micro_batch", "passes"),
+    [(12, 1, 5, 3), (12, 3, 4, 1), (13, 3, 4, 2), (1, 9, 256, 1), (512, 2, 256, 1), (512, 2, 255, 2), (5, 1, 1, 5)],
+)
+def test_passes(global_count, size, micro_batch, passes):
+    assert data.passes(global_count, size=size, micro_batch=micro_batch) == passes
+
+
 def test_permutation_repeats_and_differs_by_seed_and_epoch():
     first = data.permutation(100, seed=3, epoch=1)
     assert sorted(first.tolist()) == list(range(100))
@@ -81,6 +104,25 @@ def test_resident_split_gives_the_images_of_the_indices_in_their_order():
     assert [labels.tolist() for _, labels in found] == [[40, 0], [20]]
     assert [raw[:, 0, 0, 0].tolist() for raw, _ in found] == [[4, 0], [2]]
     assert len(split) == 5
+
+
+def test_resident_split_gives_an_empty_batch_for_no_indices():
+    split = data.Resident(torch.zeros(5, 3, 4, 4, dtype=torch.uint8), torch.arange(5))
+    none = torch.tensor([], dtype=torch.int64)
+    found = list(split.batches([none, torch.tensor([2]), none], CPU))
+    assert [tuple(raw.shape) for raw, _ in found] == [(0, 3, 4, 4), (1, 3, 4, 4), (0, 3, 4, 4)]
+    assert [labels.tolist() for _, labels in found] == [[], [2], []]
+    assert {(raw.dtype, labels.dtype) for raw, labels in found} == {(torch.uint8, torch.int64)}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_collated_samples_are_stacked_and_none_are_an_empty_batch(count):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    raw, labels = data._collated([(images[number], 10 + number) for number in range(count)], height=8)
+    assert (raw.dtype, labels.dtype) == (torch.uint8, torch.int64)
+    assert torch.equal(raw, images[:count])
+    assert labels.tolist() == [10, 11, 12][:count]
 
 
 # --- data sets
@@ -336,11 +378,12 @@ def test_image_folder_decodes_in_workers_and_names_a_truncated_file(tmp_path):
         wide[:, 2:10].transpose(2, 0, 1),  # the centre
         np.stack([gray] * 3),
     ]
-    for lists in ([[2, 0], [1]], [[1, 2, 0]]):  # two epochs through the same workers
-        found = list(images.train.batches([torch.tensor(one) for one in lists], CPU))
+    for lists in ([[2, 0], [], [1]], [[1, 2, 0], []]):  # two epochs through the same workers
+        found = list(images.train.batches([torch.tensor(one, dtype=torch.int64) for one in lists], CPU))
         for (raw, labels), wanted in zip(found, lists, strict=True):
-            assert raw.dtype == torch.uint8
-            assert np.array_equal(raw.numpy(), np.stack([expected[index] for index in wanted]))
+            assert (raw.dtype, labels.dtype) == (torch.uint8, torch.int64)
+            assert raw.shape == (len(wanted), 3, 8, 8)
+            assert np.array_equal(raw.numpy(), np.array([expected[index] for index in wanted]).reshape(raw.shape))
             assert labels.tolist() == [[0, 0, 1][index] for index in wanted]
     with pytest.raises(OSError, match=f"cannot decode {truncated}"):
         list(images.train.batches([torch.tensor([3])], CPU))

@@ -1,15 +1,32 @@
+import math
 import re
 from dataclasses import replace
 
 import pytest
 import torch
 
-from hvdtrain import config, effnet, models, optim
+from hvdtrain import config, data, effnet, models, optim
 from hvdtrain.comm import SerialComm
 from hvdtrain.exits import BadInput
+from hvdtrain.sync_bn import SyncBatchNorm2d
 
 CPU = torch.device("cpu")
 DIGITS = replace(config.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
+
+
+class OneOf(SerialComm):
+    """One rank of several that are not there but agree; keeps how it was asked to send gradients."""
+
+    def __init__(self, size):
+        self.size = self.local_size = size
+        self.asked = []
+
+    def gather(self, value):
+        return [value] * self.size
+
+    def gradient_sync(self, model, *, compression, groups=None):
+        self.asked.append((compression, groups))
+        return super().gradient_sync(model, compression=compression, groups=groups)
 
 
 def refused(attempt):
@@ -95,3 +112,108 @@ def test_fp16_is_refused_on_cpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert refused(lambda: effnet.usable_device(SerialComm(), "fp16")).startswith("--precision fp16 needs a GPU")
     assert effnet.usable_device(SerialComm(), "bf16") == CPU
+
+
+# --- batch sizes
+
+
+def assembled(ranks=1, **changes):
+    comm = OneOf(ranks)
+    settings = replace(DIGITS, **changes)
+    images = effnet.load_images(comm, settings)
+    return comm, effnet.assemble(comm, settings, images, effnet.build_model(comm, settings, images.classes), CPU)
+
+
+GLOBAL_64 = {"batch_size_per_rank": 256, "global_batch_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "micro_batch", "global_batch"),
+    [
+        (4, GLOBAL_64, 16, 64),
+        (1, GLOBAL_64, 64, 64),
+        (4, {**GLOBAL_64, "accumulate_steps": 2}, 8, 64),
+        (64, GLOBAL_64, 1, 64),
+        (4, {"batch_size_per_rank": 16}, 16, 64),
+        (4, {"batch_size_per_rank": 16, "accumulate_steps": 2}, 16, 128),
+    ],
+)
+def test_the_global_batch_is_shared_by_ranks_and_passes(ranks, changes, micro_batch, global_batch):
+    _, training = assembled(ranks, **changes)
+    assert (training.micro_batch, training.global_batch) == (micro_batch, global_batch)
+    assert training.steps_per_epoch == math.ceil(len(training.images.train) / global_batch)
+    assert data.passes(global_batch, size=ranks, micro_batch=micro_batch) == changes.get("accumulate_steps", 1)
+    assert training.lr.peak == pytest.approx(optim.BASE_LR["sgd"] * global_batch / 256)
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "accumulate", "near"),
+    [(50, 4, 1, 48), (51, 4, 1, 52), (2, 4, 1, 4), (64, 3, 1, 63), (64, 4, 3, 60), (1, 2, 2, 4), (1000, 7, 2, 994)],
+)
+def test_a_global_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_they_do(size, ranks, accumulate, near):
+    settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=size, accumulate_steps=accumulate)
+    message = refused(lambda: effnet.images_at_a_time(settings, ranks))
+    assert message.startswith(f"--global-batch-size {size} cannot be divided by {ranks} ranks x --accumulate-steps ")
+    assert message.endswith(f"{accumulate}: {near} can")
+    found = effnet.images_at_a_time(replace(settings, global_batch_size=near), ranks)
+    assert found * ranks * accumulate == near
+
+
+def test_an_indivisible_global_batch_is_refused_while_loading():
+    settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=50)
+    message = refused(lambda: effnet.load_images(SerialComm(), replace(settings, accumulate_steps=4)))
+    assert message.startswith("--global-batch-size 50 cannot be divided by 1 ranks x --accumulate-steps 4: 48 can")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [(1, {"batch_size_per_rank": 1}), (4, {"batch_size_per_rank": 256, "global_batch_size": 4})],
+)
+def test_sync_bn_with_one_image_per_rank_is_refused(ranks, changes):
+    settings = replace(DIGITS, sync_bn=True, **changes)
+    message = refused(lambda: effnet.images_at_a_time(settings, ranks))
+    assert message == "--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2"
+    assert effnet.images_at_a_time(replace(settings, sync_bn=False), ranks) == 1
+
+
+# --- what assemble puts together
+
+
+@pytest.mark.parametrize("sync_bn", [False, True])
+def test_batch_norm_is_over_all_ranks_if_asked_for(sync_bn):
+    comm, training = assembled(2, sync_bn=sync_bn, ema_epochs=1.0)
+    for model in (training.step.model, training.average.module):
+        assert {type(layer) is SyncBatchNorm2d for layer in models.batch_norms(model)} == {sync_bn}
+    optimized = {id(one) for group in training.step.optimizer.param_groups for one in group["params"]}
+    assert optimized == {id(one) for one in training.step.model.parameters()}
+    assert training.step.comm is comm
+
+
+@pytest.mark.parametrize("groups", [None, 3])
+def test_fusion_groups_and_compression_reach_the_sync(groups):
+    comm, _ = assembled(fusion_groups=groups, compression="fp16")
+    assert comm.asked == [("fp16", groups)]
+
+
+@pytest.mark.parametrize(("name", "kind", "factor"), [("lars", optim.Lars, 0.25), ("lamb", optim.Lamb, 0.5)])
+def test_layerwise_optimizers_have_their_own_rate(name, kind, factor):
+    _, training = assembled(optimizer=name)  # a global batch of 64
+    assert type(training.step.optimizer) is kind
+    assert training.lr.peak == pytest.approx(optim.BASE_LR[name] * factor)
+
+
+def test_an_epoch_with_sync_bn_and_a_global_batch_goes_through():
+    changes = {"global_batch_size": 720, "accumulate_steps": 2, "sync_bn": True, "optimizer": "lamb"}
+    _, training = assembled(batch_size_per_rank=256, **changes)  # 2 steps, each in 2 passes
+    trained = training.epoch(0)
+    assert (trained.skipped, trained.end) == ([], None)
+    assert 0 < trained.means.loss < 5
+
+
+def test_limits_are_those_of_the_settings():
+    _, training = assembled(batch_size_per_rank=64, max_skipped_steps=2)
+    with torch.no_grad():
+        training.step.model.features[0][0].weight.fill_(math.nan)
+    trained = training.epoch(0)
+    assert [number for number, _ in trained.skipped] == [1, 2]
+    assert trained.end.status == 3

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hvdtrain import exits
-from hvdtrain.exits import BadInput
+from hvdtrain.exits import BadInput, EndOfRun
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +69,17 @@ def test_a_failing_rank_leaves_at_once_with_its_status(monkeypatch, capsys, erro
         assert told.rstrip().endswith("ValueError: broken")
     else:
         assert told == ""
+
+
+@pytest.mark.parametrize("status", [exits.TOO_MANY_SKIPPED, exits.REPLICAS_DIFFER])
+@pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: rank 1 differs\n"), ("1", "")])
+def test_an_agreed_end_exits_with_its_status_and_one_line_of_rank_0(monkeypatch, capsys, rank, printed, status):
+    monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_RANK": rank})
+    with pytest.raises(SystemExit) as leaving:
+        exits.run(raising(EndOfRun("rank 1\ndiffers", status=status, reason="it ended")))
+    assert leaving.value.code == status
+    assert capsys.readouterr() == ("", printed)
+
+
+def test_the_statuses_are_four_different_ones():
+    assert [exits.FAILED, exits.BAD_INPUT, exits.TOO_MANY_SKIPPED, exits.REPLICAS_DIFFER] == [1, 2, 3, 4]

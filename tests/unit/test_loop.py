@@ -1,25 +1,33 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
-from hvdtrain import data, optim
+from hvdtrain import data, divergence, optim
 from hvdtrain.comm import SerialComm
-from hvdtrain.loop import Pictures, evaluate, train_epoch
+from hvdtrain.divergence import Spike, SpikeWatch
+from hvdtrain.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.loop import Limits, Pictures, evaluate, train_epoch
 from hvdtrain.schedule import LearningRate
-from hvdtrain.step import StepDone, TrainingStep
+from hvdtrain.step import Skipped, StepDone, TrainingStep
 
 CPU = torch.device("cpu")
 TRAIN, TEST = 53, 29
 
 
 class OneOf(SerialComm):
-    """One rank of several that are not there; keeps what it gave to be summed or averaged."""
+    """One rank of several that are not there; keeps what it gave to be summed, averaged or gathered."""
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
-        self.summed, self.averaged = [], []
+        self.summed, self.averaged, self.gathered = [], [], []
+
+    def gather(self, value):
+        self.gathered.append(value)
+        return [value]
 
     def sum(self, values):
         self.summed.append(values.clone())
@@ -60,40 +68,56 @@ def net():
 
 
 class Watching:
-    """In place of a TrainingStep: keeps what it was given."""
+    """In place of a TrainingStep: keeps what it was given.
 
-    def __init__(self):
+    An image has the loss 2, or what `losses` has for its call; the calls in `skips` are skipped.
+    """
+
+    def __init__(self, comm, *, losses=None, skips=None):
         self.model = net().eval()
+        self.comm, self.losses, self.skips = comm, losses or {}, skips or {}
         self.calls = []
 
     def __call__(self, micro_batches, *, passes, global_count, lr):
         found = list(micro_batches)
         assert len(found) == passes
+        call = len(self.calls)
         self.calls.append({"found": found, "global_count": global_count, "lr": lr})
         count = sum(len(labels) for _, labels in found)
-        return StepDone(loss_sum=torch.tensor(2.0 * count), right=torch.tensor(0.5 * count), skipped=passes == 1)
+        return StepDone(
+            loss_sum=self.losses.get(call, 2.0) * count,
+            right=count - (count > 0),
+            skipped=self.skips.get(call),
+        )
 
 
-def watch_epoch(rank=0, size=1, *, global_batch=12, micro_batch=5, epoch=0, split=None, **look):
+def limits(max_skipped_steps=1000, check_replicas_every=0):
+    return Limits(max_skipped_steps=max_skipped_steps, check_replicas_every=check_replicas_every)
+
+
+def watch_epoch(
+    rank=0, size=1, *, global_batch=12, micro_batch=5, epoch=0, split=None, ends=None, spikes=None, step=None, **look
+):
     images = random_images()
     if split is not None:
         images.train.labels = split  # labels by which samples can be told apart
-    step, comm = Watching(), OneOf(rank, size)
+    step = step or Watching(OneOf(rank, size))
     rate = LearningRate(peak=1.0, warmup_steps=0, total_steps=100, shape="cosine")
-    means, skipped = train_epoch(
+    trained = train_epoch(
         step,
         images,
         pictures(**look),
-        comm,
         epoch=epoch,
         seed=7,
         global_batch=global_batch,
         micro_batch=micro_batch,
         lr=rate,
         average=None,
+        limits=ends or limits(),
+        spikes=spikes or SpikeWatch(rank),
         device=CPU,
     )
-    return step, comm, means, skipped
+    return step, trained
 
 
 def samples_of(step):
@@ -106,6 +130,8 @@ def test_ranks_together_see_each_training_image_once(size):
     assert sorted(sample for step in watched for sample in samples_of(step)) == list(range(TRAIN))
     counts = {tuple(call["global_count"] for call in step.calls) for step in watched}
     assert counts == {(12, 12, 12, 12, 5)}
+    passes = {tuple(len(call["found"]) for call in step.calls) for step in watched}
+    assert passes == {tuple(math.ceil(math.ceil(count / size) / 5) for count in (12, 12, 12, 12, 5))}
     assert max(len(labels) for step in watched for call in step.calls for _, labels in call["found"]) <= 5
 
 
@@ -164,13 +190,152 @@ def test_learning_rate_goes_on_over_epochs():
         assert [call["lr"] for call in step.calls] == [rate(5 * epoch + number) for number in range(5)]
 
 
-def test_means_and_skipped_steps_are_counted_per_image_and_step():
-    step, comm, means, skipped = watch_epoch(1, 3)
+def test_means_are_over_the_images_of_all_ranks():
+    step, trained = watch_epoch(1, 3)
     mine = len(samples_of(step))
     assert 17 <= mine <= 18
-    assert [values.tolist() for values in comm.summed] == [[2.0 * mine, 0.5 * mine, mine]]  # one sum per epoch
-    assert (means.loss, means.accuracy) == (2.0, 0.5)
-    assert skipped == sum(len(call["found"]) == 1 for call in step.calls) > 0
+    assert [values.tolist() for values in step.comm.summed] == [[2.0 * mine, mine - 5, mine]]  # one sum per epoch
+    assert (trained.means.loss, trained.means.accuracy) == (2.0, (mine - 5) / mine)
+    assert (trained.skipped, trained.spikes, trained.end) == ([], [], None)
+
+
+LOSS_OF_2, GRADIENTS_OF_0 = Skipped(rank=2, source="loss"), Skipped(rank=0, source="gradients")
+
+
+def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_means():
+    skips = {1: LOSS_OF_2, 4: GRADIENTS_OF_0}
+    found = [
+        watch_epoch(epoch=epoch, step=Watching(OneOf(0, 1), skips=skips, losses={1: math.nan, 4: math.inf, 0: 3.0}))
+        for epoch in (0, 2)
+    ]
+    assert [trained.skipped for _, trained in found] == [
+        [(2, LOSS_OF_2), (5, GRADIENTS_OF_0)],
+        [(12, LOSS_OF_2), (15, GRADIENTS_OF_0)],  # the numbers go on over epochs of 5 steps
+    ]
+    for step, trained in found:
+        assert len(step.calls) == 5
+        assert [values.tolist() for values in step.comm.summed] == [[3.0 * 12 + 2.0 * 24, 36 - 3, 36]]
+        assert trained.means.loss == pytest.approx(84 / 36)
+        assert (trained.spikes, trained.end) == ([], None)
+
+
+def test_an_epoch_of_skipped_steps_has_no_means():
+    step, trained = watch_epoch(step=Watching(OneOf(0, 1), skips=dict.fromkeys(range(5), LOSS_OF_2)))
+    assert len(step.calls) == 5
+    assert math.isnan(trained.means.loss)
+    assert math.isnan(trained.means.accuracy)
+    assert [number for number, _ in trained.skipped] == [1, 2, 3, 4, 5]
+    assert trained.end is None
+
+
+def test_too_many_skipped_steps_end_the_epoch_early():
+    step = Watching(OneOf(0, 1), skips={0: LOSS_OF_2, 2: LOSS_OF_2, 3: GRADIENTS_OF_0})
+    _, trained = watch_epoch(step=step, ends=limits(max_skipped_steps=2), epoch=1)
+    assert len(step.calls) == 4
+    assert trained.skipped == [(6, LOSS_OF_2), (8, LOSS_OF_2), (9, GRADIENTS_OF_0)]
+    assert trained.end.status == TOO_MANY_SKIPPED == 3
+    assert "step 9;" in str(trained.end)
+    assert [values.tolist() for values in step.comm.summed] == [[2.0 * 12, 11, 12]]  # the other ranks sum as well
+    assert len(step.comm.gathered) == 1
+
+
+def test_skipped_steps_in_a_row_are_counted_over_the_end_of_an_epoch():
+    ends = limits(max_skipped_steps=3)
+    _, first = watch_epoch(step=Watching(OneOf(0, 1), skips={3: LOSS_OF_2, 4: LOSS_OF_2}), ends=ends)
+    step, second = watch_epoch(step=Watching(OneOf(0, 1), skips={0: LOSS_OF_2}), ends=ends, epoch=1)
+    assert first.end is None
+    assert second.end.status == TOO_MANY_SKIPPED
+    assert len(step.calls) == 1
+
+
+def test_replicas_that_differ_end_the_epoch_early(monkeypatch):
+    seen = []
+
+    def check(comm, model, number):
+        seen.append((comm, model, number))
+        if number == 4:
+            raise EndOfRun("they differ", status=REPLICAS_DIFFER, reason="replicas differ")
+
+    monkeypatch.setattr(divergence, "check_replicas", check)
+    step, trained = watch_epoch(ends=limits(check_replicas_every=2))
+    assert seen == [(step.comm, step.model, 2), (step.comm, step.model, 4)]
+    assert len(step.calls) == 4
+    assert (trained.end.status, trained.end.reason) == (4, "replicas differ")
+    assert trained.means.loss == 2.0
+
+
+def test_spikes_have_the_number_of_their_step_and_skipped_losses_are_not_seen():
+    step = Watching(OneOf(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
+    _, trained = watch_epoch(1, 2, step=step, global_batch=2, epoch=1)  # 27 steps
+    assert trained.spikes == [Spike(step=27 + 13, rank=1, loss=90.0, usual=2.0)]
+    assert [number for number, _ in trained.skipped] == [27 + 16]
+
+
+class Seeing:
+    """In place of a SpikeWatch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def see(self, step, loss):
+        self.seen.append((step, loss))
+
+
+def test_the_watch_sees_the_mean_loss_of_each_step_with_images():
+    spikes = Seeing()
+    watch_epoch(1, 3, step=Watching(OneOf(1, 3), losses={2: 7.0}), spikes=spikes)
+    assert spikes.seen == [(1, 2.0), (2, 2.0), (3, 7.0), (4, 2.0), (5, 2.0)]
+    spikes = Seeing()
+    step, trained = watch_epoch(0, 2, global_batch=1, spikes=spikes)  # rank 0 gets no image of any
+    assert spikes.seen == []
+    assert [len(call["found"]) for call in step.calls] == [1] * TRAIN
+    assert all(
+        images.shape == (0, 3, 16, 16) and labels.shape == (0,)
+        for [(images, labels)] in (call["found"] for call in step.calls)
+    )
+    assert math.isnan(trained.means.loss)  # the sum over ranks is made up here
+
+
+def test_an_epoch_reports_the_spikes_of_all_ranks():
+    theirs = {"step": 3, "rank": 2, "loss": 8.0, "usual": 1.0}
+    step = Watching(OneOf(1, 3), losses={12: 90.0})
+    step.comm.gather = lambda mine: [[], mine, [theirs]]
+    _, trained = watch_epoch(1, 3, step=step, global_batch=3, micro_batch=1)
+    assert trained.spikes == [Spike(step=13, rank=1, loss=90.0, usual=2.0), Spike(**theirs)]
+
+
+# --- limits
+
+
+def after_steps(ends, outcomes, comm=None):
+    for number, skipped in enumerate(outcomes, start=1):
+        ends.after_step(comm or SerialComm(), None, number, skipped)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_so_many_skipped_steps_in_a_row_end_the_run(most):
+    ends = limits(max_skipped_steps=most)
+    after_steps(ends, [None, *[GRADIENTS_OF_0] * (most - 1)])
+    with pytest.raises(EndOfRun) as end:
+        ends.after_step(SerialComm(), None, most + 1, LOSS_OF_2)
+    assert (end.value.status, end.value.reason) == (3, "too many skipped steps")
+    message = str(end.value)
+    assert "\n" not in message
+    assert message.startswith(f"{most} steps in a row were not finite, up to step {most + 1}; the loss of rank 2 first")
+    assert "--lr" in message
+
+
+def test_a_good_step_in_between_starts_the_count_anew():
+    after_steps(limits(max_skipped_steps=3), [LOSS_OF_2, LOSS_OF_2, None] * 5)
+
+
+@pytest.mark.parametrize(("every", "checked"), [(0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6]), (8, [])])
+def test_replicas_are_checked_at_multiples(monkeypatch, every, checked):
+    seen = []
+    monkeypatch.setattr(divergence, "check_replicas", lambda comm, model, step: seen.append((comm, model, step)))
+    comm = SerialComm()
+    after_steps(limits(check_replicas_every=every), [None, None, LOSS_OF_2, None, LOSS_OF_2, LOSS_OF_2, None], comm)
+    assert seen == [(comm, None, step) for step in checked]
 
 
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
@@ -188,6 +353,7 @@ def train_really(*, average_steps=None):
     step = TrainingStep(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9),
+        comm=SerialComm(),
         sync=SerialComm().gradient_sync(model, compression="none"),
         scaler=GradScaler("cpu", enabled=False),
         precision="fp32",
@@ -198,20 +364,21 @@ def train_really(*, average_steps=None):
     average = optim.moving_average(model, horizon_steps=average_steps) if average_steps else None
     images = random_images()
     for epoch in range(2):
-        means, _ = train_epoch(
+        trained = train_epoch(
             step,
             images,
             pictures(),
-            SerialComm(),
             epoch=epoch,
             seed=0,
             global_batch=12,
             micro_batch=12,
             lr=LearningRate(peak=0.1, warmup_steps=0, total_steps=10, shape="cosine"),
             average=average,
+            limits=limits(),
+            spikes=SpikeWatch(0),
             device=CPU,
         )
-    return model, average, means
+    return model, average, trained.means
 
 
 def test_the_moving_average_follows_every_step():

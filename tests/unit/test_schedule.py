@@ -65,7 +65,11 @@ def test_warm_up_may_take_the_whole_run():
         ("adamw", 1024, 0.2),
         ("adamw", 64, 0.05),
         ("adam", 256, 0.1),
+        ("lars", 1024, 0.4),
+        ("lars", 64, 0.025),
+        ("lamb", 1024, 0.2),
+        ("lamb", 64, 0.05),
     ],
 )
-def test_scaled_lr_is_linear_for_sgd_and_square_root_for_adam(optimizer, global_batch, expected):
+def test_scaled_lr_is_linear_for_sgd_and_lars_and_square_root_for_adam_and_lamb(optimizer, global_batch, expected):
     assert scaled_lr(0.1, optimizer=optimizer, global_batch=global_batch) == pytest.approx(expected)

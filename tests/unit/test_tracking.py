@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 
 from hvdtrain import tracking
 from hvdtrain.exits import BadInput
@@ -25,6 +24,7 @@ RESULT_KEYS = [
     "eval_accuracy",
     "eval_loss",
     "skipped_steps",
+    "loss_spikes",
     "exit_reason",
 ]
 KNOWN = {
@@ -168,15 +168,22 @@ def start(tmp_path):
             tracker._events.close()
 
 
-def first_epoch(tracker, **changes):
-    facts = {"steps": 10, "images": 600, "train_s": 3.0, "skipped": 1}
+SKIPPED = {"step": 7, "rank": 1, "source": "loss"}
+SPIKE = {"step": 9, "rank": 0, "loss": 8.0, "usual": 1.0}
+ONE_SKIPPED = {"skipped": [SKIPPED], "spikes": []}
+
+
+def first_epoch(tracker, *, events=ONE_SKIPPED, **changes):
+    facts = {"steps": 10, "images": 600, "train_s": 3.0}
     train, test = {"loss": 1.5, "accuracy": 0.5, "lr": 0.1}, {"loss": 1.25, "accuracy": 0.625}
+    tracker.count(**events)
     return tracker.epoch_done(**{**facts, "train": train, "test": test, **changes})
 
 
 def second_epoch(tracker):
     train, test = {"loss": 0.75, "accuracy": 0.75, "lr": 0.05}, {"loss": 0.5, "accuracy": 0.875}
-    return first_epoch(tracker, train_s=1.0, skipped=2, train=train, test=test)
+    events = {"skipped": [{**SKIPPED, "step": 12}, {**SKIPPED, "step": 13}], "spikes": [SPIKE]}
+    return first_epoch(tracker, train_s=1.0, events=events, train=train, test=test)
 
 
 def test_epoch_done_returns_the_metrics_of_that_epoch(start):
@@ -188,6 +195,7 @@ def test_epoch_done_returns_the_metrics_of_that_epoch(start):
         "train/lr": 0.05,
         "train/images_per_s": 600.0,
         "train/skipped_steps": 3,
+        "train/loss_spikes": 1,
         "eval/loss": 0.5,
         "eval/accuracy": 0.875,
     }
@@ -198,12 +206,37 @@ def test_metrics_lines_can_be_read_one_by_one_as_they_are_written(start, tmp_pat
     for epoch, report in enumerate((first_epoch, second_epoch)):
         metrics = report(tracker)
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
-        assert len(lines) == epoch + 1
+        assert sum("event" not in json.loads(line) for line in lines) == epoch + 1
         assert lines[-1].endswith("\n")
         line = json.loads(lines[-1])
         assert line.pop("step") == 10 * (epoch + 1)
         assert line.pop("seconds") >= 0
         assert line == metrics
+
+
+def test_events_are_lines_of_their_own_as_they_are_counted(start, tmp_path):
+    tracker = start()
+    tracker.count(skipped=[], spikes=[])
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    tracker.count(skipped=[SKIPPED, {**SKIPPED, "step": 8}], spikes=[SPIKE])
+    tracker.count(skipped=[], spikes=[SPIKE])
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    skipped, spike = {"event": "skipped", **SKIPPED}, {"event": "spike", **SPIKE}
+    assert lines == [skipped, {**skipped, "step": 8}, spike, spike]
+    assert (tracker.result["skipped_steps"], tracker.result["loss_spikes"]) == (2, 2)
+
+
+def no_constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_an_epoch_without_means_is_null_in_its_line(start, tmp_path):
+    tracker = start()
+    first_epoch(tracker, train={"loss": math.nan, "accuracy": math.nan, "lr": 0.1})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    line = json.loads(lines[-1], parse_constant=no_constant)
+    assert (line["train/loss"], line["train/accuracy"], line["train/lr"]) == (None, None, 0.1)
+    assert line["eval/loss"] == 1.25
 
 
 def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
@@ -223,6 +256,7 @@ def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
         "eval_accuracy": 0.875,
         "eval_loss": 0.5,
         "skipped_steps": 3,
+        "loss_spikes": 1,
         "exit_reason": "finished",
     }
     assert not list(tmp_path.rglob("*.part"))
@@ -257,6 +291,7 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
         "train/lr": [0.1, 0.05],
         "train/images_per_s": [200.0, 600.0],
         "train/skipped_steps": [1, 3],
+        "train/loss_spikes": [0, 1],
         "eval/loss": [1.25, 0.5],
         "eval/accuracy": [0.625, 0.875],
     }
@@ -275,7 +310,7 @@ def test_accuracy_by_second_has_the_seconds_since_the_start_as_its_step(start, t
     first_epoch(tracker)
     [found] = EventAccumulator(str(tmp_path)).Reload().Scalars("eval/accuracy_by_second")
     assert (found.step, found.value) == (42, 0.625)
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["seconds"] == 42.4
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] == 42.4
     now = 1050.0
     tracker.conclude(tracking.FINISHED)
     assert tracker.result["wall_time_s"] == 50.0
@@ -298,6 +333,7 @@ def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, t
     tracker.conclude(tracking.FINISHED)
     assert list(tmp_path.iterdir()) == []
     assert (tracker.result["steps"], tracker.result["exit_reason"]) == (10, "finished")
+    assert (tracker.result["skipped_steps"], tracker.result["loss_spikes"]) == (1, 0)
 
 
 # --- facts
@@ -327,15 +363,6 @@ def test_code_hash_changes_with_the_code(monkeypatch, tmp_path):
     second = tracking.code_hash()
     (tmp_path / "one.py").rename(tmp_path / "two.py")
     assert len({first, second, tracking.code_hash()}) == 3
-
-
-def test_weights_hash_sees_one_changed_weight_and_no_memory_format():
-    model = nn.Conv2d(3, 4, 3)
-    first = tracking.weights_hash(model)
-    assert tracking.weights_hash(model.to(memory_format=torch.channels_last)) == first
-    with torch.no_grad():
-        model.weight[2, 1, 0, 0] = math.pi
-    assert tracking.weights_hash(model) != first
 
 
 def test_environment_is_json_and_names_the_command():

@@ -1,6 +1,6 @@
-"""Some epochs of real training with batch norm frozen, so that the number of ranks must not matter.
+"""Some epochs of real training whose batch norm does not depend on the number of ranks.
 
-argv: folder, global batch, micro-batch, none|fp16. Writes the samples seen and saves the weights.
+argv: folder, global batch, micro-batch, none|fp16, frozen|synced. Writes the samples seen and saves the weights.
 """
 
 import json
@@ -11,13 +11,15 @@ from typing import ClassVar
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain import data, models, optim
+from hvdtrain import data, models, optim, sync_bn
 from hvdtrain.comm import connect
-from hvdtrain.loop import Pictures, train_epoch
+from hvdtrain.divergence import SpikeWatch
+from hvdtrain.loop import Limits, Pictures, train_epoch
 from hvdtrain.schedule import LearningRate
 from hvdtrain.step import TrainingStep
 
-folder, global_batch, micro_batch, compression = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+folder, global_batch, micro_batch = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+compression, batch_norm = sys.argv[4], sys.argv[5]
 CPU = torch.device("cpu")
 EPOCHS = 2
 
@@ -41,14 +43,18 @@ images = data.Images(**{**digits.__dict__, "train": recording})
 torch.manual_seed(comm.rank)  # so that the broadcast has something to do
 model = models.build("efficientnet_tiny", classes=10, dropout=0.0)
 comm.broadcast_(model)
-for layer in models.batch_norms(model):
-    layer.train = lambda _=True: None  # frozen for good
-    layer.training = False
+if batch_norm == "frozen":
+    for layer in models.batch_norms(model):
+        layer.train = lambda _=True: None  # for good
+        layer.training = False
+elif comm.size > 1:
+    sync_bn.convert(model, comm)
 model = model.to(memory_format=torch.channels_last)
 groups = optim.parameter_groups(model, 5e-4, decay_all=False)
 step = TrainingStep(
     model=model,
     optimizer=optim.build("sgd", groups, 0.1),
+    comm=comm,
     sync=comm.gradient_sync(model, compression=compression),
     scaler=GradScaler("cpu", enabled=False),
     precision="fp32",
@@ -71,16 +77,18 @@ for epoch in range(EPOCHS):
         step,
         images,
         pictures,
-        comm,
         epoch=epoch,
         seed=7,
         global_batch=global_batch,
         micro_batch=micro_batch,
         lr=LearningRate(peak=0.02, warmup_steps=0, total_steps=EPOCHS * steps, shape="constant"),
         average=None,
+        limits=Limits(max_skipped_steps=1, check_replicas_every=0),
+        spikes=SpikeWatch(comm.rank),
         device=CPU,
     )
 weights = torch.cat([one.detach().flatten() for one in model.parameters()])
-torch.save(weights, folder / f"weights-{comm.rank}.pt")
+statistics = [one.flatten() for one in model.buffers() if one.is_floating_point()]
+torch.save(torch.cat([weights, *statistics]), folder / f"weights-{comm.rank}.pt")
 answer = {"seen": Recording.seen, "moved": (weights - before).norm().item(), "folder": str(folder)}
 (folder / f"rank-{comm.rank}.json").write_text(json.dumps(answer))

@@ -1,0 +1,87 @@
+"""Training steps in which one rank's loss or gradients are not finite. argv: folder, precision, where, rank.
+
+`where` is loss or gradients. Three good steps, one bad, three good.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain import models, optim
+from hvdtrain.comm import connect
+from hvdtrain.step import TrainingStep
+
+folder, precision, where, culprit = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+comm.start()
+torch.set_num_threads(1)
+
+
+class Faulty(torch.autograd.Function):
+    """The identity, with a gradient that is not finite when asked for."""
+
+    gradient = 1.0
+
+    @staticmethod
+    def forward(_ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(_ctx, gradient):
+        return gradient * Faulty.gradient
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = models.build("efficientnet_tiny", classes=10, dropout=0.2)
+
+    def forward(self, images):
+        return Faulty.apply(self.body(images))
+
+
+torch.manual_seed(0)
+model = Model().train()
+comm.broadcast_(model)
+torch.manual_seed(1 + comm.rank)
+scaler = GradScaler("cpu", enabled=precision == "fp16", init_scale=128.0)
+step = TrainingStep(
+    model=model,
+    optimizer=optim.build("sgd", optim.parameter_groups(model, 5e-4, decay_all=False), 0.01),
+    comm=comm,
+    sync=comm.gradient_sync(model, compression="none"),
+    scaler=scaler,
+    precision=precision,
+    label_smoothing=0.1,
+    clip_value=1.0,
+    clip_norm=1.0,
+)
+
+
+def state():
+    floats = [*model.parameters(), *(one for one in model.buffers() if one.is_floating_point())]
+    return torch.cat([one.detach().flatten() for one in floats])
+
+
+skipped, unchanged, finite = [], [], []
+for number in range(7):
+    images, labels = torch.rand(8, 3, 32, 32), torch.randint(0, 10, (8,))
+    bad = number == 3
+    Faulty.gradient = 1.0
+    if bad and comm.rank == culprit:
+        if where == "loss":
+            images[2, 1, 5, 5] = torch.nan
+        elif where == "gradients":
+            Faulty.gradient = torch.inf
+    before = state()
+    done = step([(images[:5], labels[:5]), (images[5:], labels[5:])], passes=2, global_count=8 * comm.size, lr=0.01)
+    skipped.append([done.skipped.rank, done.skipped.source] if done.skipped else None)
+    unchanged.append(torch.equal(before, state()))
+    finite.append(bool(torch.isfinite(state()).all()))
+answer = {"skipped": skipped, "unchanged": unchanged, "finite": finite, "scale": scaler.get_scale()}
+answer["weights"] = torch.cat([one.detach().flatten() for one in model.parameters()]).sum().item()
+torch.save([one.detach() for one in model.parameters()], folder / f"weights-{comm.rank}.pt")
+(folder / f"rank-{comm.rank}.json").write_text(json.dumps({**answer, "folder": str(folder)}))

@@ -1,0 +1,329 @@
+"""Horovod's traps: what the naive code does, and what ours does. argv: folder, trap."""
+
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain import data, exits, models, optim
+from hvdtrain.comm import connect
+from hvdtrain.loop import Pictures, evaluate
+from hvdtrain.step import TrainingStep
+
+comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+comm.start()
+RANK = comm.rank
+
+
+class Linear(nn.Module):
+    """Logits x @ w for images (N, 3, 2, 2), so that gradients are easy to predict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(12, 4) / 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1) @ self.weight
+
+
+def batch(count: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return torch.rand(count, 3, 2, 2, generator=random), torch.randint(0, 4, (count,), generator=random)
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> TrainingStep:
+    settings: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "comm": comm,
+        "sync": comm.gradient_sync(model, compression="none"),
+        "scaler": GradScaler("cpu", enabled=False),
+        "precision": "fp32",
+        "label_smoothing": 0.0,
+        "clip_value": None,
+        "clip_norm": None,
+    }
+    return TrainingStep(**{**settings, **options})
+
+
+def one_step(step: TrainingStep, *, lr: float = 0.1, seed: int = 0) -> None:
+    step([batch(seed=seed)], passes=1, global_count=4 * comm.size, lr=lr)
+
+
+def error_of(act: Callable[[], Any]) -> str | None:
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 (whatever Horovod raises is the trap)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def naive(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
+
+
+def zero_grad_to_none() -> dict[str, Any]:
+    model = Linear()
+    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ours = Linear()
+    step = step_of(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    one_step(step)
+    return {
+        "naive": error_of(lambda: wrapped.zero_grad(set_to_none=True)),
+        "ours": error_of(lambda: step.optimizer.zero_grad(set_to_none=True)),
+        "cleared": all(one.grad is None for one in ours.parameters()),
+    }
+
+
+def broadcast_optimizer_state() -> dict[str, Any]:
+    """On rank 1 the state is empty, on rank 0 not, as after loading a checkpoint there."""
+    model = Linear()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    before = model.weight.detach().clone()
+    if RANK == 0:
+        optimizer.state[model.weight] = {
+            "step": torch.tensor(5.0),
+            "exp_avg": torch.zeros(12, 4),
+            "exp_avg_sq": torch.zeros(12, 4),
+        }
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    ours = Linear()
+    start = ours.weight.detach().clone()
+    comm.broadcast_(ours)
+    return {
+        "naive_moved": (model.weight - before).abs().max().item(),
+        "ours_moved": (ours.weight - start).abs().max().item(),
+    }
+
+
+def inf_on_one_rank_under_amp() -> dict[str, Any]:
+    """scaler.step(opt) on the wrapper looks at the gradients before they are summed."""
+    model = Linear()
+    scaler = GradScaler("cpu", enabled=True, init_scale=1024.0)
+    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    scaler.scale(model(batch()[0]).sum() * (torch.inf if RANK == 1 else 1.0)).backward()
+    naive_error = error_of(lambda: (scaler.step(wrapped), scaler.update()))
+    ours = Linear()
+    ours_scaler = GradScaler("cpu", enabled=True, init_scale=1024.0)
+    step = step_of(ours, torch.optim.SGD(ours.parameters(), lr=0.1), scaler=ours_scaler)
+    images, labels = batch()
+    done = step([(images * (torch.inf if RANK == 1 else 1.0), labels)], passes=1, global_count=8, lr=0.1)
+    return {
+        "naive": [naive_error, scaler.get_scale()],
+        "ours": [ours_scaler.get_scale(), done.skipped is not None and done.skipped.rank],
+        "finite": bool(torch.isfinite(ours.weight).all()),
+    }
+
+
+def fp16_overflow() -> dict[str, Any]:
+    found = {}
+    for name, options in {"plain": {}, "groups": {"groups": 1, "gradient_predivide_factor": 2.0}}.items():
+        model = Linear()
+        wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1), compression=hvd.Compression.fp16, **options)
+        (model.weight * 40000.0).sum().backward()
+        wrapped.synchronize()
+        found[f"naive_{name}"] = model.weight.grad.max().item()
+    for name, groups in {"plain": None, "groups": 1}.items():
+        model = Linear()
+        sync = comm.gradient_sync(model, compression="fp16", groups=groups)
+        sync.expect(1)
+        (model.weight * 40000.0 / comm.size).sum().backward()
+        sync.finish()
+        found[f"ours_{name}"] = model.weight.grad.max().item()
+    return found
+
+
+def bfloat16() -> dict[str, Any]:
+    model = Linear().bfloat16()
+    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def naive_step() -> None:
+        (model.weight * (RANK + 1.0)).sum().backward()
+        wrapped.synchronize()
+
+    found: dict[str, Any] = {"naive": error_of(naive_step)}
+    for compression in ("none", "fp16"):
+        ours = Linear().bfloat16()
+        sync = comm.gradient_sync(ours, compression=compression)
+        sync.expect(1)
+        (ours.weight * (RANK + 1.0)).sum().backward()
+        sync.finish()
+        found[compression] = [str(ours.weight.grad.dtype), ours.weight.grad.max().item()]
+    return found
+
+
+def accumulation() -> dict[str, Any]:
+    """The mean over two passes and two ranks of gradients 1 is 1, and one pass too few does not stop the next epoch."""
+    model = Linear()
+    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2)
+    for _ in range(2):
+        model.weight.sum().backward()
+    wrapped.synchronize()
+    summed = model.weight.grad.max().item()
+    images, labels = batch(8)
+    whole, parts = Linear(), Linear()
+    for model_, cut in ((whole, [8]), (parts, [3, 3, 2])):
+        step = step_of(model_, torch.optim.SGD(model_.parameters(), lr=0.1))
+        for _ in range(3):
+            micro = list(zip(images.split(cut), labels.split(cut), strict=True))
+            step(micro, passes=len(cut), global_count=8 * comm.size, lr=0.1)
+        step([(images[:2], labels[:2])], passes=1, global_count=2 * comm.size, lr=0.1)  # a short last group
+    return {"naive": summed, "ours": (whole.weight - parts.weight).abs().max().item()}
+
+
+def left_over_passes() -> dict[str, Any]:
+    model = Linear()
+    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2)
+
+    def two_epochs() -> None:
+        for _ in range(2):
+            for _ in range(3):
+                model.weight.sum().backward()
+
+    return {"naive": error_of(two_epochs), "synchronize": error_of(wrapped.synchronize)}
+
+
+def lost_defaults() -> dict[str, Any]:
+    model = Linear()
+    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+    extra = nn.Parameter(torch.zeros(3))
+    wrapped.add_param_group({"params": [extra]})
+    ours = Linear()
+    step = step_of(ours, torch.optim.SGD(ours.parameters(), lr=0.5, momentum=0.9))
+    late = nn.Parameter(torch.zeros(12, 4))
+    ours.register_parameter("late", late)
+    step.optimizer.add_param_group({"params": [late]})
+    step.sync.include([("late", late)])
+    ours.forward = lambda images: images.flatten(1) @ (ours.weight + late)  # type: ignore[method-assign]
+    one_step(step, seed=RANK)
+    group = wrapped.param_groups[1]
+    return {
+        "naive": [group["lr"], group["momentum"]],
+        "ours": step.optimizer.param_groups[1]["momentum"],
+        "late": late.flatten().tolist(),
+    }
+
+
+def required_arguments() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, make in {"lars": optim.Lars, "lamb": optim.Lamb}.items():
+        model = Linear()
+        found[f"naive_{name}"] = error_of(lambda make=make, model=model: naive(model, make(model.parameters(), 0.1)))
+        ours = Linear()
+        step = step_of(ours, make(ours.parameters(), lr=0.1, weight_decay=0.1))
+        for seed in range(3):
+            one_step(step, seed=seed + 10 * RANK)
+        found[name] = ours.weight.flatten().tolist()
+    return found
+
+
+def joined_ranks() -> dict[str, Any]:
+    """hvd.join: rank 1 has no data left, and rank 0's gradient is halved. Ours: an empty share."""
+    gradient = hvd.allreduce(torch.ones(1), name="with.join", op=hvd.Average).item() if RANK == 0 else None
+    hvd.join()
+    ours = Linear()
+    start = copy.deepcopy(ours)
+    step = step_of(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    images, labels = batch(2)
+    mine = slice(0, 2) if RANK == 0 else slice(0, 0)
+    step([(images[mine], labels[mine])], passes=1, global_count=2, lr=0.1)
+    nn.functional.cross_entropy(start(images), labels).backward()
+    expected = start.weight - 0.1 * start.weight.grad
+    return {"naive": gradient, "ours": (ours.weight - expected).abs().max().item()}
+
+
+def channels_last() -> dict[str, Any]:
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def naive_step() -> None:
+        model(torch.rand(1, 3, 8, 8)).sum().backward()
+        wrapped.synchronize()
+
+    return {"naive": error_of(naive_step)}
+
+
+def unused_and_frozen() -> dict[str, Any]:
+    """Rank 1 does not use `sometimes`, nobody uses `never`, `frozen` takes no gradient."""
+
+    class Partly(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.sometimes = nn.Parameter(torch.ones(4))
+            self.never = nn.Parameter(torch.ones(4))
+            self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            logits = super().forward(images) + self.frozen
+            return logits * self.sometimes if RANK == 0 else logits
+
+    model = Partly()
+    step = step_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        one_step(step)
+    return {
+        "weights": torch.cat([one.detach().flatten() for one in model.parameters()]).tolist(),
+        "never": model.never.tolist(),
+        "frozen": model.frozen.tolist(),
+        "sometimes_moved": (model.sometimes - 1).abs().max().item(),
+    }
+
+
+def batch_norm_statistics() -> dict[str, Any]:
+    """Every rank evaluates with its own, unless they are averaged."""
+    model = models.build("efficientnet_tiny", classes=10)
+    comm.broadcast_(model)
+    model.train()
+    model(torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(RANK)))
+    layer = models.batch_norms(model)[0]
+    own = layer.running_mean.tolist()
+    digits = data.load("digits", Path(), height=32, rank=RANK, size=comm.size, workers=1)
+    look = Pictures(
+        mean=torch.zeros(3),
+        std=torch.ones(3),
+        crop=False,
+        flip=False,
+        cutout=0,
+        memory_format=torch.contiguous_format,
+    )
+    means = evaluate(model, digits, look, comm, batch=64, precision="fp32", device=torch.device("cpu"))
+    return {"naive": own, "ours": layer.running_mean.tolist(), "loss": means.loss}
+
+
+def few_samples_left() -> dict[str, Any]:
+    """Of 10 samples one is left for 3 ranks."""
+    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+
+    def naive_rest() -> list[int]:
+        sampler.load_state_dict({"epoch": 0, "processed_num": 9})
+        return list(sampler)
+
+    order = data.permutation(1, seed=0, epoch=0)
+    batches = data.rank_batches(order, global_batch=4, rank=RANK, size=comm.size)
+    return {"naive": error_of(naive_rest), "ours": [len(one.samples) for one in batches]}
+
+
+def missing_rank() -> dict[str, Any]:
+    """Rank 1 stays away from a sum."""
+    if RANK == 0:
+        comm.sum(torch.ones(1))
+    else:
+        time.sleep(600)
+    return {}
+
+
+def main() -> None:
+    answer = globals()[sys.argv[2]]()
+    (Path(sys.argv[1]) / f"rank-{RANK}.json").write_text(json.dumps(answer))
+
+
+exits.run(main)

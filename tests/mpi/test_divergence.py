@@ -1,0 +1,88 @@
+"""A rank that diverges takes no other with it, and is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
+
+
+@pytest.mark.parametrize(
+    ("precision", "where", "culprit", "ranks"),
+    [
+        ("fp32", "loss", 1, 2),
+        ("fp32", "gradients", 1, 2),
+        ("fp32", "gradients", 2, 3),
+        ("bf16", "loss", 0, 2),
+        ("bf16", "gradients", 1, 2),
+        ("fp16", "loss", 1, 2),
+        ("fp16", "gradients", 1, 2),
+    ],
+)
+def test_all_ranks_skip_the_step_of_one(run_program, precision, where, culprit, ranks):
+    answers = run_program("mpirun", ranks, "skipped_steps.py", precision, where, str(culprit))
+    for answer in answers:
+        assert answer["skipped"] == [None, None, None, [culprit, where], None, None, None]
+        assert answer["unchanged"] == [number == 3 for number in range(7)]  # batch norm's statistics too
+        assert all(answer["finite"])
+        assert answer["scale"] == (64.0 if precision == "fp16" else 1.0)
+    weights = [
+        torch.load(Path(answer["folder"]) / f"weights-{rank}.pt", weights_only=True)
+        for rank, answer in enumerate(answers)
+    ]
+    for other in weights[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(weights[0], other, strict=True))
+
+
+def test_too_many_skipped_steps_end_the_run_with_status_3(run, tmp_path):
+    words = ["--lr", "1e30", "--max-skipped-steps", "3", "--run", "r"]
+    done = run("mpirun", 2, [*EFFNET, *QUICK, *words])
+    assert done.returncode == 3, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
+    assert len(lines) == 1
+    assert "3 steps in a row" in lines[0]
+    assert "rank 0" in lines[0]
+    result = json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())
+    assert (result["exit_reason"], result["skipped_steps"]) == ("too many skipped steps", 3)
+    wait_until(lambda: not left_in(tmp_path), 5)
+
+
+FLIP = """
+import os, runpy, torch
+from hvdtrain import loop
+
+def flipping(step, *args, original=loop.train_epoch, **kwargs):
+    finish, count = step.sync.finish, [0]
+    def flip():
+        finish()
+        count[0] += 1
+        if count[0] == 7 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            weight = dict(step.model.named_parameters())["classifier.1.weight"]
+            weight.data.view(torch.int32)[0, 0] ^= 1  # the lowest bit of one float
+    step.sync.finish = flip
+    return original(step, *args, **kwargs)
+
+loop.train_epoch = flipping
+runpy.run_module("hvdtrain.effnet", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_one_flipped_bit_ends_the_run_with_status_4(run, tmp_path, ranks):
+    script = tmp_path / "flip.py"
+    script.write_text(FLIP)
+    done = run("mpirun", ranks, [str(script), *QUICK, "--run", "r", "--check-replicas-every", "4"])
+    assert done.returncode == 4, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
+    assert len(lines) == 1
+    assert "after step 8" in lines[0]
+    assert "rank 1" in lines[0]
+    assert "classifier.1.weight" in lines[0]
+    result = json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())
+    assert result["exit_reason"] == "replicas differ"
+
+
+def test_equal_replicas_pass_the_check(run):
+    assert run("mpirun", 2, [*EFFNET, *QUICK, "--check-replicas-every", "1"]).returncode == 0

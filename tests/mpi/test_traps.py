@@ -1,0 +1,126 @@
+"""Each trap of Horovod's that a training step can fall into: the naive code falls, ours does not.
+
+The naive half keeps the test honest: where a newer Horovod mends a trap, the test says so.
+"""
+
+import math
+import time
+
+import pytest
+
+from tests.mpi.conftest import PROGRAMS, left_in, wait_until
+
+
+@pytest.fixture
+def trap(run_program):
+    def answers(name, ranks=2):
+        return run_program("mpirun", ranks, "traps.py", name)
+
+    return answers
+
+
+def test_zero_grad_to_none(trap):
+    for answer in trap("zero_grad_to_none"):
+        assert answer["naive"].startswith("TypeError")
+        assert answer["ours"] is None
+        assert answer["cleared"]
+
+
+def test_a_broadcast_does_not_move_the_weights(trap):
+    naive = [answer["naive_moved"] for answer in trap("broadcast_optimizer_state")]
+    assert naive[0] == 0
+    assert naive[1] > 0  # the rank with empty state took a step
+    assert all(answer["ours_moved"] == 0 for answer in trap("broadcast_optimizer_state"))
+
+
+def test_infinity_on_one_rank_lowers_every_loss_scale(trap):
+    first, second = trap("inf_on_one_rank_under_amp")
+    assert first["naive"] != second["naive"]
+    assert first["ours"] == second["ours"] == [512.0, 1]
+    assert first["finite"]
+    assert second["finite"]
+
+
+def test_fp16_sums_do_not_overflow_where_the_mean_does_not(trap):
+    for answer in trap("fp16_overflow"):
+        assert math.isinf(answer["naive_plain"])
+        assert math.isinf(answer["naive_groups"])  # groups ignore the divisor
+        assert answer["ours_plain"] == 40000.0
+        assert answer["ours_groups"] == 40000.0
+
+
+def test_bfloat16_gradients_travel(trap):
+    for answer in trap("bfloat16"):
+        assert "BFloat16" in answer["naive"]
+        assert answer["none"] == answer["fp16"] == ["torch.bfloat16", 3.0]
+
+
+def test_accumulation_averages(trap):
+    for answer in trap("accumulation"):
+        assert answer["naive"] == 2.0
+        assert answer["ours"] < 1e-6
+
+
+def test_passes_left_over_do_not_stop_the_next_epoch(trap):
+    for answer in trap("left_over_passes"):
+        assert answer["naive"].startswith("AssertionError")
+
+
+def test_a_late_parameter_group_keeps_the_defaults_and_is_summed(trap):
+    first, second = trap("lost_defaults")
+    assert first["naive"] != [0.5, 0.9]
+    assert first["ours"] == 0.9
+    assert first["late"] == second["late"]
+    assert any(first["late"])
+
+
+def test_optimizers_with_required_arguments(trap):
+    first, second = trap("required_arguments")
+    for name in ("lars", "lamb"):
+        assert "required" in first[f"naive_{name}"]
+        assert first[name] == second[name]
+
+
+def test_ranks_without_data_do_not_dilute_the_mean(trap):
+    first, second = trap("joined_ranks")
+    assert first["naive"] == 0.5
+    assert first["ours"] < 1e-6
+    assert second["ours"] < 1e-6
+
+
+def test_channels_last_gradients_travel(trap):
+    """Ours: test_comm.py."""
+    for answer in trap("channels_last"):
+        assert "contiguous" in answer["naive"]
+
+
+def test_unused_and_frozen_parameters(trap):
+    first, second = trap("unused_and_frozen")
+    assert first["weights"] == second["weights"]
+    assert first["never"] == [1.0] * 4
+    assert first["frozen"] == [1.0] * 4
+    assert first["sometimes_moved"] > 0
+
+
+def test_every_rank_evaluates_with_the_same_batch_norm_statistics(trap):
+    first, second = trap("batch_norm_statistics")
+    assert first["naive"] != second["naive"]
+    assert first["ours"] == second["ours"]
+    assert first["ours"] == pytest.approx([(a + b) / 2 for a, b in zip(first["naive"], second["naive"], strict=True)])
+    assert first["loss"] == second["loss"]
+
+
+def test_fewer_samples_than_ranks_are_shared(trap):
+    answers = trap("few_samples_left", ranks=3)
+    assert all(answer["naive"].startswith("AssertionError") for answer in answers)
+    assert sorted(answer["ours"] for answer in answers) == [[0], [0], [1]]
+
+
+def test_a_missing_rank_ends_the_job_in_the_time_that_was_set(run, tmp_path):
+    """Without a shutdown time Horovod waits for ever; hvdtrain sets one where the environment does not."""
+    times = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"}
+    started = time.monotonic()
+    done = run("mpirun", 2, [str(PROGRAMS / "traps.py"), str(tmp_path), "missing_rank"], **times)
+    assert done.returncode not in (0, 110)  # 110: MPIEXEC_TIMEOUT
+    assert time.monotonic() - started < 60
+    wait_until(lambda: not left_in(tmp_path), 5)
