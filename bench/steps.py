@@ -44,6 +44,7 @@ def main() -> None:
     step = TrainingStep(
         model=model.train(),
         optimizer=optim.build("sgd", optim.parameter_groups(model, 5e-4, decay_all=False), 0.1),
+        comm=comm,
         sync=comm.gradient_sync(model, compression=chosen.compression),
         scaler=GradScaler(device.type, enabled=chosen.precision == "fp16"),
         precision=chosen.precision,

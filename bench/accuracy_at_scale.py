@@ -1,0 +1,170 @@
+"""Does accuracy survive more ranks? Recipe `book` against `scaled` on the digits, at the same batch per rank.
+
+    python bench/accuracy_at_scale.py --out runs/accuracy_at_scale
+
+Each size is one mpirun of real ranks; 32 and 64 are 2 ranks that accumulate 16 and 32 batches per step. Five-fold
+cross-validation over all 1,797 images, times two seeds. What is done is kept in OUT/results.jsonl: the command
+goes on where it was cut off. At the end it prints a table and draws OUT/accuracy_at_scale.png.
+
+Intervals are 95 % by Student's t over the fold-and-seed pairs; folds share training images: they are a little narrow.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from scipy import stats
+from sklearn.model_selection import StratifiedKFold
+
+from hvdtrain import data, models
+from hvdtrain.comm import connect
+from hvdtrain.config import RECIPES
+from hvdtrain.effnet import assemble
+
+SIZES = {1: 1, 2: 2, 4: 4, 8: 8, 32: 2, 64: 2}  # ranks, virtual or not -> processes
+FOLDS, SEEDS = 5, 2
+
+Run = tuple[str, int, int, int]  # recipe, size, fold, seed
+
+
+def settings() -> argparse.Namespace:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--out", type=Path, default=Path("runs/accuracy_at_scale"))
+    arguments.add_argument("--sizes", default=",".join(map(str, SIZES)))
+    arguments.add_argument("--epochs", type=int, default=10)
+    arguments.add_argument("--batch", type=int, default=8, help="images per rank")
+    arguments.add_argument("--worker", type=int, help="the size this rank works for; set by the script itself")
+    return arguments.parse_args()
+
+
+def finished(out: Path) -> dict[Run, float]:
+    """Accuracies by run."""
+    lines = (out / "results.jsonl").read_text().splitlines() if (out / "results.jsonl").exists() else []
+    results = [json.loads(line) for line in lines]
+    return {(one["recipe"], one["size"], one["fold"], one["seed"]): one["accuracy"] for one in results}
+
+
+def work(chosen: argparse.Namespace) -> None:
+    """One rank of one size: train what is not finished yet."""
+    comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    torch.set_num_threads(1)
+    done = comm.gather([list(run) for run in finished(chosen.out)])[0]
+    comm.start()
+    device = torch.device("cpu")
+    digits = data.load("digits", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
+    assert isinstance(digits.train, data.Resident)
+    assert isinstance(digits.test, data.Resident)
+    images = torch.cat([digits.train.images, digits.test.images])
+    labels = torch.cat([digits.train.labels, digits.test.labels])
+    folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(images, labels))
+    runs = [(recipe, fold, seed) for seed in range(SEEDS) for fold in range(FOLDS) for recipe in RECIPES]
+    for recipe, fold, seed in runs:
+        if [recipe, chosen.worker, fold, seed] in done:
+            continue
+        config = dataclasses.replace(
+            RECIPES[recipe](),
+            data="digits",
+            model="efficientnet_tiny",
+            pretrained=None,
+            epochs=chosen.epochs,
+            batch_size_per_rank=chosen.batch,
+            accumulate_steps=chosen.worker // comm.size,
+            seed=seed,
+        )
+        train, test = (data.Resident(images[part], labels[part]) for part in folds[fold])
+        split = dataclasses.replace(digits, train=train, test=test)
+        torch.manual_seed(seed)
+        training = assemble(comm, config, split, models.build(config.model, classes=10), device)
+        torch.manual_seed((seed << 16) + comm.rank)
+        for epoch in range(config.epochs):
+            training.epoch(epoch)
+        accuracy = training.evaluate().accuracy
+        if comm.rank == 0:
+            result = {"recipe": recipe, "size": chosen.worker, "fold": fold, "seed": seed, "accuracy": accuracy}
+            with (chosen.out / "results.jsonl").open("a") as lines:
+                lines.write(json.dumps({**result, "steps": config.epochs * training.steps_per_epoch}) + "\n")
+
+
+def interval(values: list[float]) -> float:
+    """Half the width of the 95 % interval of the mean."""
+    if len(values) < 2:
+        return math.nan
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return float(stats.t.ppf(0.975, len(values) - 1)) * spread
+
+
+def table(results: dict[Run, float], sizes: list[int]) -> list[tuple[str, int, float, float, float, float, int]]:
+    """Recipe, ranks, accuracy, its interval, change against 1 rank (by pairs), its interval, n; in percent."""
+    rows = []
+    for recipe in RECIPES:
+        for size in sizes:
+            pairs = [(fold, seed) for fold in range(FOLDS) for seed in range(SEEDS)]
+            present = [pair for pair in pairs if (recipe, size, *pair) in results and (recipe, 1, *pair) in results]
+            if not present:
+                continue
+            here = [100 * results[(recipe, size, *pair)] for pair in present]
+            change = [one - 100 * results[(recipe, 1, *pair)] for one, pair in zip(here, present, strict=True)]
+            mean = statistics.mean
+            rows.append((recipe, size, mean(here), interval(here), mean(change), interval(change), len(here)))
+    return rows
+
+
+def draw(rows: list[tuple[str, int, float, float, float, float, int]], picture: Path) -> None:
+    """Accuracy against ranks, with intervals, one line for each recipe."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for recipe, colour in zip(RECIPES, ("tab:blue", "tab:red"), strict=True):
+        own = [row for row in rows if row[0] == recipe]
+        sizes, accuracies, widths = ([row[column] for row in own] for column in (1, 2, 3))
+        axes.errorbar(sizes, accuracies, yerr=widths, marker="o", capsize=4, color=colour, label=recipe)
+    axes.set_xscale("log", base=2)
+    ticks = sorted({row[1] for row in rows})
+    axes.set_xticks(ticks, [str(tick) if tick <= 8 else f"{tick}*" for tick in ticks])
+    axes.set_xlabel("ranks, same batch per rank   (* by accumulation on 2)")
+    axes.set_ylabel("test accuracy, %")
+    axes.grid(alpha=0.3)
+    axes.legend(title="recipe")
+    figure.savefig(picture, dpi=120)
+
+
+def main() -> None:
+    chosen = settings()
+    if chosen.worker is not None:
+        work(chosen)
+        return
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    sizes = [int(size) for size in chosen.sizes.split(",")]
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "MPIEXEC_TIMEOUT": "7200",
+    }
+    for size in sizes:
+        launch = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(SIZES[size]), sys.executable, __file__]
+        words = ["--out", str(chosen.out), "--epochs", str(chosen.epochs), "--batch", str(chosen.batch)]
+        if subprocess.run([*launch, *words, "--worker", str(size)], env=env, check=False).returncode != 0:
+            sys.exit(f"{size} ranks failed")
+    rows = table(finished(chosen.out), sizes)
+    print("| recipe | ranks | test accuracy % | change against 1 rank, points | n |\n|---|--:|--:|--:|--:|")
+    for recipe, size, accuracy, width, change, change_width, count in rows:
+        mark = "" if size <= 8 else "*"
+        against = "" if size == 1 else f"{change:+.2f} ± {change_width:.2f}"
+        print(f"| {recipe} | {size}{mark} | {accuracy:.2f} ± {width:.2f} | {against} | {count} |")
+    draw(rows, chosen.out / "accuracy_at_scale.png")
+
+
+if __name__ == "__main__":
+    main()
