@@ -112,6 +112,8 @@ def inf_on_one_rank_under_amp() -> dict[str, Any]:
     wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1))
     scaler.scale(model(batch()[0]).sum() * (torch.inf if RANK == 1 else 1.0)).backward()
     naive_error = error_of(lambda: (scaler.step(wrapped), scaler.update()))
+    if RANK == 1:
+        wrapped.synchronize()  # the rank that skipped has left its sum under way, under the name that ours takes
     ours = Linear()
     ours_scaler = GradScaler("cpu", enabled=True, init_scale=1024.0)
     step = step_of(ours, torch.optim.SGD(ours.parameters(), lr=0.1), scaler=ours_scaler)
