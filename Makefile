@@ -1,10 +1,10 @@
-# make train | test | test-slow | lint | bench | lock | setup | clean
+# make train | test | test-slow | test-cluster | lint | bench | lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 VENV := source .venv/bin/activate &&
 
-.PHONY: setup train test test-slow lint bench lock clean
+.PHONY: setup train test test-slow test-cluster lint bench lock clean
 
 setup:
 	@scripts/setup.sh
@@ -17,6 +17,10 @@ test: setup
 
 test-slow: setup
 	$(VENV) pytest -m slow
+
+# Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
+test-cluster: setup
+	$(VENV) pytest -m cluster
 
 lint: setup
 	$(VENV) ruff check . && ruff format --check . && mypy && lint-imports

@@ -2,8 +2,8 @@
 
     python -m hvdtrain.effnet --data digits --model efficientnet_tiny        one process, no MPI needed
     horovodrun -np 8 python -m hvdtrain.effnet                               one host, CIFAR-10
-    horovodrun -np 16 -H one:8,two:8 python -m hvdtrain.effnet               two hosts
-    mpirun -np 8 python -m hvdtrain.effnet                                   by mpirun itself
+    mpirun -np 8 python -m hvdtrain.effnet                                   the same by mpirun
+    hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.effnet         two hosts, the best GPUs of each
 
 The result lies in runs/effnet/<run>/result.json; `tensorboard --logdir runs` shows the curves.
 """
@@ -282,10 +282,13 @@ def build_model(comm: Comm, config: EffnetConfig, classes: int) -> EfficientNet:
 
 def make_run_folder(comm: Comm, config: EffnetConfig) -> Path:
     """An empty run folder, the same on all ranks."""
-    name = config.run or comm.gather(datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"))[0]
+    job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    name = config.run or comm.gather(job)[0]
     folder = config.runs_dir / config.experiment / name
     agreed(comm, lambda: tracking.prepare(folder, overwrite=config.overwrite) if comm.rank == 0 else None)
     agreed(comm, lambda: tracking.share(folder))
+    if comm.rank == 0:
+        exits.report(run_folder=str(folder.resolve()))
     return folder
 
 
@@ -337,6 +340,7 @@ def describe_run(
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
         "cores": sorted(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     tracking.write_json(folder / "ranks" / f"rank-{comm.rank}.json", facts)
     placement = comm.gather(facts)
@@ -357,7 +361,9 @@ def describe_run(
         "compression": compression(config, device),
     }
     tracker.describe(
-        config={**asdict(config), "derived": derived}, environment=tracking.environment(), placement=placement
+        config={**asdict(config), "derived": derived},
+        environment=tracking.environment(),
+        placement={"ranks": placement, "plan": json.loads(os.environ.get("HVDLAUNCH_PLAN", "null"))},
     )
     return tracker
 

@@ -5,6 +5,7 @@ A rank that fails never waits for the others in MPI_Finalize: it leaves at once,
 
 import contextlib
 import faulthandler
+import json
 import os
 import signal
 import socket
@@ -42,6 +43,15 @@ def launched_rank() -> int:
     return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
 
 
+def report(**facts: str) -> None:
+    """Leave facts for hvdlaunch, if that has started this run: `run_folder`; `said`, the line that explains its end."""
+    if path := os.environ.get("HVDLAUNCH_REPORT"):
+        with contextlib.suppress(OSError):  # a folder that this host does not share
+            known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+            Path(f"{path}.part").write_text(json.dumps({**known, **facts}))
+            Path(f"{path}.part").replace(path)
+
+
 def run(main: Callable[[], None]) -> NoReturn:
     """Run one rank's `main` and end the process: status 0, 2 for BadInput, EndOfRun's own, 1 for anything else."""
     sys.excepthook = _leave_with_traceback(None, lambda _: None)
@@ -49,7 +59,9 @@ def run(main: Callable[[], None]) -> NoReturn:
         main()
     except (BadInput, EndOfRun) as error:
         if launched_rank() == 0:
-            print(f"hvdtrain: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            line = f"hvdtrain: {' '.join(str(error).split())}"
+            print(line, file=sys.stderr, flush=True)
+            report(said=line)
         # MPI_Finalize, on the way out, waits for rank 0, so that nobody's status ends the job before its line is out.
         sys.exit(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
     sys.exit(0)

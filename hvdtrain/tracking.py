@@ -174,6 +174,7 @@ def environment() -> dict[str, Any]:
         "command": [sys.executable, *sys.argv],
         "commit": _commit(),
         "horovod_settings": {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")},
+        "nccl_settings": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
     }
 
 

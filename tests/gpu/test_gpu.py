@@ -52,7 +52,10 @@ def test_a_run_on_a_gpu_learns(tmp_path, precision):
     )
     result = json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())
     assert result["eval_accuracy"] > 0.9
-    assert json.loads((tmp_path / "runs" / "effnet" / "r" / "placement.json").read_text())[0]["device"] == "cuda:0"
+    assert (
+        json.loads((tmp_path / "runs" / "effnet" / "r" / "placement.json").read_text())["ranks"][0]["device"]
+        == "cuda:0"
+    )
 
 
 def test_two_ranks_on_one_gpu_are_refused(tmp_path):

@@ -1,0 +1,45 @@
+"""What can go wrong before, while and after ranks are started.
+
+LaunchError             one line that names what, where and the remedy; hvdlaunch ends with its status, 2
+├── HostfileError       a list of hosts that cannot be read; names the file and the line
+├── TopologyError       a text or a driver that does not say how the GPUs are connected
+├── SelectionError      so many GPUs cannot be chosen
+├── PlacementError      ranks that do not fit on the hosts
+├── CommandError        something that the launcher cannot be asked for
+├── ProcessError        a program that is missing, fails or does not answer
+└── HostError           a host that cannot be reached, or lacks what a run needs
+"""
+
+
+class LaunchError(Exception):
+    """One line that names what is wrong, where, and the remedy."""
+
+    status = 2
+
+
+class HostfileError(LaunchError):
+    """A list of hosts that cannot be read."""
+
+
+class TopologyError(LaunchError):
+    """A text or a driver that does not say how the GPUs are connected."""
+
+
+class SelectionError(LaunchError):
+    """So many GPUs cannot be chosen."""
+
+
+class PlacementError(LaunchError):
+    """Ranks that do not fit on the hosts."""
+
+
+class CommandError(LaunchError):
+    """Something that the launcher cannot be asked for."""
+
+
+class ProcessError(LaunchError):
+    """A program that is missing, fails or does not answer."""
+
+
+class HostError(LaunchError):
+    """A host that cannot be reached, or lacks what a run needs."""

@@ -1,0 +1,261 @@
+"""Read-only questions to hosts: their GPUs, NICs and cores, and whether a run could start there.
+
+python -m launch.probe MPIRUN gpus|none       what this host answers, as one line of JSON
+"""
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from launch import nvidia_smi, nvml, rocm_smi, system
+from launch.errors import HostError, LaunchError, ProcessError
+from launch.process import Answer, ask, find
+from launch.speeds import between_sockets
+from launch.topology import Topology, from_json, to_json
+
+# Nothing may ask a question, nothing may be trusted that is not known already, and silence ends.
+SSH_OPTIONS = (
+    *("-o", "BatchMode=yes"),
+    *("-o", "StrictHostKeyChecking=yes"),
+    *("-o", "ConnectTimeout=5"),
+    *("-o", "ServerAliveInterval=2"),
+    *("-o", "ServerAliveCountMax=2"),
+)
+ASK_TIMEOUT_S = 12.0  # a driver that wakes up takes seconds; a run must refuse within 15
+MARK = "hvdlaunch-facts "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mpi:
+    """An installed mpirun."""
+
+    path: str  # absolute
+    name: str  # Open MPI, MPICH, Intel MPI, or the first line that it printed
+    version: tuple[int, ...]  # 4, 1, 8
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What a host answered."""
+
+    host: str  # its name in the list of hosts
+    hostname: str | None  # what it calls itself; None where nobody was asked
+    topology: Topology
+    mpi: Mpi | None = None
+    address: str | None = None  # where ssh reached it; None on this host, and over IPv6
+
+
+def here(mpirun: str, *, gpus: bool) -> HostFacts:
+    """The facts of this host; GPUs outside CUDA_VISIBLE_DEVICES count as taken, none is looked for without `gpus`."""
+    topology = Topology(source="none")
+    if gpus:
+        topology = restrict(read_topology(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    reached = os.environ.get("SSH_CONNECTION", "").split()
+    return HostFacts(
+        host="localhost",
+        hostname=socket.gethostname(),
+        topology=dataclasses.replace(
+            topology,
+            numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
+            interfaces=system.interfaces(),
+        ),
+        mpi=mpi(mpirun),
+        address=reached[2] if len(reached) == 4 and ":" not in reached[2] else None,
+    )
+
+
+def ask_hosts(hosts: Sequence[str], *, mpirun: str, python: str, folder: str, gpus: bool) -> dict[str, HostFacts]:
+    """The facts of all hosts, those of other hosts over ssh, all at once; HostError names the first that cannot.
+
+    On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
+    """
+    own = here(mpirun, gpus=gpus)
+    words = [python, "-m", "launch.probe", mpirun, "gpus" if gpus else "none"]
+
+    def facts(host: str) -> HostFacts:
+        if is_local(host):
+            return dataclasses.replace(own, host=host, address=None)
+        return _ask_host(host, words, folder=folder)
+
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        found = dict(zip(hosts, pool.map(facts, hosts), strict=True))
+    for host, one in found.items():
+        if one.mpi != own.mpi:
+            there = f"is {one.mpi}" if one.mpi else "is missing"
+            raise HostError(
+                f"host {host}: {mpirun} {there}, here it is {own.mpi}: install the same MPI at the same path"
+            )
+    return found
+
+
+def is_local(host: str) -> bool:
+    """Whether this name is this machine's."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False  # unknown, or another machine's
+    return True
+
+
+def address_toward(address: str) -> str:
+    """This machine's own address on the way to another one's; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))
+        return str(probe.getsockname()[0])
+
+
+def _ask_host(host: str, words: Sequence[str], *, folder: str) -> HostFacts:
+    command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
+    try:
+        answer = ask(["ssh", *SSH_OPTIONS, host, command], timeout_s=ASK_TIMEOUT_S)
+    except ProcessError as error:
+        raise HostError(f"host {host}: {error}") from error
+    told = [line.removeprefix(MARK) for line in answer.out.splitlines() if line.startswith(MARK)]
+    if answer.status or not told:
+        raise HostError(f"host {host}: {why_not(answer, host=host, python=words[0], folder=folder)}")
+    facts = json.loads(told[-1])
+    known = facts["mpi"]
+    return HostFacts(
+        host=host,
+        hostname=facts["hostname"],
+        topology=from_json(facts["topology"]),
+        mpi=None if known is None else Mpi(**{**known, "version": tuple(known["version"])}),
+        address=facts["address"],
+    )
+
+
+SSH_TROUBLE = {
+    "hvdlaunch: ": "{last}",  # first: it may quote any of the others
+    "Connection refused": "ssh is refused: start sshd there, or name another host",
+    "Could not resolve hostname": "unknown host name: correct -H, or give it an address in /etc/hosts or ~/.ssh/config",
+    "IDENTIFICATION HAS CHANGED": "its host key is not the one in known_hosts: if the host was really replaced, "
+    "`ssh-keygen -R {host}` and connect to it once by hand",
+    "Host key verification failed": "its host key is unknown: connect to it once by hand, `ssh {host}`, to accept it",
+    "Permission denied": "ssh asks for a password: copy a key there, with `ssh-copy-id {host}`",
+    "timed out": "ssh gets no answer: see whether the host and its sshd are well",
+    "not responding": "ssh gets no answer: see whether the host and its sshd are well",
+    "No route to host": "no route to it: see whether the host is up",
+    "Network is unreachable": "its network cannot be reached from here",
+    "No module named": "{python} there has no hvdlaunch: install the project there as here",
+    "cd: ": "it has no folder {folder}: share this folder with the host, or start from one that both have",
+    "not found": "it has no {python}: install the project there at the same path as here",
+    "No such file": "it has no {python}: install the project there at the same path as here",
+}
+
+
+def why_not(answer: Answer, *, host: str, python: str, folder: str) -> str:
+    """One line for what ssh, or the program there, said on standard error."""
+    last = (answer.err.strip() or f"ended with status {answer.status} without a word").splitlines()[-1]
+    for sign, meaning in SSH_TROUBLE.items():
+        if sign in answer.err:
+            return meaning.format(host=host, python=python, folder=folder, last=last.removeprefix("hvdlaunch: "))
+    return f"asked over ssh, it said: {last}"
+
+
+def read_topology() -> Topology:
+    """The GPUs of this host by NVML, else by nvidia-smi, else by rocm-smi; none where nothing answers."""
+    if (topology := nvml.read_nvml()) is not None:
+        return topology
+    if find("nvidia-smi"):
+        return nvidia_smi.from_nvidia_smi(
+            _say("nvidia-smi", "topo", "-m"),
+            _may_say("nvidia-smi", f"--query-gpu={nvidia_smi.QUERY}", "--format=csv,noheader"),
+            _may_say("nvidia-smi", f"--query-compute-apps={nvidia_smi.QUERY_APPS}", "--format=csv,noheader"),
+            sockets_gbps=between_sockets(system.cpuinfo()),
+        )
+    if find("rocm-smi"):
+        return rocm_smi.parse(_say("rocm-smi", "--showtopo"), name="rocm-smi --showtopo")
+    return Topology(source="none")
+
+
+def _say(*argv: str) -> str:
+    answer = ask(argv, timeout_s=ASK_TIMEOUT_S - 2)
+    if answer.status:
+        said = (answer.err or answer.out).strip().splitlines() or ["nothing"]
+        raise ProcessError(f"{' '.join(argv)} failed with status {answer.status} and said: {said[0]}")
+    return answer.out
+
+
+def _may_say(*argv: str) -> str | None:
+    answer = ask(argv, timeout_s=ASK_TIMEOUT_S - 2)
+    return None if answer.status else answer.out
+
+
+def restrict(topology: Topology, visible: str | None) -> Topology:
+    """The topology with the GPUs outside a CUDA_VISIBLE_DEVICES marked as not to be used; None restricts nothing.
+
+    Numbers are indices in PCI order; an empty list leaves no GPU at all. ProcessError where it names none of them.
+    """
+    if visible is None or not topology.gpus:
+        return topology
+    if visible.strip() in ("", "-1", "NoDevFiles"):
+        return Topology(source=topology.source)
+    inside: set[int] = set()
+    for entry in (word.strip() for word in visible.split(",")):
+        match = [
+            gpu.index
+            for gpu in topology.gpus
+            if entry == str(gpu.index) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
+        ]
+        if len(match) != 1:
+            raise ProcessError(
+                f"CUDA_VISIBLE_DEVICES names {entry!r}, which is no GPU of this host: give indices or UUIDs of "
+                "`nvidia-smi -L`, or unset it"
+            )
+        inside |= set(match)
+    gpus = tuple(
+        gpu
+        if gpu.index in inside
+        else dataclasses.replace(gpu, unusable=gpu.unusable or "outside your CUDA_VISIBLE_DEVICES")
+        for gpu in topology.gpus
+    )
+    return dataclasses.replace(topology, gpus=gpus)
+
+
+def mpi(mpirun: str) -> Mpi | None:
+    """What this mpirun is; None where it is missing."""
+    try:
+        said = ask([mpirun, "--version"], timeout_s=ASK_TIMEOUT_S - 2)
+    except ProcessError:
+        return None
+    return parse_mpi(mpirun, said.out + said.err)
+
+
+def parse_mpi(path: str, text: str) -> Mpi | None:
+    """An MPI from what `mpirun --version` printed; None if it does not say."""
+    name = next(
+        (name for sign, name in (("Open MPI", "Open MPI"), ("HYDRA", "MPICH"), ("Intel", "Intel MPI")) if sign in text),
+        None,
+    )
+    number = re.search(r"(?:Open MPI\)|Version:?)\s*(\d+(?:\.\d+)*)", text)
+    if name is None or number is None:
+        return None
+    return Mpi(path=path, name=name, version=tuple(map(int, number[1].split("."))))
+
+
+def main(mpirun: str, gpus: str) -> None:
+    """Print this host's facts."""
+    try:
+        facts = here(mpirun, gpus=gpus == "gpus")
+    except LaunchError as error:
+        sys.exit(f"hvdlaunch: {error}")
+    found = None if facts.mpi is None else dataclasses.asdict(facts.mpi)
+    told = {"hostname": facts.hostname, "mpi": found, "address": facts.address, "topology": to_json(facts.topology)}
+    print(f"{MARK}{json.dumps(told)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,149 @@
+"""Ask a program something, or start the launcher: the only file that starts a process."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.errors import ProcessError
+
+# mpirun takes about one second to end its ranks, on every host, when it is asked to.
+TERMINATE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a program said until it ended."""
+
+    status: int  # negative: ended by this signal
+    out: str
+    err: str
+
+
+def find(program: str) -> str | None:
+    """The program's absolute path, links not resolved, or None."""
+    path = shutil.which(program)
+    return None if path is None else os.path.abspath(path)  # noqa: PTH100 (resolve() would leave a virtual environment)
+
+
+def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Answer:
+    """Run a program without input until it ends; ProcessError if it is missing or does not end in time."""
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise ProcessError(f"{argv[0]} gave no answer in {timeout_s:g} s") from error
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # its children hold the pipes open
+                os.killpg(process.pid, signal.SIGKILL)
+    return Answer(status=process.returncode, out=out, err=err)
+
+
+class Launcher:
+    """A running mpirun or horovodrun in a session of its own, which ends when this process does, however that dies.
+
+    What it writes to standard error is for the caller to read, from `errors`.
+    """
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, start_new_session=True
+            )
+        except OSError as error:
+            raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
+        assert self._process.stderr is not None
+        self.errors = self._process.stderr
+        self.pid = self._process.pid
+        self._keeper = _keep(self.pid)
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to mpirun itself, which passes it on to the ranks; horovodrun's shell would only die."""
+        for pid in _mpirun_in(self.pid) or [self.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Its exit status, 128 + signal if a signal ended it; None if it still runs after `timeout_s`."""
+        try:
+            status = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        return 128 - status if status < 0 else status
+
+    def end(self) -> None:
+        """Leave nothing of it running."""
+        _end_session(self.pid)
+        self._process.wait()
+        os.close(self._keeper)
+
+
+def _keep(session: int) -> int:
+    """Fork a process that ends the session when this one is gone; the pipe's end that tells it so."""
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(reader)
+        return writer
+    try:
+        os.setsid()
+        os.close(writer)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+        devnull = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(devnull, standard)
+        os.read(reader, 1)  # nobody writes: this ends when nobody could
+        _end_session(session)
+    finally:
+        os._exit(0)
+
+
+def _end_session(session: int) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + TERMINATE_S
+        for pid in _session(session):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        while _session(session) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def _session(session: int) -> list[int]:
+    """The living processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError, IndexError):  # it may end while we look
+            state, _, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(of) == session and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def _mpirun_in(session: int) -> list[int]:
+    """The mpirun of a session: the oldest process of that name."""
+    named = []
+    for pid in sorted(_session(session)):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() in ("mpirun", "orterun", "prterun", "mpiexec"):
+                named.append(pid)
+    return named[:1]

@@ -1,0 +1,47 @@
+"""Machines for the tests of placing and starting, as records and as the texts that describe them."""
+
+from launch.hostfile import Host
+from launch.topology import Gpu, Interface, Link, Nic, NumaNode, Topology
+
+# The ring that avoids SYS goes 0-2-1-3. GPU 0 and 1 are at node 0, GPU 2 and 3 at node 1.
+PIX4 = """\
+\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tSYS\tPIX\tPIX\t0-7\t0
+GPU1\tSYS\t X \tPIX\tPIX\t0-7\t0
+GPU2\tPIX\tPIX\t X \tSYS\t8-15\t1
+GPU3\tPIX\tPIX\tSYS\t X \t8-15\t1
+"""
+RING = (0, 2, 1, 3)
+NO_GPU = '{"source": "none", "gpus": [], "links": [], "nics": [], "numa_nodes": [], "interfaces": []}'
+
+
+def names(kinds):
+    return tuple(Link(kind=kind) for kind in kinds.split())
+
+
+def machine(gpus=4, *, nics=(), interfaces=(), unusable=None, cores=range(16)):
+    """So many of four GPUs, wired as in PIX4, on two nodes of eight cores, of which a run may use `cores`."""
+    rows = [names("X SYS PIX PIX"), names("SYS X PIX PIX"), names("PIX PIX X SYS"), names("PIX PIX SYS X")]
+    return Topology(
+        source="a machine",
+        gpus=tuple(
+            Gpu(
+                index=i,
+                cores=tuple(range(8 * (i // 2), 8 * (i // 2) + 8)),
+                numa=(i // 2,),
+                uuid=f"GPU-{i}{i}{i}{i}",
+                unusable=(unusable or {}).get(i),
+            )
+            for i in range(gpus)
+        ),
+        links=tuple(row[:gpus] for row in rows[:gpus]),
+        nics=tuple(Nic(name=name, links=names(kinds)[:gpus]) for name, kinds in nics),
+        numa_nodes=tuple(
+            NumaNode(id=node, cores=tuple(core for core in cores if core // 8 == node)) for node in (0, 1)
+        ),
+        interfaces=tuple(Interface(name=name, cidr=cidr) for name, cidr in interfaces),
+    )
+
+
+def hosts(**slots):
+    return tuple(Host(name=name, slots=count) for name, count in slots.items())
