@@ -167,9 +167,9 @@ def _topology(options: argparse.Namespace) -> "Topology":
         return read_saved(text, name=name, gpu_name=options.gpu_name)
     if options.gpu_name is not None:
         raise LaunchError("--gpu-name is for a saved text, --from FILE; this host is asked for its own")
-    from launch.probe import read_topology
+    from launch.probe import read_topology, restrict
 
-    topology = read_topology()
+    topology = restrict(read_topology(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not topology.gpus:
         raise LaunchError("no GPU found on this host: give a saved topology with --from FILE")
     return topology

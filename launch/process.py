@@ -140,10 +140,12 @@ def _session(session: int) -> list[int]:
 
 
 def _mpirun_in(session: int) -> list[int]:
-    """The mpirun of a session: the oldest process of that name."""
+    """The mpirun of a session: the oldest process that was started by that name."""
     named = []
     for pid in sorted(_session(session)):
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() in ("mpirun", "orterun", "prterun", "mpiexec"):
+            # Not by the name in /proc/PID/comm: Open MPI's wheel starts mpirun as orterun_wrapper.
+            command = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).partition("\0")[0]
+            if Path(command).name in ("mpirun", "orterun", "prterun", "mpiexec"):
                 named.append(pid)
     return named[:1]

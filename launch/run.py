@@ -59,8 +59,8 @@ def _run(ready: Ready, report: Path) -> int:
     reader.join(1.0)
     if stopped.by:
         return 128 + stopped.by[0]
-    if status is None:
-        status = 1
+    if status is None or (status == 0 and story.lost):
+        status = 1  # Open MPI 5.0.11 ends with 0 when it has lost a host
     if status and (line := explain(status, story, slots, report)):
         print(f"hvdlaunch: {line}", file=sys.stderr, flush=True)
     return status

@@ -101,7 +101,8 @@ class Holder:
     def end(self, started: list[Started]) -> None:
         """Kill process 1 and wait until nothing is left of it, `started` in it included."""
         if self._unshare.poll() is None:
-            os.kill(self.pid or self._unshare.pid, signal.SIGKILL)
+            first = children(self._unshare.pid) if self._processes else []
+            os.kill(first[0] if first else self._unshare.pid, signal.SIGKILL)
         for program in started:
             program.end()
         self._unshare.wait()
