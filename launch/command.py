@@ -24,7 +24,10 @@ EXPORTED = re.compile(
 )
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 # What ssh and the launcher themselves need on the machine they start on.
-LAUNCHER_NEEDS = re.compile(r"HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TMPDIR|SSH_AUTH_SOCK|XDG_RUNTIME_DIR|SLURM_\w+")
+LAUNCHER_NEEDS = re.compile(
+    r"HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TMPDIR|SSH_AUTH_SOCK|XDG_RUNTIME_DIR|SLURM_\w+"
+    r"|OMPI_MCA_\w+|PRTE_MCA_\w+|MPIEXEC_TIMEOUT"
+)
 
 # A silent link ends the job after 2 s + 3 x 1 s; by default Open MPI waits over ten minutes.
 KEEPALIVE = {"oob_tcp_keepalive_time": "2", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "3"}

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 from launch import nvidia_smi, nvml, rocm_smi, system
 from launch.errors import HostError, LaunchError, ProcessError
@@ -98,6 +99,7 @@ def ask_hosts(hosts: Sequence[str], *, mpirun: str, python: str, folder: str, gp
     return found
 
 
+@cache
 def is_local(host: str) -> bool:
     """Whether this name is this machine's."""
     if host in ("localhost", socket.gethostname()):

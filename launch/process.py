@@ -93,15 +93,17 @@ class Launcher:
         """Leave nothing of it running."""
         _end_session(self.pid)
         self._process.wait()
-        os.close(self._keeper)
+        keeper, writer = self._keeper
+        os.close(writer)
+        os.waitpid(keeper, 0)
 
 
-def _keep(session: int) -> int:
-    """Fork a process that ends the session when this one is gone; the pipe's end that tells it so."""
+def _keep(session: int) -> tuple[int, int]:
+    """Fork a process that ends the session when this one is gone; its pid, and the pipe's end that tells it so."""
     reader, writer = os.pipe()
-    if os.fork():
+    if keeper := os.fork():
         os.close(reader)
-        return writer
+        return keeper, writer
     try:
         os.setsid()
         os.close(writer)
