@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
     words, program = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options = parser().parse_args(words)
-    options.program = program
+    options.program, options.words = program, words
     try:
         status = options.do(options)
         sys.stdout.flush()
@@ -272,6 +272,8 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
         host, equals, file = given.partition("=")
         if not equals or not file or [one.name for one in hostfile.from_option(host)] != [host]:
             raise CommandError(f"--topology {given!r}: give HOST=FILE, one host")
+        if host in topologies:
+            raise CommandError(f"--topology {given!r}: {host} has one already, give each host once")
         text, name = _read(file)
         topologies[host] = read_topology(text, name=name)
     return Wanted(
@@ -323,7 +325,7 @@ def _sbatch(options: argparse.Namespace) -> int:
     from launch.command import sbatch
 
     wanted = _wanted(options)
-    words = [sys.executable, "-m", "launch", "run", *_without_sbatch(sys.argv[2:])]
+    words = [sys.executable, "-m", "launch", "run", *_without_sbatch(options.words[1:]), "--", *options.program]
     name = Path(wanted.program[-1] if len(wanted.program) == 1 else wanted.program[0]).name
     nodes = [host.name for host in wanted.hosts or ()]
     script = sbatch(words, name=name, folder=str(Path.cwd()), np=wanted.np, nodes=nodes, gpus=wanted.gpus != "none")
@@ -334,11 +336,10 @@ def _sbatch(options: argparse.Namespace) -> int:
 
 def _without_sbatch(words: list[str]) -> list[str]:
     """The same command without --sbatch FILE."""
-    end = words.index("--")
     kept, skip = [], False
-    for word in words[:end]:
+    for word in words:
         if skip or word == "--sbatch" or word.startswith("--sbatch="):
             skip = word == "--sbatch"
         else:
             kept.append(word)
-    return kept + words[end:]
+    return kept

@@ -186,7 +186,8 @@ def plan(
     )
     if len(text) > LONGEST_PLAN:
         raise CommandError(
-            f"the plan of {len(order.slots)} ranks takes {len(text)} bytes, a variable holds {LONGEST_PLAN}"
+            f"the plan of {len(order.slots)} ranks takes {len(text)} bytes, a variable holds "
+            f"{LONGEST_PLAN}: start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
         )
     return text
 

@@ -90,7 +90,7 @@ def _gpus(host: str, topology: Topology, ranks: int, wanted: str | Collection[in
         if (why := by_index[index].unusable) is not None:
             raise PlacementError(f"GPU {index} of host {host} cannot be used ({why}): choose others with --gpus")
     if len(wanted) < ranks:
-        raise PlacementError(f"--gpus names {len(wanted)} GPUs for {ranks} ranks on host {host}: name more")
+        raise PlacementError(f"--gpus names {len(wanted)} for the {ranks} ranks on host {host}: name more")
     return [by_index[index] for index in ring_order(topology, tuple(wanted)[:ranks])]
 
 

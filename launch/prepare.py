@@ -161,9 +161,9 @@ def require_program(wanted: Wanted, used: Mapping[str, HostFacts], environment: 
 
 
 def shared_network(used: Mapping[str, HostFacts]) -> tuple[str | None, dict[str, str | None]]:
-    """The network that several hosts share and each one's interface on it; on one host, or unasked, none."""
+    """The network that the hosts share and each one's interface on it; on this host alone, or unasked, none."""
     known = {host: one.topology.interfaces for host, one in used.items() if one.hostname is not None}
-    if len(used) == 1 or not known:
+    if not known or all(is_local(host) for host in known):
         return None, {}
     shared = network.shared_network(known, {host: one.address for host, one in used.items() if one.address})
     return shared, {host: network.name_on(own, shared) for host, own in known.items()}
@@ -179,7 +179,12 @@ def daemon_networks(shared: str | None, used: Mapping[str, HostFacts]) -> str | 
         raise HostError(
             f"ssh reaches {', '.join(used)} over IPv6, mpirun needs IPv4: add `AddressFamily inet` to ~/.ssh/config"
         )
-    return f"{shared},{network.network_of(own, address_toward(address))}"
+    try:
+        return f"{shared},{network.network_of(own, address_toward(address))}"
+    except (OSError, StopIteration) as error:
+        raise HostError(
+            f"{address} can be reached by ssh but not directly, and mpirun must: start on a host of {shared}"
+        ) from error
 
 
 def require_same_mpi(image: str, outside: Mpi) -> None:

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from launch.errors import ProcessError
 
 # mpirun takes about one second to end its ranks, on every host, when it is asked to.
 TERMINATE_S = 2.0
+# From the fork or the ssh that starts a rank to launch.bind, which blocks SIGUSR1: Python starts in between.
+BIND_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +66,39 @@ class Launcher:
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str]) -> None:
+        # Until mpirun handles this signal, which asks the ranks to save and leave, it would end the launcher.
+        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         try:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, start_new_session=True
             )
         except OSError as error:
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
+        finally:
+            signal.signal(signal.SIGUSR1, before)
         assert self._process.stderr is not None
         self.errors = self._process.stderr
         self.pid = self._process.pid
         self._keeper = _keep(self.pid)
+        self._held = False  # a SIGUSR1 that came too early
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to mpirun itself, which passes it on to the ranks; horovodrun's shell would only die."""
-        for pid in _mpirun_in(self.pid) or [self.pid]:
+        """Pass a signal on to mpirun itself, which passes it on to the ranks; horovodrun's shell would only die.
+
+        A SIGUSR1 that comes before the ranks can live with it is kept; `wait` passes it on.
+        """
+        processes = _session(self.pid)
+        mpirun = _mpirun_in(processes)
+        started = any(parent == mpirun and _age_s(pid) > BIND_S for pid, parent in processes.items())
+        self._held = number == signal.SIGUSR1 and not started
+        if not self._held:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+                os.kill(mpirun or self.pid, number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Its exit status, 128 + signal if a signal ended it; None if it still runs after `timeout_s`."""
+        if self._held:
+            self.signal(signal.SIGUSR1)
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -128,26 +144,34 @@ def _end_session(session: int) -> None:
             time.sleep(0.02)
 
 
-def _session(session: int) -> list[int]:
-    """The living processes of a session."""
-    found = []
+def _session(session: int) -> dict[int, int]:
+    """The living processes of a session, and the parent of each."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         with contextlib.suppress(OSError, IndexError):  # it may end while we look
-            state, _, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            state, parent, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(of) == session and state != "Z":
-                found.append(int(entry.name))
+                found[int(entry.name)] = int(parent)
     return found
 
 
-def _mpirun_in(session: int) -> list[int]:
-    """The mpirun of a session: the oldest process that was started by that name."""
-    named = []
-    for pid in sorted(_session(session)):
+def _mpirun_in(processes: Iterable[int]) -> int | None:
+    """The oldest of these processes that was started as mpirun."""
+    for pid in sorted(processes):
         with contextlib.suppress(OSError):
             # Not by the name in /proc/PID/comm: Open MPI's wheel starts mpirun as orterun_wrapper.
             command = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).partition("\0")[0]
             if Path(command).name in ("mpirun", "orterun", "prterun", "mpiexec"):
-                named.append(pid)
-    return named[:1]
+                return pid
+    return None
+
+
+def _age_s(pid: int) -> float:
+    """For how long a process has existed; 0 if it does no more."""
+    try:
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -46,7 +46,7 @@ def run(ready: Ready) -> int:
 def _run(ready: Ready, report: Path) -> int:
     launcher = Launcher(ready.argv, env={**ready.environment, "HVDLAUNCH_REPORT": str(report)})
     slots = ready.order.slots
-    story = Story()
+    story = Story({slot.host for slot in slots})
     reader = threading.Thread(target=_copy, args=(launcher, story), daemon=True)
     reader.start()
     stopped = _Stops(launcher)
@@ -101,10 +101,12 @@ UNFRAMED = (b"Connection to ", b"Timeout, server ")
 class Story:
     """What mpirun itself says on standard error, kept apart from what the ranks say there."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: Collection[str]) -> None:
         self.rank: int | None = None  # the first that failed
         self.how: str | None = None
-        self.lost: str | None = None  # the host that went away
+        self.lost: str | None = None  # the host that went away, as mpirun says
+        self.gone: str | None = None  # the same as ssh says, which may be a rank's own ssh
+        self._hosts = hosts
         self._line = b""  # the line that is not whole yet
         self._begun = False  # whether a part of it was given out already
         self._block: list[bytes] = []  # a line of dashes, and the message of mpirun that it begins
@@ -125,7 +127,7 @@ class Story:
 
     def rest(self) -> bytes:
         """What was held back, but for what a line of ours replaces."""
-        known = self.rank is not None or self.lost is not None
+        known = self.rank is not None or self.lost is not None or self.gone is not None
         return (b"" if known else self._held) + b"".join(self._block) + self._line
 
     def _may_be_ours(self) -> bool:
@@ -158,6 +160,9 @@ class Story:
                     )
                 self.lost = self.lost or known.get("host")
                 return True
+        if (found := SSH_LOST.match(text)) is not None and found["host"] in self._hosts:
+            self.gone = found["host"]
+            return True
         if CONSEQUENCES.search(text):
             self._held += text.encode()
             return True
@@ -173,9 +178,8 @@ BANNERS = (
     r"noticed that process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+(?P<signal>signal \d+ \([^)]*\))",
     r"Primary job  terminated normally, but \d+ process",
     r"lost communication with a remote daemon.*Remote daemon: *\S+ on node (?P<host>\S+)",
-    r"^Timeout, server (?P<host>\S+) not responding",
-    r"^Connection to (?P<host>\S+) closed by remote host",
 )
+SSH_LOST = re.compile(r"(?:Timeout, server|Connection to) (?P<host>\S+) (?:not responding|closed by remote host)")
 # What mpirun adds when a host or a rank is gone.
 CONSEQUENCES = re.compile(
     r"unable to reliably start one or more daemons|failed to TCP connect to a peer MPI process|PMIX ERROR"
@@ -200,8 +204,10 @@ def explain(status: int, story: Story, slots: Sequence[RankSlot], report: Path) 
     told = read_report(report)
     if "said" in told:
         return None
-    lost = story.lost or (silent_host(slots) if story.rank is None else None)
-    if lost is not None:
+    lost, hosts = story.lost or story.gone, {slot.host for slot in slots}
+    if lost not in hosts and story.rank is None:  # ssh tells the HostName of ~/.ssh/config, not the name in -H
+        lost = silent_host(slots) or lost
+    if lost in hosts:
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
         return f"host {lost} no longer answers; it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
     rank, words = first_error(Path(told["run_folder"]) / "ranks") if "run_folder" in told else (None, None)

@@ -1,3 +1,4 @@
+import json
 import os
 import socket
 import sys
@@ -83,3 +84,42 @@ def test_an_agreed_end_exits_with_its_status_and_one_line_of_rank_0(monkeypatch,
 
 def test_the_statuses_are_four_different_ones():
     assert [exits.FAILED, exits.BAD_INPUT, exits.TOO_MANY_SKIPPED, exits.REPLICAS_DIFFER] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def report(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "environ", {"HVDLAUNCH_REPORT": str(tmp_path / "report.json")})
+    return tmp_path / "report.json"
+
+
+def test_a_report_gathers_facts_and_leaves_nothing_else(report):
+    exits.report(run_folder="runs/a")
+    assert json.loads(report.read_text()) == {"run_folder": "runs/a"}
+    exits.report(said="it's over")
+    exits.report(run_folder="runs/b")
+    assert json.loads(report.read_text()) == {"run_folder": "runs/b", "said": "it's over"}
+    assert list(report.parent.iterdir()) == [report]
+
+
+def test_without_hvdlaunch_nothing_is_reported(report, monkeypatch):
+    for environment in ({}, {"HVDLAUNCH_REPORT": ""}):
+        monkeypatch.setattr(os, "environ", environment)
+        exits.report(run_folder="runs/a")
+    assert list(report.parent.iterdir()) == []
+
+
+def test_a_folder_that_this_host_does_not_share_does_no_harm(report, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"HVDLAUNCH_REPORT": str(report.parent / "missing" / "report.json")})
+    exits.report(run_folder="runs/a")
+    assert list(report.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [BadInput("--lr 0\nis wrong"), EndOfRun("--lr 0 is wrong", status=3, reason="x")])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_line_that_rank_0_prints_is_reported(report, capsys, error, rank):
+    os.environ["OMPI_COMM_WORLD_RANK"] = rank
+    with pytest.raises(SystemExit):
+        exits.run(raising(error))
+    line = "hvdtrain: --lr 0 is wrong"
+    assert capsys.readouterr().err == ("" if rank == "1" else f"{line}\n")
+    assert (json.loads(report.read_text()) if report.exists() else {}) == ({} if rank == "1" else {"said": line})
