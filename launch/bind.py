@@ -27,7 +27,12 @@ def main(argv: list[str]) -> NoReturn:
     if not program:
         refuse("usage: python -m launch.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
-    os.environ.update(slot["environment"])
+    for name, value in slot["environment"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
     stay_on(slot["cores"])
     # Until the program has a handler of its own this signal, which asks it to save and leave, would kill it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from launch.errors import CommandError, LaunchError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from launch.hostfile import Host
     from launch.prepare import Ready, Wanted
     from launch.selection import Choice
@@ -18,22 +21,43 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Do what the command line says, and end with its status."""
+    _open_standard_files()
     words = list(sys.argv[1:] if argv is None else argv)
     words, program = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options = parser().parse_args(words)
     options.program, options.words = program, words
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    signal.signal(signal.SIGUSR1, lambda *_: None)  # it is for ranks, which are not there yet
     try:
+        if program and options.do not in (_plan, _run):
+            raise CommandError(f"{options.command} takes no program: leave out what stands after --")
         status = options.do(options)
         sys.stdout.flush()
     except LaunchError as error:
         print(f"hvdlaunch: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.status)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            print(f"hvdlaunch: standard output cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(status)
+
+
+def _open_standard_files() -> None:
+    """Give a caller that has closed them /dev/null, so that no file of ours gets their numbers."""
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(free)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _leave(number: int, _: "FrameType | None") -> NoReturn:
+    sys.exit(128 + number)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -54,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
     def command(name: str, do: Any, text: str, **more: Any) -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=text, description=text, allow_abbrev=False, **more)
-        one.set_defaults(do=do)
+        one.set_defaults(do=do, command=name)
         return one
 
     topo = command("topo", _topo, "show how GPUs, NUMA nodes and NICs of this host are connected")
@@ -146,16 +170,19 @@ def _read(file: str) -> tuple[str, str]:
     """A file's text and its name for messages."""
     try:
         if file == "-":
-            return sys.stdin.read(), "standard input"
-        return Path(file).read_text(), file
+            return sys.stdin.buffer.read().decode(), "standard input"
+        return Path(file).read_bytes().decode(), file  # as they are, line ends too
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from error
 
 
 def _write(file: Path, text: str) -> None:
+    beside = file.with_name(f"{file.name}.part")
     try:
-        file.write_text(text)
+        beside.write_text(text)
+        beside.replace(file)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
 
 
@@ -167,12 +194,9 @@ def _topology(options: argparse.Namespace) -> "Topology":
         return read_saved(text, name=name, gpu_name=options.gpu_name)
     if options.gpu_name is not None:
         raise LaunchError("--gpu-name is for a saved text, --from FILE; this host is asked for its own")
-    from launch.probe import read_topology, restrict
+    from launch.probe import this_topology
 
-    topology = restrict(read_topology(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if not topology.gpus:
-        raise LaunchError("no GPU found on this host: give a saved topology with --from FILE")
-    return topology
+    return this_topology(gpus=True)
 
 
 def _topo(options: argparse.Namespace) -> int:
@@ -203,9 +227,15 @@ def _topo(options: argparse.Namespace) -> int:
 
 
 def _gpus(options: argparse.Namespace) -> int:
+    from launch.probe import restrict
     from launch.selection import select
 
-    found = select(_topology(options), options.k, busy=options.busy)
+    topology = _topology(options)
+    if options.source is None:
+        topology = restrict(topology, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not topology.gpus:
+        raise LaunchError("no GPU found on this host: give a saved topology with --from FILE")
+    found = select(topology, options.k, busy=options.busy)
     others = {"runner-up": found.runner_up, "worst": found.worst}
     if options.json:
         import json
@@ -325,7 +355,7 @@ def _sbatch(options: argparse.Namespace) -> int:
     from launch.command import sbatch
 
     wanted = _wanted(options)
-    words = [sys.executable, "-m", "launch", "run", *_without_sbatch(options.words[1:]), "--", *options.program]
+    words = [sys.executable, "-P", "-m", "launch", "run", *_without_sbatch(options.words[1:]), "--", *options.program]
     name = Path(wanted.program[-1] if len(wanted.program) == 1 else wanted.program[0]).name
     nodes = [host.name for host in wanted.hosts or ()]
     script = sbatch(words, name=name, folder=str(Path.cwd()), np=wanted.np, nodes=nodes, gpus=wanted.gpus != "none")

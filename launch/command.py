@@ -29,6 +29,8 @@ LAUNCHER_NEEDS = re.compile(
     r"|OMPI_MCA_\w+|PRTE_MCA_\w+|MPIEXEC_TIMEOUT"
 )
 
+OF_THIS_HOST = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
+
 # A silent link ends the job after 2 s + 3 x 1 s; by default Open MPI waits over ten minutes.
 KEEPALIVE = {"oob_tcp_keepalive_time": "2", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "3"}
 
@@ -38,6 +40,8 @@ class Runtime:
     """How one major version of Open MPI spells the parameters of its own daemons."""
 
     option: str
+    plm: str  # how daemons are started; in an allocation the batch system's own way has none of our ssh options
+    ras: str  # who says which hosts there are: we do
     ssh_arguments: str
     interfaces: str
     whole_names: str  # else a.b and a.c are both host a
@@ -46,12 +50,16 @@ class Runtime:
 RUNTIMES = {
     4: Runtime(
         option="--mca",
+        plm="rsh",
+        ras="^slurm,tm,lsf,gridengine",
         ssh_arguments="plm_rsh_args",
         interfaces="oob_tcp_if_include",
         whole_names="orte_keep_fqdn_hostnames",
     ),
     5: Runtime(
         option="--prtemca",
+        plm="ssh",
+        ras="^slurm,pbs,lsf,gridengine,flux",
         ssh_arguments="plm_ssh_args",
         interfaces="prte_if_include",
         whole_names="prte_keep_fqdn_hostnames",
@@ -76,7 +84,8 @@ class Order:
 
 def argv(order: Order) -> list[str]:
     """The words of the command."""
-    program = [order.python, "-m", "launch.bind", "--", *order.program]
+    # -P: a launch.py of the user's in the working folder is not ours.
+    program = [order.python, "-P", "-m", "launch.bind", "--", *order.program]
     ranks = ["-np", str(len(order.slots)), "-H", hosts(order.slots)]
     if order.horovodrun is None:
         root = ["--allow-run-as-root"] if order.as_root else []
@@ -107,7 +116,13 @@ def _parameters(order: Order) -> list[str]:
         raise CommandError(
             f"{order.mpi.path} is {order.mpi}: Open MPI 4 or 5 is needed, put its bin folder first in PATH"
         )
-    daemons = {runtime.ssh_arguments: shlex.join(SSH_OPTIONS), **KEEPALIVE, runtime.whole_names: "1"}
+    daemons = {
+        "plm": runtime.plm,
+        "ras": runtime.ras,
+        runtime.ssh_arguments: shlex.join(SSH_OPTIONS),
+        **KEEPALIVE,
+        runtime.whole_names: "1",
+    }
     ranks = {"pml": "ob1", "btl": "^openib"}  # UCX would choose networks by itself; GPUs talk through NCCL
     if order.daemon_networks:
         daemons[runtime.interfaces] = order.daemon_networks
@@ -152,21 +167,30 @@ def environment(order: Order, inherited: Mapping[str, str], ours: Mapping[str, s
 
 
 def rank_environment(
-    slot: RankSlot, *, interface: str | None, adapters: Sequence[str], set_by_user: Iterable[str]
-) -> dict[str, str]:
-    """What launch.bind sets on one rank; NCCL's and OpenMP's settings of the user stay as they are."""
+    slot: RankSlot,
+    *,
+    interface: str | None,
+    adapters: Sequence[str],
+    set_by_user: Iterable[str],
+    launcher_exports_all: bool = False,
+) -> dict[str, str | None]:
+    """What launch.bind sets on one rank, or unsets (None); NCCL's and OpenMP's settings of the user stay as they are.
+
+    What the launcher alone needs of this host is unset where it gives all that it has to ranks on other hosts.
+    """
     gpu = slot.gpu_uuid or ("" if slot.gpu is None else str(slot.gpu))
     ours = {"OMP_NUM_THREADS": None if slot.threads is None else str(slot.threads), "NCCL_SOCKET_IFNAME": interface}
     # The "=" keeps mlx5_1 from meaning mlx5_10 as well. The ranks of a host must agree on its adapters.
     ours["NCCL_IB_HCA"] = f"={','.join(adapters)}" if adapters and slot.gpu is not None else None
     chosen = {name: value for name, value in ours.items() if value is not None and name not in set_by_user}
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu, **chosen}
+    of_this_host = dict.fromkeys(OF_THIS_HOST) if launcher_exports_all else {}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu, **chosen, **of_this_host}
 
 
 def plan(
     order: Order,
     hostnames: Mapping[str, str | None],
-    environments: Sequence[Mapping[str, str]],
+    environments: Sequence[Mapping[str, str | None]],
     recorded: Mapping[str, str],
 ) -> str:
     """The placement as JSON, for launch.bind and for placement.json of the run folder."""

@@ -84,14 +84,15 @@ def _gpus(host: str, topology: Topology, ranks: int, wanted: str | Collection[in
                 "start fewer ranks there, or give --gpus none"
             )
         return [by_index[index] for index in select(topology, ranks).best.ring]
+    if len(wanted) < ranks:
+        raise PlacementError(f"--gpus names {len(wanted)} for the {ranks} ranks on host {host}: name more")
+    wanted = tuple(wanted)[:ranks]
     if unknown := sorted(set(wanted) - set(by_index)):
         raise PlacementError(f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, by_index))}")
     for index in wanted:
         if (why := by_index[index].unusable) is not None:
             raise PlacementError(f"GPU {index} of host {host} cannot be used ({why}): choose others with --gpus")
-    if len(wanted) < ranks:
-        raise PlacementError(f"--gpus names {len(wanted)} for the {ranks} ranks on host {host}: name more")
-    return [by_index[index] for index in ring_order(topology, tuple(wanted)[:ranks])]
+    return [by_index[index] for index in ring_order(topology, wanted)]
 
 
 def _slots_of(
@@ -137,7 +138,9 @@ def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> C
             local_rank * count // ranks, max((local_rank + 1) * count // ranks, local_rank * count // ranks + 1)
         )
         return tuple(sorted(core for node in mine if node < count for core in nodes[node].cores))
-    near = set(gpu.cores) or {core for node in nodes if node.id in gpu.numa for core in node.cores}
+    # A virtual machine may give every GPU all cores as near, and still tell its NUMA node.
+    node_cores = {core for node in nodes if node.id in gpu.numa for core in node.cores}
+    near = set(gpu.cores) & node_cores or set(gpu.cores) or node_cores
     return tuple(sorted(near & usable if usable else near))
 
 

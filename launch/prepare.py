@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -53,12 +53,13 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], folder: Path) -> Rea
         raise CommandError("run as root: add --allow-run-as-root if you mean it, as in a container")
     exports = command.exported(environment, wanted.exports)
     mpirun, horovodrun = launchers(wanted)
-    facts = facts_of(wanted, environment, mpirun, folder)
-    topologies = {host: one.topology for host, one in facts.items()}
-    hosts = wanted.hosts or allocation(environment) or own_slots(wanted, topologies)
-    if not wanted.topologies:
+    hosts = wanted.hosts or allocation(environment)
+    if hosts and not wanted.topologies:
         # Open MPI counts the host that it starts on first, wherever that stands in the list.
         hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
+    facts = facts_of(wanted, hosts, mpirun, folder)
+    topologies = {host: one.topology for host, one in facts.items()}
+    hosts = hosts or own_slots(wanted, topologies)
     slots = place(hosts, topologies, np=wanted.np, gpus=wanted.gpus, binding=wanted.binding)
     used = {slot.host: facts[slot.host] for slot in slots}
     require_program(wanted, used, environment)
@@ -87,6 +88,7 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], folder: Path) -> Rea
         command.rank_environment(
             slot,
             interface=names.get(slot.host),
+            launcher_exports_all=horovodrun is not None and shared is not None,
             adapters=adapters.get(slot.host, ()),
             set_by_user=[name for name in environment if name in exports],
         )
@@ -94,7 +96,8 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], folder: Path) -> Rea
     ]
     recorded = {name: environment[name] for name in sorted(environment) if name.startswith("NCCL_") and name in exports}
     plan = command.plan(order, {host: one.hostname for host, one in used.items()}, own, recorded)
-    job = environment.get("HVDLAUNCH_JOB") or time.strftime("%Y%m%d-%H%M%S")
+    # The last part keeps runs apart that start in the same second.
+    job = environment.get("HVDLAUNCH_JOB") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
     why = "--gpus none" if wanted.gpus == "none" else "no GPU found"
     remarks = [] if slots[0].gpu is not None else [f"{why}: the ranks run on CPUs"]
     return Ready(
@@ -114,6 +117,8 @@ def launchers(wanted: Wanted) -> tuple[Mpi, str | None]:
         horovodrun = "horovodrun" if wanted.launcher == "horovodrun" else None
         return Mpi(path="mpirun", name="Open MPI", version=(4, 1)), horovodrun
     found = mpi(path) if path else None
+    if path and found is None:
+        raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
     if found is None:
         raise CommandError(
             "no mpirun on PATH: activate the project's environment (. .venv/bin/activate), or install Open MPI 4 or 5"
@@ -125,9 +130,8 @@ def launchers(wanted: Wanted) -> tuple[Mpi, str | None]:
     return found, horovodrun
 
 
-def facts_of(wanted: Wanted, environment: Mapping[str, str], mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
+def facts_of(wanted: Wanted, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
     """What is known of every host that the run may use."""
-    hosts = wanted.hosts or allocation(environment)
     if wanted.topologies:
         names = [host.name for host in hosts] if hosts else list(wanted.topologies)
         if missing := [name for name in names if name not in wanted.topologies]:
@@ -136,7 +140,13 @@ def facts_of(wanted: Wanted, environment: Mapping[str, str], mpirun: Mpi, folder
             )
         return {name: HostFacts(host=name, hostname=None, topology=wanted.topologies[name]) for name in names}
     names = list(ranks_per_host(hosts, wanted.np)) if hosts else ["localhost"]
-    return ask_hosts(names, mpirun=mpirun.path, python=sys.executable, folder=str(folder), gpus=wanted.gpus != "none")
+    gpus = wanted.gpus != "none"
+    facts = ask_hosts(names, mpirun=mpirun.path, python=sys.executable, folder=str(folder), gpus=gpus)
+    first: dict[str | None, str] = {}
+    for host, one in facts.items():
+        if (other := first.setdefault(one.hostname, host)) != host:
+            raise HostError(f"{other} and {host} are the same host, {one.hostname}: name it once, with all its slots")
+    return facts
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
@@ -157,7 +167,8 @@ def require_program(wanted: Wanted, used: Mapping[str, HostFacts], environment: 
     program = "apptainer" if wanted.apptainer is not None else wanted.program[0]
     here = [host for host, one in used.items() if one.hostname is not None and is_local(host)]
     if here and shutil.which(program, path=environment.get("PATH")) is None:
-        raise CommandError(f"no program {program!r} on this host: correct what stands after --")
+        remedy = "install it, or leave --apptainer out" if wanted.apptainer else "correct what stands after --"
+        raise CommandError(f"no program {program!r} on this host: {remedy}")
 
 
 def shared_network(used: Mapping[str, HostFacts]) -> tuple[str | None, dict[str, str | None]]:

@@ -1,6 +1,6 @@
 """Read-only questions to hosts: their GPUs, NICs and cores, and whether a run could start there.
 
-python -m launch.probe MPIRUN gpus|none       what this host answers, as one line of JSON
+python -m launch.probe MPIRUN gpus|none [VISIBLE]       what this host answers, as one line of JSON
 """
 
 import dataclasses
@@ -10,14 +10,15 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
 from launch import nvidia_smi, nvml, rocm_smi, system
 from launch.errors import HostError, LaunchError, ProcessError
-from launch.process import Answer, ask, find
+from launch.process import Answer, ask, find, stop_asking
 from launch.speeds import between_sockets
 from launch.topology import Topology, from_json, to_json
 
@@ -56,20 +57,13 @@ class HostFacts:
     address: str | None = None  # where ssh reached it; None on this host, and over IPv6
 
 
-def here(mpirun: str, *, gpus: bool) -> HostFacts:
-    """The facts of this host; GPUs outside CUDA_VISIBLE_DEVICES count as taken, none is looked for without `gpus`."""
-    topology = Topology(source="none")
-    if gpus:
-        topology = restrict(read_topology(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+def here(mpirun: str, *, gpus: bool, visible: str | None) -> HostFacts:
+    """The facts of this host; GPUs outside `visible` count as taken, none is looked for without `gpus`."""
     reached = os.environ.get("SSH_CONNECTION", "").split()
     return HostFacts(
         host="localhost",
         hostname=socket.gethostname(),
-        topology=dataclasses.replace(
-            topology,
-            numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
-            interfaces=system.interfaces(),
-        ),
+        topology=restrict(this_topology(gpus=gpus), visible),
         mpi=mpi(mpirun),
         address=reached[2] if len(reached) == 4 and ":" not in reached[2] else None,
     )
@@ -80,16 +74,21 @@ def ask_hosts(hosts: Sequence[str], *, mpirun: str, python: str, folder: str, gp
 
     On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
     """
-    own = here(mpirun, gpus=gpus)
-    words = [python, "-m", "launch.probe", mpirun, "gpus" if gpus else "none"]
-
-    def facts(host: str) -> HostFacts:
-        if is_local(host):
-            return dataclasses.replace(own, host=host, address=None)
-        return _ask_host(host, words, folder=folder)
-
-    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        found = dict(zip(hosts, pool.map(facts, hosts), strict=True))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    words = [python, "-P", "-m", "launch.probe", mpirun, "gpus" if gpus else "none"]
+    words += [] if visible is None else [visible]
+    with ThreadPoolExecutor(max_workers=min(128, len(hosts) + 1)) as pool:
+        try:
+            asked = {host: pool.submit(_ask_host, host, words, folder) for host in hosts if not is_local(host)}
+            own = here(mpirun, gpus=gpus, visible=visible)
+            found = {
+                host: asked[host].result() if host in asked else dataclasses.replace(own, host=host, address=None)
+                for host in hosts
+            }
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop_asking()
+            raise
     for host, one in found.items():
         if one.mpi != own.mpi:
             there = f"is {one.mpi}" if one.mpi else "is missing"
@@ -119,7 +118,7 @@ def address_toward(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _ask_host(host: str, words: Sequence[str], *, folder: str) -> HostFacts:
+def _ask_host(host: str, words: Sequence[str], folder: str) -> HostFacts:
     command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
     try:
         answer = ask(["ssh", *SSH_OPTIONS, host, command], timeout_s=ASK_TIMEOUT_S)
@@ -167,27 +166,58 @@ def why_not(answer: Answer, *, host: str, python: str, folder: str) -> str:
     return f"asked over ssh, it said: {last}"
 
 
-def read_topology() -> Topology:
-    """The GPUs of this host by NVML, else by nvidia-smi, else by rocm-smi; none where nothing answers."""
-    if (topology := nvml.read_nvml()) is not None:
+def this_topology(*, gpus: bool) -> Topology:
+    """What this host has; its GPUs by NVML, else by nvidia-smi, else by rocm-smi, none where nothing answers."""
+    return dataclasses.replace(
+        _gpu_topology() if gpus else Topology(source="none"),
+        numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
+        interfaces=system.interfaces(),
+    )
+
+
+NO_GPU = (6, 9, 12)  # nvidia-smi's status where there is no device, no driver, no library
+
+
+def _gpu_topology() -> Topology:
+    if (topology := _in_time(nvml.read_nvml)) is not None:
         return topology
     if find("nvidia-smi"):
+        matrix = ask(["nvidia-smi", "topo", "-m"], timeout_s=ASK_TIMEOUT_S - 2)
+        if matrix.status in NO_GPU:
+            return Topology(source="none")
         return nvidia_smi.from_nvidia_smi(
-            _say("nvidia-smi", "topo", "-m"),
+            _said("nvidia-smi topo -m", matrix),
             _may_say("nvidia-smi", f"--query-gpu={nvidia_smi.QUERY}", "--format=csv,noheader"),
             _may_say("nvidia-smi", f"--query-compute-apps={nvidia_smi.QUERY_APPS}", "--format=csv,noheader"),
             sockets_gbps=between_sockets(system.cpuinfo()),
         )
     if find("rocm-smi"):
-        return rocm_smi.parse(_say("rocm-smi", "--showtopo"), name="rocm-smi --showtopo")
+        shown = ask(["rocm-smi", "--showtopo"], timeout_s=ASK_TIMEOUT_S - 2)
+        return rocm_smi.parse(_said("rocm-smi --showtopo", shown), name="rocm-smi --showtopo")
     return Topology(source="none")
 
 
-def _say(*argv: str) -> str:
-    answer = ask(argv, timeout_s=ASK_TIMEOUT_S - 2)
+def _in_time(read: Callable[[], Topology | None]) -> Topology | None:
+    """What `read` returns; ProcessError if a driver that hangs keeps it too long."""
+    answer: Future[Topology | None] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(read())
+        except BaseException as error:  # noqa: BLE001 (raised again where it is waited for)
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return answer.result(ASK_TIMEOUT_S - 2)
+    except TimeoutError:
+        raise ProcessError(f"NVML gave no answer in {ASK_TIMEOUT_S - 2:g} s: see whether nvidia-smi does") from None
+
+
+def _said(command: str, answer: Answer) -> str:
     if answer.status:
         said = (answer.err or answer.out).strip().splitlines() or ["nothing"]
-        raise ProcessError(f"{' '.join(argv)} failed with status {answer.status} and said: {said[0]}")
+        raise ProcessError(f"{command} failed with status {answer.status} and said: {said[0]}")
     return answer.out
 
 
@@ -204,7 +234,7 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
     if visible is None or not topology.gpus:
         return topology
     if visible.strip() in ("", "-1", "NoDevFiles"):
-        return Topology(source=topology.source)
+        return dataclasses.replace(topology, gpus=(), links=(), nics=())
     inside: set[int] = set()
     for entry in (word.strip() for word in visible.split(",")):
         match = [
@@ -248,10 +278,10 @@ def parse_mpi(path: str, text: str) -> Mpi | None:
     return Mpi(path=path, name=name, version=tuple(map(int, number[1].split("."))))
 
 
-def main(mpirun: str, gpus: str) -> None:
+def main(mpirun: str, gpus: str, visible: str | None = None) -> None:
     """Print this host's facts."""
     try:
-        facts = here(mpirun, gpus=gpus == "gpus")
+        facts = here(mpirun, gpus=gpus == "gpus", visible=os.environ.get("CUDA_VISIBLE_DEVICES", visible))
     except LaunchError as error:
         sys.exit(f"hvdlaunch: {error}")
     found = None if facts.mpi is None else dataclasses.asdict(facts.mpi)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import selectors
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from launch.errors import ProcessError
 
 # mpirun takes about one second to end its ranks, on every host, when it is asked to.
 TERMINATE_S = 2.0
+MOST_BYTES = 16 << 20  # of an answer; a topology has some thousand
 # From the fork or the ssh that starts a rank to launch.bind, which blocks SIGUSR1: Python starts in between.
 BIND_S = 2.0
 
@@ -34,7 +36,7 @@ def find(program: str) -> str | None:
 
 
 def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Answer:
-    """Run a program without input until it ends; ProcessError if it is missing or does not end in time."""
+    """Run a program without input until it ends; ProcessError if it is missing, goes on too long or says too much."""
     try:
         process = subprocess.Popen(
             argv,
@@ -42,44 +44,79 @@ def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=env,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
     except OSError as error:
         raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
-    with process:
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise ProcessError(f"{argv[0]} gave no answer in {timeout_s:g} s") from error
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # its children hold the pipes open
-                os.killpg(process.pid, signal.SIGKILL)
-    return Answer(status=process.returncode, out=out, err=err)
+    _ASKED.add(process)
+    try:
+        out, err = _read(process, argv[0], timeout_s)
+        status = process.wait(1)
+    except subprocess.TimeoutExpired as error:  # its pipes are closed and it lives on
+        raise ProcessError(f"{argv[0]} gave no answer in {timeout_s:g} s") from error
+    finally:
+        _kill(process)
+        _ASKED.discard(process)
+    return Answer(status=status, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
+
+
+def stop_asking() -> None:
+    """End every program that `ask` waits for, in whatever thread."""
+    for process in list(_ASKED):
+        _kill(process)
+
+
+_ASKED: set[subprocess.Popen[bytes]] = set()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # its children hold the pipes open
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep it from dying
+        process.wait(0.5)
+
+
+def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tuple[bytes, bytes]:
+    """All that it writes to standard output and standard error."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = {process.stdout: bytearray(), process.stderr: bytearray()}
+    deadline = time.monotonic() + timeout_s
+    with process.stdout, process.stderr, selectors.DefaultSelector() as both:
+        for stream in said:
+            both.register(stream, selectors.EVENT_READ)
+        while both.get_map():
+            ready = both.select(max(0.0, deadline - time.monotonic()))
+            if not ready and time.monotonic() >= deadline:
+                raise ProcessError(f"{name} gave no answer in {timeout_s:g} s")
+            for key, _ in ready:
+                chunk = os.read(key.fd, 65536)
+                if not chunk:
+                    both.unregister(key.fileobj)
+                said[key.fileobj] += chunk  # type: ignore[index]
+            if sum(map(len, said.values())) > MOST_BYTES:
+                raise ProcessError(f"{name} printed more than {MOST_BYTES >> 20} MiB, which is no answer")
+    return bytes(said[process.stdout]), bytes(said[process.stderr])
 
 
 class Launcher:
     """A running mpirun or horovodrun in a session of its own, which ends when this process does, however that dies.
 
-    What it writes to standard error is for the caller to read, from `errors`.
+    What it writes to standard error is for the caller to read, from `errors`. `folder` is removed at the end.
     """
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str]) -> None:
-        # Until mpirun handles this signal, which asks the ranks to save and leave, it would end the launcher.
-        before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path) -> None:
         try:
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, start_new_session=True
             )
         except OSError as error:
+            folder.rmdir()
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
-        finally:
-            signal.signal(signal.SIGUSR1, before)
         assert self._process.stderr is not None
         self.errors = self._process.stderr
         self.pid = self._process.pid
-        self._keeper = _keep(self.pid)
+        self._keeper = _keep(self.pid, folder)
         self._held = False  # a SIGUSR1 that came too early
 
     def signal(self, number: int) -> None:
@@ -114,8 +151,8 @@ class Launcher:
         os.waitpid(keeper, 0)
 
 
-def _keep(session: int) -> tuple[int, int]:
-    """Fork a process that ends the session when this one is gone; its pid, and the pipe's end that tells it so."""
+def _keep(session: int, folder: Path) -> tuple[int, int]:
+    """Fork a process that cleans up when this one is gone; its pid, and the pipe's end that tells it so."""
     reader, writer = os.pipe()
     if keeper := os.fork():
         os.close(reader)
@@ -130,6 +167,7 @@ def _keep(session: int) -> tuple[int, int]:
             os.dup2(devnull, standard)
         os.read(reader, 1)  # nobody writes: this ends when nobody could
         _end_session(session)
+        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)
 

@@ -4,13 +4,12 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -37,14 +36,12 @@ def run(ready: Ready) -> int:
         folder = tempfile.mkdtemp(prefix=".hvdlaunch-", dir=parent)
     except OSError as error:
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
-    try:
-        return _run(ready, Path(folder) / "report.json")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return _run(ready, Path(folder))
 
 
-def _run(ready: Ready, report: Path) -> int:
-    launcher = Launcher(ready.argv, env={**ready.environment, "HVDLAUNCH_REPORT": str(report)})
+def _run(ready: Ready, folder: Path) -> int:
+    report = folder / "report.json"
+    launcher = Launcher(ready.argv, env={**ready.environment, "HVDLAUNCH_REPORT": str(report)}, folder=folder)
     slots = ready.order.slots
     story = Story({slot.host for slot in slots})
     reader = threading.Thread(target=_copy, args=(launcher, story), daemon=True)
@@ -53,6 +50,7 @@ def _run(ready: Ready, report: Path) -> int:
     try:
         while (status := launcher.wait(0.1)) is None and not stopped.overdue():
             pass
+        told = read_report(report)
     finally:
         stopped.restore()
         launcher.end()
@@ -61,7 +59,7 @@ def _run(ready: Ready, report: Path) -> int:
         return 128 + stopped.by[0]
     if status is None or (status == 0 and story.lost):
         status = 1  # Open MPI 5.0.11 ends with 0 when it has lost a host
-    if status and (line := explain(status, story, slots, report)):
+    if status and (line := explain(status, story, slots, told)):
         print(f"hvdlaunch: {line}", file=sys.stderr, flush=True)
     return status
 
@@ -147,9 +145,10 @@ class Story:
         if framing or (before and line.startswith(FRAMED)):
             self._block = [line] if framing else [before, line]
             return before if framing else b""
-        return before + (b"" if self._understood(line.decode(errors="replace")) else line)
+        return before + (b"" if self._is_consequence(line.decode(errors="replace")) else line)
 
     def _understood(self, text: str) -> bool:
+        """Whether a framed message of mpirun tells what a line of ours will tell."""
         for pattern in BANNERS:
             if (found := re.search(pattern, text, re.DOTALL)) is not None:
                 known = found.groupdict()
@@ -160,10 +159,14 @@ class Story:
                     )
                 self.lost = self.lost or known.get("host")
                 return True
+        return self._is_consequence(text)
+
+    def _is_consequence(self, text: str) -> bool:
+        """Whether this follows from a cause that is, or will be, known."""
         if (found := SSH_LOST.match(text)) is not None and found["host"] in self._hosts:
             self.gone = found["host"]
             return True
-        if CONSEQUENCES.search(text):
+        if CONSEQUENCES.match(text):
             self._held += text.encode()
             return True
         return False
@@ -182,8 +185,8 @@ BANNERS = (
 SSH_LOST = re.compile(r"(?:Timeout, server|Connection to) (?P<host>\S+) (?:not responding|closed by remote host)")
 # What mpirun adds when a host or a rank is gone.
 CONSEQUENCES = re.compile(
-    r"unable to reliably start one or more daemons|failed to TCP connect to a peer MPI process|PMIX ERROR"
-    r"|does not know how to route a message"
+    r"-+\n(?:(?:ORTE|PRTE) was unable to reliably start one or more daemons|(?:ORTE|PRTE) does not know how to route"
+    r"|WARNING: Open MPI failed to TCP connect to a peer MPI process)|\[[^]\s]+:\d+\] PMIX ERROR"
 )
 
 
@@ -199,9 +202,8 @@ def _show(text: bytes) -> None:
         sys.stderr.buffer.flush()
 
 
-def explain(status: int, story: Story, slots: Sequence[RankSlot], report: Path) -> str | None:
+def explain(status: int, story: Story, slots: Sequence[RankSlot], told: Mapping[str, str]) -> str | None:
     """Why the run failed, in one line and the tail of an error file; None where the program has said it itself."""
-    told = read_report(report)
     if "said" in told:
         return None
     lost, hosts = story.lost or story.gone, {slot.host for slot in slots}

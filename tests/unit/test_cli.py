@@ -78,7 +78,7 @@ GPUS = ("gpus", "--from", "pix4.txt", "-k", "2")
         ((*GPUS, "--busy", "7"), "busy names GPU 7, which pix4.txt does not have; choose from 0, 1, 2, 3"),
         ((*GPUS, "--busy", "0,1,2"), "cannot choose 2 of 4 GPUs, 1 are free"),
         ((*GPUS, "--busy", "1,1"), "argument --busy: '1,1' is not a list"),
-        (("gpus", "--from", "cpu.json", "-k", "1"), "cannot choose 1 of 0 GPUs"),
+        (("gpus", "--from", "cpu.json", "-k", "1"), "no GPU found on this host"),
         (("hostfile",), "one of the arguments -H --slurm-nodes --from is required"),
         ((*HOSTFILE, "a;rm"), "-H: 'a;rm' is no host name"),
         ((*HOSTFILE, "-oProxyCommand=x"), "argument -H: expected one argument"),
@@ -169,7 +169,7 @@ VALUES = (
     ),
 )
 def test_any_words_end_in_an_answer_or_in_one_line(capsys, monkeypatch, start, words):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     status, out, err = ended(capsys, *start, *words)
     assert status in (0, 2)
     assert "s3cret!" not in out + err
@@ -202,7 +202,7 @@ def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
     text = told(capsys, *TOPO, "--json")
     (folder / "saved.json").write_text(text)
     assert told(capsys, "topo", "--from", "saved.json", "--json") == text
-    monkeypatch.setattr(sys, "stdin", io.StringIO(PIX4))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PIX4.encode())))
     assert json.loads(told(capsys, "topo", "--from", "-", "--json")) == {**json.loads(text), "source": "standard input"}
 
 
@@ -230,7 +230,7 @@ def test_gpus_chooses_and_says_why(capsys):
 def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(capsys, monkeypatch):
     from launch import probe
 
-    monkeypatch.setattr(probe, "read_topology", machine)
+    monkeypatch.setattr(probe, "this_topology", lambda **_: machine())
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "1,3")
     assert told(capsys, "gpus", "-k", "2").startswith("GPUs 1,3, ring 1-3\n")
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
@@ -333,7 +333,7 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, fo
         ]
         assert change == f"cd {folder} || exit 2"
         kept = ["-np", "4", "-H", "n1:2,n2:2", "-x", "NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
-        assert shlex.split(start) == ["exec", sys.executable, "-m", "launch", "run", *kept]
+        assert shlex.split(start) == ["exec", sys.executable, "-P", "-m", "launch", "run", *kept]
 
 
 def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):

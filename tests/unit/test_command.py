@@ -132,7 +132,7 @@ def test_what_every_command_has(name):
     assert option(words, "--bind-to") == ["none"]
     assert option(words, "--map-by") == ["slot"]
     assert option(words, "-np") == [str(len(one.slots))]
-    assert words[words.index(one.python) :] == [one.python, "-m", "launch.bind", "--", *one.program]
+    assert words[words.index(one.python) :] == [one.python, "-P", "-m", "launch.bind", "--", *one.program]
     assert ("--allow-run-as-root" in words) is one.as_root
     assert option(words, "-x") == ([] if one.horovodrun else list(one.exports))
     if one.network:

@@ -79,7 +79,9 @@ def test_a_gpu_without_cores_takes_those_of_its_numa_node():
 def test_cores_that_only_overlap_are_nobodys_own():
     known = machine(2)
     cores = tuple(range(4, 10)), tuple(range(6))
-    odd = replace(known, gpus=tuple(replace(gpu, cores=own) for gpu, own in zip(known.gpus, cores, strict=True)))
+    odd = replace(
+        known, gpus=tuple(replace(gpu, cores=own, numa=()) for gpu, own in zip(known.gpus, cores, strict=True))
+    )
     assert [slot.cores for slot in placed(hosts(a=2), {"a": odd}, 2)] == list(cores)
     assert [slot.cores for slot in placed(hosts(a=2), {"a": odd}, 2, binding="cores")] == [(), ()]
 
@@ -150,7 +152,7 @@ def test_hosts_without_ranks_are_left_out(slots, np, share):
         ),
         ({"a": 1, "b": 4}, {"a": machine(), "b": machine(2)}, 2, (3,), "host b has no GPU 3, it has 0, 1"),
         (
-            *({"a": 1}, {"a": machine(unusable={1: "in MIG mode"})}, 1, (0, 1)),
+            *({"a": 1}, {"a": machine(unusable={1: "in MIG mode"})}, 1, (1, 0)),
             "GPU 1 of host a cannot be used (in MIG mode): choose others with --gpus",
         ),
     ],
@@ -228,9 +230,8 @@ def near_of(topology, slot):
     usable = {core for node in topology.numa_nodes for core in node.cores}
     if gpu is None:
         return usable or None
-    near = set(gpu.cores)
-    if not near:
-        near = {core for node in topology.numa_nodes if node.id in gpu.numa for core in node.cores}
+    node = {core for node in topology.numa_nodes if node.id in gpu.numa for core in node.cores}
+    near = (set(gpu.cores) & node) or set(gpu.cores) or node
     return (near & usable if usable else near) or None
 
 
@@ -256,7 +257,7 @@ def test_placement_keeps_its_promises(data):
         free = [gpu.index for gpu in topologies[name].gpus if gpu.unusable is None]
         if gpus == "auto":
             return len(free) >= ranks[name]
-        return set(gpus) <= set(free) and len(gpus) >= ranks[name]
+        return set(gpus[: ranks[name]]) <= set(free) and len(gpus) >= ranks[name]
 
     try:
         slots = place(where, topologies, np=np, gpus=gpus, binding=binding)

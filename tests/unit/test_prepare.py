@@ -155,7 +155,7 @@ def test_the_launcher_is_the_one_of_path(tmp_path, world):
 
 def test_an_mpirun_that_does_not_say_what_it_is_counts_as_none(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "mpi", lambda _: None)
-    with pytest.raises(CommandError, match="no mpirun on PATH"):
+    with pytest.raises(CommandError, match="does not say which MPI it is"):
         ready(tmp_path)
 
 
@@ -188,7 +188,7 @@ def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_p
 
 def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):
     assert ready(tmp_path, {"HVDLAUNCH_JOB": "mine"}).environment["HVDLAUNCH_JOB"] == "mine"
-    assert re.fullmatch(r"\d{8}-\d{6}", ready(tmp_path).environment["HVDLAUNCH_JOB"])
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", ready(tmp_path).environment["HVDLAUNCH_JOB"])
 
 
 @pytest.mark.parametrize(

@@ -262,32 +262,34 @@ def folder_with(folder, report=None, **errors):
 
 def test_a_status_is_explained_by_rank_and_host(slots):
     nowhere = Path("/nonexistent/report.json")
-    assert explain(3, story_of(STATUS_3), slots, nowhere) == "rank 2 on h2 ended with status 3"
-    assert explain(137, story_of(KILLED), slots, nowhere) == "rank 2 on h2 died of signal 9 (Killed)"
-    assert explain(1, Story({"h1", "h2"}), slots, nowhere) == "the launcher ended with status 1"
+    assert explain(3, story_of(STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
+    assert explain(137, story_of(KILLED), slots, read_report(nowhere)) == "rank 2 on h2 died of signal 9 (Killed)"
+    assert explain(1, Story({"h1", "h2"}), slots, read_report(nowhere)) == "the launcher ended with status 1"
     strange = STATUS_3.replace(b"],2]", b"],7]")
-    assert explain(3, story_of(strange), slots, nowhere) == "the launcher ended with status 3"
+    assert explain(3, story_of(strange), slots, read_report(nowhere)) == "the launcher ended with status 3"
 
 
 def test_a_lost_host_is_named_with_its_ranks(slots, monkeypatch):
     nowhere = Path("/nonexistent/report.json")
-    assert explain(205, story_of(CLOSED), slots, nowhere) == "host h2 no longer answers; it had rank 2"
+    assert explain(205, story_of(CLOSED), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
     lost = CLOSED.replace(b"h2", b"h1")
-    assert explain(205, story_of(lost), slots, nowhere) == "host h1 no longer answers; it had ranks 0, 1"
+    assert explain(205, story_of(lost), slots, read_report(nowhere)) == "host h1 no longer answers; it had ranks 0, 1"
     monkeypatch.setattr(run, "silent_host", lambda _: "h2")
-    assert explain(205, Story({"h1", "h2"}), slots, nowhere) == "host h2 no longer answers; it had rank 2"
-    assert explain(3, story_of(STATUS_3), slots, nowhere) == "rank 2 on h2 ended with status 3"
+    assert explain(205, Story({"h1", "h2"}), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
+    assert explain(3, story_of(STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
 
 
 def test_a_host_that_ssh_calls_by_another_name_is_found(slots, monkeypatch, tmp_path):
     nowhere = Path("/nonexistent/report.json")
     alias = CLOSED.replace(b"h2", b"203.0.113.5")
-    assert explain(205, story_of(alias), slots, nowhere) == "the launcher ended with status 205"
-    assert explain(3, story_of(alias + STATUS_3), slots, nowhere) == "rank 2 on h2 ended with status 3"
+    assert explain(205, story_of(alias), slots, read_report(nowhere)) == "the launcher ended with status 205"
+    assert explain(3, story_of(alias + STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
     report = folder_with(tmp_path, rank_0=b"ValueError: its own ssh ended")
-    assert explain(1, story_of(alias), slots, report).startswith("rank 0 on h1 ended the run with status 1; its last")
+    assert explain(1, story_of(alias), slots, read_report(report)).startswith(
+        "rank 0 on h1 ended the run with status 1; its last"
+    )
     monkeypatch.setattr(run, "silent_host", lambda _: "h2")
-    assert explain(205, story_of(alias), slots, nowhere) == "host h2 no longer answers; it had rank 2"
+    assert explain(205, story_of(alias), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
 
 
 def test_the_last_words_of_the_first_failing_rank_are_shown(slots, tmp_path):
@@ -298,7 +300,7 @@ def test_the_last_words_of_the_first_failing_rank_are_shown(slots, tmp_path):
         rank_2=b"",
         rank_x=b"not ours",
     )
-    line, *words = explain(1, story_of(STATUS_3), slots, report).splitlines()
+    line, *words = explain(1, story_of(STATUS_3), slots, read_report(report)).splitlines()
     assert line == "rank 1 on h1 ended the run with status 1; its last words:"
     assert words == [
         *[f"    line {i}" for i in range(19, 30)],
@@ -309,14 +311,14 @@ def test_the_last_words_of_the_first_failing_rank_are_shown(slots, tmp_path):
 
 def test_its_banner_and_its_error_file_make_one_line(slots, tmp_path):
     report = folder_with(tmp_path, rank_2=b"MPI_ERR_INTERN: internal error")
-    assert explain(3, story_of(STATUS_3), slots, report).startswith(
+    assert explain(3, story_of(STATUS_3), slots, read_report(report)).startswith(
         "rank 2 on h2 ended with status 3; its last words:\n"
     )
 
 
 def test_what_the_program_has_said_is_not_said_again(slots, tmp_path):
     report = folder_with(tmp_path, report={"run_folder": "x", "said": "hvdtrain: --lr 0 is wrong"})
-    assert explain(2, story_of(STATUS_3), slots, report) is None
+    assert explain(2, story_of(STATUS_3), slots, read_report(report)) is None
 
 
 @pytest.mark.parametrize(
