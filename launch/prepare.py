@@ -141,7 +141,7 @@ def facts_of(wanted: Wanted, hosts: Sequence[Host] | None, mpirun: Mpi, folder: 
         return {name: HostFacts(host=name, hostname=None, topology=wanted.topologies[name]) for name in names}
     names = list(ranks_per_host(hosts, wanted.np)) if hosts else ["localhost"]
     gpus = wanted.gpus != "none"
-    facts = ask_hosts(names, mpirun=mpirun.path, python=sys.executable, folder=str(folder), gpus=gpus)
+    facts = ask_hosts(names, mpirun=mpirun, python=sys.executable, folder=str(folder), gpus=gpus)
     first: dict[str | None, str] = {}
     for host, one in facts.items():
         if (other := first.setdefault(one.hostname, host)) != host:

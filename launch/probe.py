@@ -57,25 +57,25 @@ class HostFacts:
     address: str | None = None  # where ssh reached it; None on this host, and over IPv6
 
 
-def here(mpirun: str, *, gpus: bool, visible: str | None) -> HostFacts:
+def here(found: Mpi | None, *, gpus: bool, visible: str | None) -> HostFacts:
     """The facts of this host; GPUs outside `visible` count as taken, none is looked for without `gpus`."""
     reached = os.environ.get("SSH_CONNECTION", "").split()
     return HostFacts(
         host="localhost",
         hostname=socket.gethostname(),
         topology=restrict(this_topology(gpus=gpus), visible),
-        mpi=mpi(mpirun),
+        mpi=found,
         address=reached[2] if len(reached) == 4 and ":" not in reached[2] else None,
     )
 
 
-def ask_hosts(hosts: Sequence[str], *, mpirun: str, python: str, folder: str, gpus: bool) -> dict[str, HostFacts]:
+def ask_hosts(hosts: Sequence[str], *, mpirun: Mpi, python: str, folder: str, gpus: bool) -> dict[str, HostFacts]:
     """The facts of all hosts, those of other hosts over ssh, all at once; HostError names the first that cannot.
 
     On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    words = [python, "-P", "-m", "launch.probe", mpirun, "gpus" if gpus else "none"]
+    words = [python, "-P", "-m", "launch.probe", mpirun.path, "gpus" if gpus else "none"]
     words += [] if visible is None else [visible]
     with ThreadPoolExecutor(max_workers=min(128, len(hosts) + 1)) as pool:
         try:
@@ -90,10 +90,10 @@ def ask_hosts(hosts: Sequence[str], *, mpirun: str, python: str, folder: str, gp
             stop_asking()
             raise
     for host, one in found.items():
-        if one.mpi != own.mpi:
+        if one.mpi != mpirun:
             there = f"is {one.mpi}" if one.mpi else "is missing"
             raise HostError(
-                f"host {host}: {mpirun} {there}, here it is {own.mpi}: install the same MPI at the same path"
+                f"host {host}: {mpirun.path} {there}, here it is {mpirun}: install the same MPI at the same path"
             )
     return found
 
@@ -281,7 +281,7 @@ def parse_mpi(path: str, text: str) -> Mpi | None:
 def main(mpirun: str, gpus: str, visible: str | None = None) -> None:
     """Print this host's facts."""
     try:
-        facts = here(mpirun, gpus=gpus == "gpus", visible=os.environ.get("CUDA_VISIBLE_DEVICES", visible))
+        facts = here(mpi(mpirun), gpus=gpus == "gpus", visible=os.environ.get("CUDA_VISIBLE_DEVICES", visible))
     except LaunchError as error:
         sys.exit(f"hvdlaunch: {error}")
     found = None if facts.mpi is None else dataclasses.asdict(facts.mpi)

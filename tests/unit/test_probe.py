@@ -150,8 +150,7 @@ def test_each_trouble_of_ssh_has_its_line_and_remedy(err, line):
 )
 def test_a_host_says_where_ssh_reached_it(monkeypatch, connection, address):
     monkeypatch.setenv("SSH_CONNECTION", connection)
-    monkeypatch.setattr(probe, "mpi", lambda _: None)
-    facts = probe.here("mpirun", gpus=False, visible=None)
+    facts = probe.here(None, gpus=False, visible=None)
     assert facts.address == address
     assert facts.topology.gpus == ()
     assert sum(len(node.cores) for node in facts.topology.numa_nodes) <= len(probe.os.sched_getaffinity(0))
@@ -166,11 +165,11 @@ def test_hosts_with_another_mpi_are_refused_by_name(monkeypatch):
     monkeypatch.setattr(
         probe,
         "_ask_host",
-        lambda host, _, **__: probe.HostFacts(host=host, hostname=host, topology=machine(), mpi=there[host]),
+        lambda host, *_: probe.HostFacts(host=host, hostname=host, topology=machine(), mpi=there[host]),
     )
 
     def asked(*hosts):
-        return probe.ask_hosts(hosts, mpirun="/bin/mpirun", python="python", folder="/", gpus=True)
+        return probe.ask_hosts(hosts, mpirun=four, python="python", folder="/", gpus=True)
 
     assert {host: one.host for host, one in asked("h1", "me").items()} == {"h1": "h1", "me": "me"}
     with pytest.raises(

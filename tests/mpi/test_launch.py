@@ -1,0 +1,259 @@
+"""hvdlaunch with the real mpirun and horovodrun: which GPUs and cores the ranks get, and what is started."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.conftest import EFFNET
+from tests.mpi.launched import (
+    LAUNCHERS,
+    PLACE,
+    argv,
+    bind_of,
+    dry,
+    dry_run,
+    finished,
+    lines,
+    ranks,
+    recorder,
+    stand_in,
+)
+from tests.unit.test_nvml import BUSES, MATRIX, NAME, QUERY
+
+ROOT = Path(__file__).parents[2]
+HERE = os.uname().nodename
+# Both NVLinks of 0-3 and of 1-2 and one of each other pair of the four: two link-disjoint rings, one of them 0-1-2-3.
+RING = [0, 1, 2, 3]
+UUIDS = [f"GPU-{gpu}{gpu}" for gpu in RING]
+DRIVER = pytest.mark.skipif(
+    Path("/proc/driver/nvidia/version").exists(), reason="a real driver answers before a stand-in for nvidia-smi"
+)
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path):
+    """A machine with eight V100, as nvidia-smi tells it; hvdlaunch asks exactly this."""
+    answers = {
+        "topo -m": MATRIX,
+        "--query-gpu=index,uuid,name,pci.bus_id,mig.mode.current --format=csv,noheader": QUERY,
+        "--query-compute-apps=gpu_uuid,pid --format=csv,noheader": "",
+    }
+    script = f"import sys\nsys.stdout.write({answers!r}[' '.join(sys.argv[1:])])\n"
+    return stand_in(tmp_path, "nvidia-smi", script)
+
+
+def fake_nvml(tmp_path):
+    """A folder for PYTHONPATH in which pynvml tells of the same machine, all of it free."""
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    (folder / "pynvml.py").write_text(
+        "from tests.unit.test_nvml import Nvml, NVMLError\n"
+        "_nvml = Nvml()\n"
+        "_nvml.processes.clear()\n"
+        "nvmlInit = nvmlShutdown = lambda: None\n"
+        "def __getattr__(name):\n    return getattr(_nvml, name)\n"
+    )
+    return f"{folder}:{ROOT}"
+
+
+@DRIVER
+def test_nvml_and_nvidia_smi_tell_of_the_same_machine(tmp_path, nvidia_smi):
+    told = {}
+    for source, more in (("nvidia-smi", {}), ("NVML", {"PYTHONPATH": fake_nvml(tmp_path)})):
+        done = finished(tmp_path, argv("topo", "--json"), **more)
+        assert done.returncode == 0, done.stderr
+        topology = json.loads(done.stdout)
+        assert topology.pop("source") == source
+        # Under NVML the kernel answers for these, and here no stand-in takes its place as in tests/unit.
+        topology.pop("nics")
+        for gpu in topology["gpus"]:
+            gpu.pop("numa")
+        told[source] = topology
+    assert told["NVML"] == told["nvidia-smi"]
+    assert [(gpu["uuid"], gpu["name"]) for gpu in told["NVML"]["gpus"]] == [
+        (f"GPU-{gpu}{gpu}", NAME) for gpu in range(len(BUSES))
+    ]
+    assert told["NVML"]["links"][0][3] == {"kind": "NV", "count": 2, "gbps": 40.0}
+
+
+@DRIVER
+def test_four_ranks_train_on_the_best_four_gpus(tmp_path, nvidia_smi):
+    told = json.loads(finished(tmp_path, argv("gpus", "-k", "4", "--json")).stdout)
+    assert (told["gpus"], told["ring"]) == (RING, RING)
+    train = ["python", *EFFNET, "--data", "digits", "--model", "efficientnet_tiny", "--stem-stride", "1"]
+    train += ["--epochs", "1", "--batch-size-per-rank", "32", "--run", "r"]
+    done = finished(tmp_path, argv("-np", "4", "--gpus", "auto", "-x", "NCCL_DEBUG", program=train), NCCL_DEBUG="WARN")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "effnet" / "r"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["np"], result["exit_reason"]) == (4, "finished")
+    placement = json.loads((folder / "placement.json").read_text())
+    assert [(one["rank"], one["local_rank"]) for one in placement["ranks"]] == [(rank, rank) for rank in range(4)]
+    assert [one["cuda_visible_devices"] for one in placement["ranks"]] == UUIDS
+    plan = placement["plan"]
+    assert [(one["gpu"], one["gpu_uuid"]) for one in plan["ranks"]] == list(zip(RING, UUIDS, strict=True))
+    assert {one["environment"]["CUDA_DEVICE_ORDER"] for one in plan["ranks"]} == {"PCI_BUS_ID"}
+    assert plan["environment"] == {"NCCL_DEBUG": "WARN"}
+    assert json.loads((folder / "environment.json").read_text())["nccl_settings"] == {"NCCL_DEBUG": "WARN"}
+
+
+@DRIVER
+def test_mpirun_horovodrun_and_srun_give_the_same_place(tmp_path, nvidia_smi):
+    words = ["--gpus", "auto", "--bind", "cores", "-x", "NCCL_DEBUG"]
+    found = {}
+    for launcher in LAUNCHERS:
+        (tmp_path / launcher).mkdir()
+        program = [*PLACE[:-1], launcher]
+        done = finished(tmp_path, argv(*words, "--launcher", launcher, program=program), NCCL_DEBUG="WARN")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found[launcher] = ranks(tmp_path / launcher)
+    settings, command = dry_run(tmp_path, argv(*words, program=PLACE), NCCL_DEBUG="WARN")
+    for rank in "01":
+        srun = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}
+        assert finished(tmp_path, bind_of(command), **settings, **srun, NCCL_DEBUG="WARN").returncode == 0
+    found["srun"] = ranks(tmp_path)
+    for launcher, places in found.items():
+        for rank, one in enumerate(places):
+            assert (one["rank"], one["local_rank"], one["host"]) == (rank, rank, HERE), launcher
+            assert (one["blocked"], one["death_signal"]) == (["SIGUSR1"], signal.SIGKILL), launcher
+            own = one["environment"]
+            own.pop("NCCL_SOCKET_IFNAME", None)  # horovodrun's own idea on one host: lo
+            threads = own.pop("OMP_NUM_THREADS")
+            assert threads == str(len(one["cores"])) or len(os.sched_getaffinity(0)) == 1
+            assert own == {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": ("GPU-00", "GPU-33")[rank],  # the pair with two NVLinks
+                "NCCL_DEBUG": "WARN",
+            }, launcher
+        assert [one["cores"] for one in places] == [one["cores"] for one in found["mpirun"]], launcher
+
+
+def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):
+    for binding, alone in (("numa", False), ("cores", True)):
+        assert finished(tmp_path, argv("--bind", binding, program=PLACE)).returncode == 0
+        first, second = ranks(tmp_path)
+        allowed = os.sched_getaffinity(0)
+        assert set(first["cores"]) | set(second["cores"]) <= allowed
+        assert first["environment"]["CUDA_VISIBLE_DEVICES"] == second["environment"]["CUDA_VISIBLE_DEVICES"] == ""
+        if alone and len(allowed) > 1:
+            assert not set(first["cores"]) & set(second["cores"])
+
+
+def test_a_rank_that_is_not_where_the_plan_says_refuses(tmp_path):
+    settings, command = dry_run(tmp_path, argv(program=PLACE))
+    for more in ({"SLURM_PROCID": "0", "SLURM_LOCALID": "1"}, {"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}, {}):
+        done = finished(tmp_path, bind_of(command), **settings, **more)
+        assert done.returncode == 2
+        assert len(lines(done)) == 1
+        assert done.stderr.startswith("hvdlaunch: ")
+    assert not ranks(tmp_path)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_dry_run_prints_what_a_run_executes(tmp_path, launcher):
+    """Word for word, by a stand-in for the launcher; and a shell that is given the line does the same."""
+    recorder(tmp_path, "mpirun")
+    record = recorder(tmp_path, launcher)
+    words = argv("--launcher", launcher, "-x", "MINE", program=["echo", "two words", "$(x)", "'", "a=b"])
+    more = {"HVDLAUNCH_JOB": "job", "MINE": "a 'b' $c"}
+    settings, command = dry_run(tmp_path, words, **more)
+    assert not record.exists()
+    assert finished(tmp_path, words, **more).returncode == 0
+    by_run = json.loads(record.read_text())
+    assert by_run["argv"] == command
+    assert command[0] == str(tmp_path / "bin" / launcher)
+    assert command[-5:] == ["echo", "two words", "$(x)", "'", "a=b"]
+    report = by_run["environment"].pop("HVDLAUNCH_REPORT")
+    assert not Path(report).parent.exists()
+    assert settings == {
+        **{name: by_run["environment"][name] for name in ("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")},
+        "HVDLAUNCH_REPORT": "",
+    }
+    line = finished(tmp_path, dry(words), **more).stdout
+    assert finished(tmp_path, ["sh", "-c", line], **more).returncode == 0
+    by_shell = json.loads(record.read_text())
+    assert by_shell["environment"].pop("HVDLAUNCH_REPORT") == ""
+    for record in (by_run, by_shell):
+        for name in ("_", "PWD", "OLDPWD", "SHLVL"):  # the shell's own
+            record["environment"].pop(name, None)
+    assert by_shell == by_run
+
+
+def test_words_with_spaces_reach_mpirun_through_horovodrun(tmp_path):
+    record = recorder(tmp_path, "mpirun")
+    done = finished(tmp_path, argv("--launcher", "horovodrun", program=["echo", "two words", "$(touch x)"]))
+    assert done.returncode == 0, done.stderr
+    words = json.loads(record.read_text())["argv"]
+    assert words[-2:] == ["two words", "$(touch x)"]
+    assert "BatchMode=yes" in words[words.index("plm_rsh_args") + 1]
+    assert "StrictHostKeyChecking=yes" in words[words.index("plm_rsh_args") + 1]
+    assert [words[words.index(name) + 1] for name in ("--bind-to", "--map-by", "-np", "-H")] == [
+        "none",
+        "slot",
+        "2",
+        "localhost:2",
+    ]
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def apptainer(tmp_path):
+    """A recording stand-in: Apptainer itself is not to be had everywhere. It runs what stands behind the image."""
+    (tmp_path / "image.sif").touch()
+
+    def answer(version: str) -> Path:
+        record = tmp_path / "apptainer.jsonl"
+        stand_in(
+            tmp_path,
+            "apptainer",
+            "import json, os, sys\n"
+            f"with open({str(record)!r}, 'a') as file:\n    file.write(json.dumps(sys.argv[1:]) + '\\n')\n"
+            "at = next(i for i, word in enumerate(sys.argv) if word.endswith('.sif'))\n"
+            "image, words = sys.argv[at], sys.argv[at + 1:]\n"
+            "assert sys.argv[1] == 'exec' and os.path.exists(image)\n"
+            f"if words == ['mpirun', '--version']:\n    sys.exit(print({version!r}))\n"
+            "os.environ['INSIDE'] = image\n"
+            "os.execvp(words[0], words)\n",
+        )
+        return record
+
+    return answer
+
+
+def test_apptainer_holds_the_program(tmp_path, apptainer):
+    record = apptainer("mpirun (Open MPI) 4.0.5")
+    done = finished(tmp_path, argv("--apptainer", "image.sif", program=PLACE))
+    assert done.returncode == 0, done.stderr
+    assert [one["inside"] for one in ranks(tmp_path)] == ["image.sif"] * 2
+    assert [one["blocked"] for one in ranks(tmp_path)] == [["SIGUSR1"]] * 2
+    calls = [json.loads(line) for line in record.read_text().splitlines()]
+    assert calls == [["exec", "image.sif", "mpirun", "--version"], *[["exec", "--nv", "image.sif", *PLACE]] * 2]
+
+
+@pytest.mark.parametrize(
+    ("inside", "named"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "Open MPI 5.0.11"),
+        ("HYDRA build details:\n  Version: 4.2", "MPICH 4.2"),
+        ("", "no mpirun"),
+    ],
+)
+def test_another_mpi_in_the_image_is_refused_before_ranks_start(tmp_path, apptainer, inside, named):
+    record = apptainer(inside)
+    done = finished(tmp_path, argv("--apptainer", "image.sif", program=PLACE))
+    assert done.returncode == 2
+    (line,) = lines(done)
+    assert line.startswith(f"hvdlaunch: --apptainer image.sif: inside is {named}, outside Open MPI")
+    assert len(record.read_text().splitlines()) == 1
+    assert not ranks(tmp_path)
+
+
+def test_a_missing_image_is_refused(tmp_path, apptainer):
+    record = apptainer("mpirun (Open MPI) 4.1.8")
+    done = finished(tmp_path, argv("--apptainer", "other.sif", program=PLACE))
+    assert done.returncode == 2
+    assert lines(done) == ["hvdlaunch: --apptainer other.sif: there is no such image"]
+    assert not record.exists()

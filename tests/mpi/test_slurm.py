@@ -1,0 +1,145 @@
+"""hvdlaunch under Slurm: a controller and a node on loopback, with munge, made by the test and gone with it."""
+
+import contextlib
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.conftest import TIMEOUT_S, left_in, wait_until
+from tests.mpi.launched import ON_CPUS, PLACE, argv, bind_of, dry_run, environment, finished, ranks, running, signals
+
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "sinfo")
+MISSING = [program for program in NEEDED if shutil.which(program, path=PATH) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+
+NODE = socket.gethostname().partition(".")[0]
+CONF = """\
+ClusterName=test
+SlurmctldHost={node}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+NodeName={node} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=all Nodes={node} Default=YES State=UP
+"""
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """What a user needs in the environment to submit jobs."""
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    (folder / "key").write_bytes(os.urandom(128))
+    (folder / "key").chmod(0o600)
+    with socket.socket() as one, socket.socket() as two:
+        for bound in (one, two):
+            bound.bind(("127.0.0.1", 0))
+        ports = [bound.getsockname()[1] for bound in (one, two)]
+    conf = folder / "slurm.conf"
+    conf.write_text(CONF.format(node=NODE, ports=ports, user=getpass.getuser(), folder=folder))
+    settings = {"SLURM_CONF": str(conf), "PATH": PATH}
+    files = {"key-file": "key", "socket": "munge", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    munged = ["munged", "--foreground", "--force", *(f"--{name}={folder / file}" for name, file in files.items())]
+    ready = {
+        tuple(munged): (folder / "munge").exists,
+        ("slurmctld", "-D"): lambda: ask("scontrol", "ping").returncode == 0,
+        ("slurmd", "-D"): lambda: ask("sinfo", "--noheader", "--format=%T").stdout.strip() == "idle",
+    }
+
+    def ask(*words):
+        return subprocess.run(words, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+
+    with contextlib.ExitStack() as stack:
+        for words, is_ready in ready.items():
+            log = stack.enter_context((folder / f"{words[0]}.out").open("w"))
+            daemon = subprocess.Popen(words, cwd=folder, env={**os.environ, **settings}, stdout=log, stderr=log)
+            stack.callback(daemon.wait, timeout=30)
+            stack.callback(daemon.terminate)
+            wait_until(is_ready, 20)
+        yield settings
+
+
+def path(slurm):
+    return {**slurm, "PATH": f"{environment(Path())['PATH']}:{slurm['PATH']}"}
+
+
+def slurms(folder, slurm, *words):
+    """What a command of Slurm says; a job that it has submitted runs on."""
+    done = subprocess.run(
+        words, cwd=folder, env=environment(folder, **path(slurm)), capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def submitted(folder, slurm, program):
+    """The number of a job, by a script that hvdlaunch has written."""
+    done = finished(folder, argv("--sbatch", "job.sbatch", program=program), **path(slurm))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "submit it with: sbatch job.sbatch\n"
+    return slurms(folder, slurm, "sbatch", "--parsable", "job.sbatch")
+
+
+def status_of(folder, slurm, job):
+    """The exit status of a job that has ended, and what it has written."""
+
+    def ended():
+        facts = dict(word.partition("=")[::2] for word in slurms(folder, slurm, "scontrol", "show", "job", job).split())
+        return facts["JobState"] in ("COMPLETED", "FAILED") and facts["ExitCode"]
+
+    status = wait_until(ended, TIMEOUT_S)
+    (file,) = folder.glob("python-*.out")
+    return status, [line for line in file.read_text().splitlines() if line != ON_CPUS]
+
+
+def test_a_batch_script_runs_on_the_nodes_of_its_allocation(tmp_path, slurm):
+    job = submitted(tmp_path, slurm, PLACE)
+    assert status_of(tmp_path, slurm, job) == ("0:0", [])
+    places = ranks(tmp_path)
+    assert [(one["rank"], one["local_rank"], one["planned_on"]) for one in places] == [(0, 0, NODE), (1, 1, NODE)]
+    assert [one["blocked"] for one in places] == [["SIGUSR1"]] * 2
+
+
+def test_a_failing_rank_fails_the_job_with_its_status(tmp_path, slurm):
+    job = submitted(tmp_path, slurm, [*PLACE, "--end", "1", "3"])
+    assert status_of(tmp_path, slurm, job) == ("3:0", [f"hvdlaunch: rank 1 on {NODE} ended with status 3"])
+
+
+def test_slurm_asks_to_save_and_then_cancels(tmp_path, slurm):
+    job = submitted(tmp_path, slurm, [*PLACE, "--stay"])
+    running(tmp_path)
+    slurms(tmp_path, slurm, "scancel", "--batch", "--signal=USR1", job)
+    wait_until(lambda: signals(tmp_path) == [["SIGUSR1"]] * 2, 10)
+    slurms(tmp_path, slurm, "scancel", job)
+    wait_until(lambda: not left_in(tmp_path), 10)
+    assert signals(tmp_path) == [["SIGUSR1", "SIGTERM"]] * 2
+
+
+def test_srun_puts_the_ranks_where_the_plan_says(tmp_path, slurm):
+    settings, command = dry_run(tmp_path, argv(program=PLACE), **path(slurm))
+    done = finished(tmp_path, ["srun", "--ntasks=2", *bind_of(command)], **path(slurm), **settings)
+    assert done.returncode == 0, done.stderr
+    places = [(one["rank"], one["local_rank"], one["death_signal"]) for one in ranks(tmp_path)]
+    assert places == [(0, 0, signal.SIGKILL), (1, 1, signal.SIGKILL)]
