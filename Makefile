@@ -1,10 +1,11 @@
-# make train | test | test-slow | test-cluster | lint | bench | lock | setup | clean
+# make train | test | test-slow | test-cluster | lint | board | bench | lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
+PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 VENV := source .venv/bin/activate &&
 
-.PHONY: setup train test test-slow test-cluster lint bench lock clean
+.PHONY: setup train test test-slow test-cluster lint board bench lock clean
 
 setup:
 	@scripts/setup.sh
@@ -24,6 +25,10 @@ test-cluster: setup
 
 lint: setup
 	$(VENV) ruff check . && ruff format --check . && mypy && lint-imports
+
+# The runs in runs/, compared in a browser of this machine.
+board: setup
+	$(VENV) tensorboard --logdir runs --host 127.0.0.1 --port $(PORT)
 
 bench: setup
 	$(VENV) python bench/scaling.py

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -48,8 +49,11 @@ class Comm(Protocol):
     def gather(self, value: Any) -> list[Any]:
         """The JSON values of all ranks, by rank."""
 
-    def start(self) -> None:
-        """Start Horovod; before this only `gather` may be called."""
+    def start(self, timeline: Path | None = None) -> None:
+        """Start Horovod; before this only `gather` may be called.
+
+        Rank 0 writes Horovod's timeline to that file, if `connect` was told of one.
+        """
 
     def broadcast_(self, model: nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0."""
@@ -93,7 +97,7 @@ class SerialComm:
     def gather(self, value: Any) -> list[Any]:
         return [value]
 
-    def start(self) -> None:
+    def start(self, timeline: Path | None = None) -> None:
         pass
 
     def broadcast_(self, model: nn.Module) -> None:
@@ -226,11 +230,13 @@ class HorovodComm:
         ends = torch.tensor(lengths).cumsum(0).tolist()
         return [json.loads(joined[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
-    def start(self) -> None:
+    def start(self, timeline: Path | None = None) -> None:
         import horovod.torch as hvd
 
         if not hvd.is_initialized():
             hvd.init()
+        if timeline is not None:
+            hvd.start_timeline(str(timeline))
 
     def broadcast_(self, model: nn.Module) -> None:
         import horovod.torch as hvd
@@ -264,12 +270,13 @@ class HorovodComm:
         return _HorovodSync(model, compression, groups)
 
 
-def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None) -> Comm:
+def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, timeline: bool = False) -> Comm:
     """Join the ranks that were launched together, or be alone.
 
     Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
     are put where Horovod will read them; ranks that fill their cores are made to yield while they wait, and a rank
-    that does not come to a sum ends the job after STALL_SHUTDOWN_S, unless the environment says otherwise.
+    that does not come to a sum ends the job after STALL_SHUTDOWN_S, unless the environment says otherwise. `timeline`
+    says that `start` will be given a file for one; raises BadInput where there is no Horovod to write it.
     """
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
@@ -277,6 +284,8 @@ def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None) -
     if cycle_time_ms is not None:
         os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(STALL_SHUTDOWN_S))
+    if timeline:
+        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # the file's name comes with `start`
 
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
         comm: Comm = HorovodComm(mpi=None)
@@ -288,6 +297,8 @@ def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None) -
         from mpi4py import MPI
 
         comm = HorovodComm(MPI.COMM_WORLD)
+    elif timeline:
+        raise BadInput("--timeline: only Horovod has one, so start with horovodrun or mpirun, or leave it out")
     else:
         return SerialComm()
     if "OMP_NUM_THREADS" not in os.environ:

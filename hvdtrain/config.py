@@ -4,8 +4,9 @@ import contextlib
 import io
 import itertools
 import math
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -83,6 +84,14 @@ class EffnetConfig:
     """Send the gradients in this many fixed groups; as they come if not given."""
     cycle_time_ms: float | None = None
     """Pause between Horovod's rounds; Horovod's own if not given."""
+    report_every_steps: int = 20
+    """Steps between reports to TensorBoard and metrics.jsonl; an epoch's end is always one."""
+    profile: Literal["off", "on", "exact"] = "off"
+    """on (the option alone says it) measures the phases of each step; exact waits for the GPU between them."""
+    torch_profile: int | None = None
+    """Steps to trace with torch.profiler into profile/ of the run folder."""
+    timeline: bool = False
+    """Write Horovod's timeline.json into the run folder; a thread of its own spins meanwhile."""
     seed: int = 0
     runs_dir: Path = Path("runs")
     experiment: str = "effnet"
@@ -132,8 +141,8 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
             config = tyro.cli(
                 EffnetConfig,
                 prog="python -m hvdtrain.effnet",
-                args=list(argv),
-                default=RECIPES[name](),
+                args=_with_profile_on(argv),
+                default=replace(RECIPES[name](), seed=_seed_of_launcher()),
                 console_outputs=launched_rank() == 0 or not {"-h", "--help"} & set(argv),
             )
     except SystemExit as leaving:
@@ -157,7 +166,8 @@ def check(config: EffnetConfig) -> None:
     if config.data not in data.NAMES:
         raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(data.NAMES)}")
     for field in (
-        "epochs", "batch_size_per_rank", "global_batch_size", "accumulate_steps", "max_skipped_steps", "fusion_groups"
+        "epochs", "batch_size_per_rank", "global_batch_size", "accumulate_steps", "max_skipped_steps", "fusion_groups",
+        "report_every_steps", "torch_profile",
     ):  # fmt: skip
         value = getattr(config, field)
         if value is not None and value < 1:
@@ -187,6 +197,14 @@ def check(config: EffnetConfig) -> None:
             raise BadInput(f"{_option(field)} {value!r} must be one folder's name: put its parents into --runs-dir")
 
 
+def _seed_of_launcher() -> int:
+    """The seed where --seed is not given: a sweep sets it, another one for each run of a size."""
+    seed = os.environ.get("HVDLAUNCH_SEED", str(EffnetConfig.seed))
+    if not (seed.isascii() and seed.isdecimal()):
+        raise BadInput(f"HVDLAUNCH_SEED {seed!r} must be a number of at least 0: correct it in the environment")
+    return int(seed)
+
+
 def _option(field: str) -> str:
     return "--" + field.replace("_", "-")
 
@@ -199,6 +217,14 @@ def _recipe_named(argv: Sequence[str]) -> str:
         elif word.startswith("--recipe="):
             name = word.removeprefix("--recipe=")
     return name
+
+
+def _with_profile_on(argv: Sequence[str]) -> list[str]:
+    """The words, with `on` after a --profile that stands alone."""
+    words: list[str] = []
+    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue="--"):
+        words += [word, "on"] if word == "--profile" and following.startswith("-") else [word]
+    return words
 
 
 def _one_line(boxed: str) -> str:

@@ -29,6 +29,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from hvdtrain.download import giving_up
 from hvdtrain.exits import BadInput
+from hvdtrain.phases import OFF, Phases
 
 NAMES = ("cifar10", "digits", "imagefolder", "synthetic")
 
@@ -46,7 +47,9 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, indices: Sequence[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, indices: Sequence[Tensor], device: torch.device, phases: Phases = OFF
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """For each (N,) index tensor: images (N, 3, H, W) uint8 and labels (N,) int64, on the device."""
 
 
@@ -109,11 +112,15 @@ class Resident:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batches(self, indices: Sequence[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, indices: Sequence[Tensor], device: torch.device, phases: Phases = OFF
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         if self.images.device != device:
             self.images, self.labels = self.images.to(device), self.labels.to(device)
         for one in indices:
+            phases.enter("to_device")
             chosen = one.to(device)
+            phases.enter("read")
             yield self.images[chosen], self.labels[chosen]
 
 
@@ -182,27 +189,34 @@ class Folder:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def batches(self, indices: Sequence[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, indices: Sequence[Tensor], device: torch.device, phases: Phases = OFF
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         self._plan.lists = [one.tolist() for one in indices]
         if device.type != "cuda":
             yield from self._loader
         else:
-            yield from _prefetched(self._loader, device)
+            yield from _prefetched(self._loader, device, phases)
 
 
-def _prefetched(batches: Iterable[tuple[Tensor, Tensor]], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+def _prefetched(
+    batches: Iterable[tuple[Tensor, Tensor]], device: torch.device, phases: Phases = OFF
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Copy each batch to the GPU on a stream of its own while the one before is being used."""
     stream = torch.cuda.Stream(device)
     ready: list[Tensor] = []
     for images, labels in batches:
+        phases.enter("to_device")
         with torch.cuda.stream(stream):
             arriving = [images.to(device, non_blocking=True), labels.to(device, non_blocking=True)]
         if ready:
             yield ready[0], ready[1]
+            phases.enter("to_device")
         torch.cuda.current_stream(device).wait_stream(stream)
         for tensor in arriving:
             tensor.record_stream(torch.cuda.current_stream(device))
         ready = arriving
+        phases.enter("read")
     if ready:
         yield ready[0], ready[1]
 

@@ -1,4 +1,4 @@
-"""Signs that a run goes wrong: losses that jump, replicas that drift apart."""
+"""Signs that a run goes wrong: steps that were skipped, losses that jump, replicas that drift apart."""
 
 import hashlib
 import statistics
@@ -9,6 +9,14 @@ from torch import nn
 
 from hvdtrain.comm import Comm
 from hvdtrain.exits import REPLICAS_DIFFER, EndOfRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """Why all ranks skipped a step."""
+
+    rank: int  # the first whose loss or gradients were not finite
+    source: str  # 'loss', 'batch norm' (its running statistics) or 'gradients'
 
 
 @dataclass(frozen=True, kw_only=True)

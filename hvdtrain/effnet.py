@@ -15,6 +15,7 @@ import platform
 import socket
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +28,7 @@ from torch.optim.swa_utils import AveragedModel
 from torchvision.models import EfficientNet
 from tqdm import tqdm
 
-from hvdtrain import data, exits, models, optim, sync_bn, tracking
+from hvdtrain import data, exits, gauges, models, optim, phase_picture, sync_bn, tracking
 from hvdtrain.comm import (
     Comm,
     agreed,
@@ -39,10 +40,16 @@ from hvdtrain.comm import (
 )
 from hvdtrain.config import EffnetConfig, parse, scaled
 from hvdtrain.divergence import SpikeWatch, parameter_hashes, weights_hash
+from hvdtrain.events import Column
 from hvdtrain.exits import BadInput
-from hvdtrain.loop import Limits, Means, Pictures, Trained, evaluate, train_epoch
+from hvdtrain.gauges import Gauges
+from hvdtrain.loop import Limits, Pictures, evaluate, train_epoch
+from hvdtrain.phases import OFF, Phases, clock
+from hvdtrain.reports import MOST_CURVES, Means, Report, Reports, Totals
 from hvdtrain.schedule import LearningRate, scaled_lr
 from hvdtrain.step import TrainingStep
+from hvdtrain.torch_trace import BEFORE_STEPS, TorchTrace, unmeasured_steps
+from hvdtrain.verdict import Profile, over_ranks
 
 
 def main() -> None:
@@ -54,34 +61,36 @@ def main() -> None:
     model = build_model(comm, config, images.classes)
     folder = make_run_folder(comm, config)
 
-    comm.start()
-    training = assemble(comm, config, images, model, device)
+    comm.start(timeline=folder / "timeline.json" if config.timeline else None)
+    phases = step_clock(comm, config, folder, device)
+    training = assemble(comm, config, images, model, device, phases=phases)
     tracker = describe_run(comm, config, folder, device, training)
     exits.on_early_end(folder / "ranks" / f"rank-{comm.rank}.err", tracker.conclude)
     torch.manual_seed((config.seed << 16) + comm.rank)  # dropout differs between ranks
     bar = tqdm(total=config.epochs, unit="epoch", disable=comm.rank != 0 or not sys.stderr.isatty())
     for epoch in range(config.epochs):
         started = time.perf_counter()
-        trained = training.epoch(epoch)
+        totals = Totals()
+        for report in training.epoch(epoch):
+            tracker.report(report)
+            show_events(comm, bar, report)
+            totals += report.totals
+            if report.end is not None:
+                tracker.conclude(report.end.reason)
+                raise report.end
         train_s = time.perf_counter() - started
-        show_events(comm, bar, trained)
-        tracker.count(
-            skipped=[{"step": at, **asdict(why)} for at, why in trained.skipped],
-            spikes=[asdict(spike) for spike in trained.spikes],
-        )
-        if trained.end is not None:
-            tracker.result["steps"] += trained.steps
-            tracker.conclude(trained.end.reason)
-            raise trained.end
+        note_profile(comm, tracker, phases)
         test = training.evaluate()
         metrics = tracker.epoch_done(
-            steps=training.steps_per_epoch,
+            epoch + 1,
             images=len(images.train),
             train_s=train_s,
-            train={**asdict(trained.means), "lr": training.lr((epoch + 1) * training.steps_per_epoch - 1)},
+            train={**asdict(totals.means()), "lr": training.lr((epoch + 1) * training.steps_per_epoch - 1)},
             test=asdict(test),
         )
         show(comm, bar, epoch, config.epochs, metrics)
+    phases.close()
+    show_profile(comm, bar, tracker, note_profile(comm, tracker, phases))
     bar.close()
     conclude(comm, tracker, model)
 
@@ -98,13 +107,14 @@ class Training:
     average: AveragedModel | None
     limits: Limits
     spikes: SpikeWatch
+    reports: Reports
     device: torch.device
     micro_batch: int
     global_batch: int
     steps_per_epoch: int
 
-    def epoch(self, epoch: int) -> Trained:
-        """Train on every image once."""
+    def epoch(self, epoch: int) -> Iterator[Report]:
+        """Train on every image once; all ranks go through the reports together."""
         return train_epoch(
             self.step,
             self.images,
@@ -117,6 +127,7 @@ class Training:
             average=self.average,
             limits=self.limits,
             spikes=self.spikes,
+            reports=self.reports,
             device=self.device,
         )
 
@@ -134,7 +145,13 @@ class Training:
 
 
 def assemble(
-    comm: Comm, config: EffnetConfig, images: data.Images, model: EfficientNet, device: torch.device
+    comm: Comm,
+    config: EffnetConfig,
+    images: data.Images,
+    model: EfficientNet,
+    device: torch.device,
+    *,
+    phases: Phases = OFF,
 ) -> Training:
     """Bring the model to the device, equal on all ranks, and put the optimizer and the rest around it."""
     micro_batch = images_at_a_time(config, comm.size)
@@ -164,16 +181,37 @@ def assemble(
             label_smoothing=config.label_smoothing,
             clip_value=config.clip_value,
             clip_norm=config.clip_norm,
+            phases=phases,
         ),
         lr=lr,
         average=optim.moving_average(model, horizon_steps=horizon_steps) if config.ema_epochs else None,
         limits=Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=config.check_replicas_every),
         spikes=SpikeWatch(comm.rank),
+        reports=Reports(comm, host_gauges(comm, device), every_steps=config.report_every_steps, device=device),
         device=device,
         micro_batch=micro_batch,
         global_batch=global_batch,
         steps_per_epoch=steps_per_epoch,
     )
+
+
+def step_clock(comm: Comm, config: EffnetConfig, folder: Path, device: torch.device) -> Phases:
+    """What measures the phases of this rank's steps, if anything does."""
+    if config.torch_profile is None:
+        return clock(config.profile, device)
+    phases = clock(config.profile, device, unmeasured_steps=unmeasured_steps(config.torch_profile))
+    trace = folder / "profile" / f"rank-{comm.rank}.pt.trace.json.gz"
+    return TorchTrace(phases, trace, steps=config.torch_profile, device=device)
+
+
+def host_gauges(comm: Comm, device: torch.device) -> Gauges:
+    """The first local rank of each host reads the GPUs of all ranks there."""
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    host = socket.gethostname()
+    here = [theirs for where, theirs in comm.gather([host, uuid]) if where == host and theirs is not None]
+    if comm.local_rank != 0:
+        return Gauges(gauges.none)
+    return Gauges(gauges.of_host(here, each=comm.size <= MOST_CURVES))
 
 
 def join_ranks() -> tuple[Comm, EffnetConfig]:
@@ -182,7 +220,9 @@ def join_ranks() -> tuple[Comm, EffnetConfig]:
         config, bad = parse(sys.argv[1:]), None
     except BadInput as error:
         config, bad = scaled(), error  # the ranks still have to meet, to agree that they leave
-    comm = connect(fusion_threshold_mb=config.fusion_threshold_mb, cycle_time_ms=config.cycle_time_ms)
+    comm = connect(
+        fusion_threshold_mb=config.fusion_threshold_mb, cycle_time_ms=config.cycle_time_ms, timeline=config.timeline
+    )
 
     def usable() -> None:
         if bad is not None:
@@ -233,6 +273,12 @@ def load_images(comm: Comm, config: EffnetConfig) -> data.Images:
             raise BadInput(
                 f"{given} is more than a rank's share of {share} images "
                 f"({len(images.train)} over {comm.size} ranks): lower it, or start fewer ranks"
+            )
+        steps = config.epochs * math.ceil(len(images.train) / (micro_batch * config.accumulate_steps * comm.size))
+        if config.torch_profile is not None and config.torch_profile + BEFORE_STEPS > steps:
+            raise BadInput(
+                f"--torch-profile {config.torch_profile} after {BEFORE_STEPS} steps of warm-up is more than the run's "
+                f"{steps} steps: lower it, or give more --epochs"
             )
         return images
 
@@ -331,8 +377,7 @@ def describe_run(
     comm: Comm, config: EffnetConfig, folder: Path, device: torch.device, training: Training
 ) -> tracking.Tracker:
     """Write what is known before the first step; the tracker for what follows."""
-    facts = {
-        "rank": comm.rank,
+    facts: dict[str, Any] = {
         "host": socket.gethostname(),
         "local_rank": comm.local_rank,
         "pid": os.getpid(),
@@ -342,7 +387,6 @@ def describe_run(
         "threads": torch.get_num_threads(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-    tracking.write_json(folder / "ranks" / f"rank-{comm.rank}.json", facts)
     placement = comm.gather(facts)
     result = {
         "np": comm.size,
@@ -360,19 +404,41 @@ def describe_run(
         "peak_lr": training.lr.peak,
         "compression": compression(config, device),
     }
+    tracker.rank_facts(comm.rank, **facts)
+    environment = tracking.environment()
     tracker.describe(
+        columns=columns(comm, config, derived),
+        command=environment["command"],
         config={**asdict(config), "derived": derived},
-        environment=tracking.environment(),
+        environment=environment,
         placement={"ranks": placement, "plan": json.loads(os.environ.get("HVDLAUNCH_PLAN", "null"))},
     )
     return tracker
 
 
-def show_events(comm: Comm, bar: "tqdm[Any]", trained: Trained) -> None:
+def columns(comm: Comm, config: EffnetConfig, derived: Mapping[str, Any]) -> list[Column]:
+    """The settings by which a person compares runs, the same ones for every run."""
+    return [
+        Column(name="ranks", value=comm.size, first=True),
+        Column(name="recipe", value=config.recipe, first=True),
+        Column(name="model", value=config.model, first=True),
+        Column(name="global_batch", value=derived["global_batch"], first=True),
+        Column(name="peak_lr", value=derived["peak_lr"], first=True),
+        Column(name="optimizer", value=config.optimizer),
+        Column(name="data", value=config.data),
+        Column(name="epochs", value=config.epochs),
+        Column(name="precision", value=config.precision),
+        Column(name="compression", value=derived["compression"]),
+        Column(name="sync_bn", value="yes" if config.sync_bn else "no"),
+        Column(name="seed", value=config.seed),
+    ]
+
+
+def show_events(comm: Comm, bar: "tqdm[Any]", report: Report) -> None:
     """A line for each step that was not as it should be."""
-    for step, why in trained.skipped:
+    for step, why in report.skipped:
         say(comm, bar, f"step {step} skipped on all ranks: the {why.source} of rank {why.rank} not finite")
-    for spike in trained.spikes:
+    for spike in report.spikes:
         jump = f"from about {spike.usual:.4g} to {spike.loss:.4g}"
         say(comm, bar, f"step {spike.step}: the loss of rank {spike.rank} jumped {jump}")
 
@@ -389,6 +455,22 @@ def show(comm: Comm, bar: "tqdm[Any]", epoch: int, epochs: int, metrics: dict[st
     )
 
 
+def note_profile(comm: Comm, tracker: tracking.Tracker, phases: Phases) -> Profile | None:
+    """What the clocks of all ranks have measured so far, also for phases.json and the result."""
+    profile = over_ranks(comm, phases)
+    if profile is not None:
+        tracker.result["profile"] = profile.summary()
+        tracker.document("phases.json", profile.document())
+    return profile
+
+
+def show_profile(comm: Comm, bar: "tqdm[Any]", tracker: tracking.Tracker, profile: Profile | None) -> None:
+    """The verdict in one line, and the picture."""
+    if profile is not None and comm.rank == 0:
+        tracker.picture("phases", phase_picture.draw(profile), tracker.result["steps"])
+        say(comm, bar, profile.verdict.sentence)
+
+
 def say(comm: Comm, bar: "tqdm[Any]", line: str) -> None:
     """Rank 0 prints, above the bar if there is one."""
     if comm.rank != 0:
@@ -401,9 +483,7 @@ def say(comm: Comm, bar: "tqdm[Any]", line: str) -> None:
 
 def conclude(comm: Comm, tracker: tracking.Tracker, model: nn.Module) -> None:
     """Each rank's last facts, the result, and the last line."""
-    facts = tracker.folder / "ranks" / f"rank-{comm.rank}.json"
-    known = json.loads(facts.read_text())
-    tracking.write_json(facts, {**known, "weights_sha256": weights_hash(parameter_hashes(model))})
+    tracker.rank_facts(comm.rank, weights_sha256=weights_hash(parameter_hashes(model)))
     tracker.conclude(tracking.FINISHED)
     if comm.rank == 0:
         result = tracker.result

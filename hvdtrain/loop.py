@@ -1,7 +1,7 @@
 """One epoch of training, and one evaluation shared by all ranks."""
 
-import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -10,17 +10,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from hvdtrain import augment, data, divergence, models
 from hvdtrain.comm import Comm
+from hvdtrain.divergence import Skipped
 from hvdtrain.exits import TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.phases import Phases
+from hvdtrain.reports import Means, Report, Reports, Totals, Window
 from hvdtrain.schedule import LearningRate
-from hvdtrain.step import Skipped, TrainingStep, precision_context
-
-
-@dataclass(frozen=True, kw_only=True)
-class Means:
-    """Over all images of all ranks."""
-
-    loss: float
-    accuracy: float  # 0 to 1
+from hvdtrain.step import TrainingStep, precision_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +42,6 @@ class Pictures:
     def for_evaluation(self, images: Tensor) -> Tensor:
         """Normalised."""
         return augment.normalise(images, self.mean, self.std).contiguous(memory_format=self.memory_format)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """One epoch, the same on all ranks."""
-
-    means: Means
-    steps: int  # taken or skipped
-    skipped: list[tuple[int, Skipped]]  # step and reason
-    spikes: list[divergence.Spike]  # of all ranks
-    end: EndOfRun | None  # why the epoch was not finished
 
 
 class Limits:
@@ -95,14 +79,15 @@ def train_epoch(
     average: AveragedModel | None,
     limits: Limits,
     spikes: divergence.SpikeWatch,
+    reports: Reports,
     device: torch.device,
-) -> Trained:
-    """Visit each training image once.
+) -> Iterator[Report]:
+    """Visit each training image once, and report at report steps and at the end.
 
     At most `micro_batch` images of a rank's part of the global batch go through the model at a time. `average`, if
     any, follows the model after every step. At a limit the epoch ends early.
     """
-    comm = step.comm
+    comm, phases = step.comm, step.phases
     step.model.train()
     order = data.permutation(len(images.train), seed=seed, epoch=epoch)
     noise = augment.draw_noise(len(images.train), height=images.height, seed=seed, epoch=epoch, device=device)
@@ -111,39 +96,54 @@ def train_epoch(
         batch.samples.tensor_split(data.passes(batch.global_count, size=comm.size, micro_batch=micro_batch))
         for batch in batches
     ]
-    arriving = images.train.batches([part for batch_parts in parts for part in batch_parts], device)
-    totals = torch.zeros(3, dtype=torch.float64)
-    skipped: list[tuple[int, Skipped]] = []
-    seen: list[divergence.Spike] = []
-    end = None
-    for number, (batch, batch_parts) in enumerate(zip(batches, parts, strict=True), start=epoch * len(batches)):
-        inputs = (
-            (pictures.for_training(raw, noise.of(part.to(device))), labels)
-            for part, (raw, labels) in zip(batch_parts, arriving, strict=False)
-        )
-        done = step(inputs, passes=len(batch_parts), global_count=batch.global_count, lr=lr(number))
+    arriving = images.train.batches([part for batch_parts in parts for part in batch_parts], device, phases)
+    last = (epoch + 1) * len(batches)
+    window = Window()
+    for number, (batch, batch_parts) in enumerate(zip(batches, parts, strict=True), start=epoch * len(batches) + 1):
+        phases.enter("other")
+        inputs = _inputs(batch_parts, arriving, pictures, noise, phases)
+        due = reports.due(number, last=last)
+        rate, count = lr(number - 1), len(batch.samples)
+        done = step(inputs, passes=len(batch_parts), global_count=batch.global_count, lr=rate, measure=due)
+        window.visit(count)
         if done.skipped:
-            skipped.append((number + 1, done.skipped))
+            window.skipped.append((number, done.skipped))
         else:
-            count = len(batch.samples)
-            totals += torch.tensor([done.loss_sum, done.right, count], dtype=torch.float64)
-            spike = spikes.see(number + 1, done.loss_sum / count) if count else None
-            seen += [spike] if spike else []
-        if average is not None and not done.skipped:
-            average.update_parameters(step.model)
+            window.add(loss=done.loss_sum, right=done.right, count=count)
+            spike = spikes.see(number, done.loss_sum / count) if count else None
+            window.spikes += [spike] if spike else []
+            if average is not None:
+                average.update_parameters(step.model)
+        phases.enter("other")
+        end = None
         try:
-            limits.after_step(comm, step.model, number + 1, done.skipped)
+            limits.after_step(comm, step.model, number, done.skipped)
         except EndOfRun as reached:
             end = reached
-            break
-    everyones = [divergence.Spike(**one) for rank in comm.gather([asdict(one) for one in seen]) for one in rank]
-    return Trained(
-        means=_means(totals.to(device), comm),
-        steps=number + 1 - epoch * len(batches),
-        skipped=skipped,
-        spikes=everyones,
-        end=end,
-    )
+        if due or end:
+            phases.enter("record")
+            yield reports.share(
+                window, step=number, lr=rate, grad_norm=done.grad_norm, loss_scale=step.scaler.get_scale(), end=end
+            )
+            window = Window()
+        phases.step_done()
+        if end:
+            return
+
+
+def _inputs(
+    parts: Iterable[Tensor],
+    arriving: Iterator[tuple[Tensor, Tensor]],
+    pictures: Pictures,
+    noise: augment.Noise,
+    phases: Phases,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The model's input for the sample indices (N,) of each part."""
+    for part in parts:
+        phases.enter("read")
+        raw, labels = next(arriving)
+        phases.enter("augment")
+        yield pictures.for_training(raw, noise.of(part.to(raw.device))), labels
 
 
 @torch.no_grad()
@@ -171,11 +171,5 @@ def evaluate(
         loss = F.cross_entropy(logits, labels, reduction="sum")
         right = (logits.argmax(1) == labels).sum()
         totals += torch.stack([loss, right, torch.tensor(len(labels), device=device)])
-    return _means(totals, comm)
-
-
-def _means(totals: Tensor, comm: Comm) -> Means:
     loss, right, count = comm.sum(totals).tolist()
-    if not count:  # every step of the epoch was skipped
-        return Means(loss=math.nan, accuracy=math.nan)
-    return Means(loss=loss / count, accuracy=right / count)
+    return Totals(loss=loss, right=right, count=count).means()

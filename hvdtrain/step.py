@@ -12,6 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain import models
 from hvdtrain.comm import Comm, GradientSync
+from hvdtrain.divergence import Skipped
+from hvdtrain.phases import OFF, Phases
 from hvdtrain.sync_bn import SyncBatchNorm2d
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,20 +25,13 @@ def precision_context(device: torch.device, precision: str) -> torch.autocast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """Why all ranks skipped a step."""
-
-    rank: int  # the first whose loss or gradients were not finite
-    source: str  # 'loss', 'batch norm' (its running statistics) or 'gradients'
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepDone:
     """This rank's part of a step."""
 
     loss_sum: float  # over its images; not finite where the rank's forward pass failed
     right: int  # how many of them were classified correctly
     skipped: Skipped | None  # the same on all ranks
+    grad_norm: float = math.nan  # 2-norm of the summed gradients before clipping; NaN where it was not asked for
 
 
 @dataclass(kw_only=True)
@@ -55,6 +50,7 @@ class TrainingStep:
     label_smoothing: float
     clip_value: float | None  # per gradient element
     clip_norm: float | None  # of all gradients together
+    phases: Phases = OFF
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
     _before: list[Tensor] = field(init=False)  # the same before the step
 
@@ -64,13 +60,19 @@ class TrainingStep:
         self._before = [buffer.clone() for buffer in self._statistics]
 
     def __call__(
-        self, micro_batches: Iterable[tuple[Tensor, Tensor]], *, passes: int, global_count: int, lr: float
+        self,
+        micro_batches: Iterable[tuple[Tensor, Tensor]],
+        *,
+        passes: int,
+        global_count: int,
+        lr: float,
+        measure: bool = False,
     ) -> StepDone:
         """Take one step with the given learning rate, or skip it on all ranks.
 
         `micro_batches` yields `passes` times images (N, 3, H, W) float32 and labels (N,); N may be 0. The loss is
         divided by `global_count`, the images of all ranks and passes together, so that the summed gradients are those
-        of the mean loss.
+        of the mean loss. `measure` asks for the gradients' norm.
         """
         if self._statistics:
             torch._foreach_copy_(self._before, self._statistics)
@@ -82,8 +84,10 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         self.sync.expect(passes)
         for images, labels in micro_batches:
+            self.phases.enter("forward")
             kept.append((images, labels))
             logits, loss = self._forward(images, labels)
+            self.phases.enter("backward")
             # A loss or a running statistic that is not finite does not always have such gradients: this makes sure of
             # it, so that the other ranks hear of it with the sum.
             sound.append(torch.isfinite(loss.detach()) & self._statistics_are_finite(loss.device))
@@ -91,7 +95,9 @@ class TrainingStep:
             losses.append(loss.detach().double())
             right.append((logits.argmax(1) == labels).sum())
         assert len(kept) == passes
+        self.phases.enter("sync")
         self.sync.finish()
+        self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
         loss_sum = torch.stack(losses).sum().item()
         gradients = [
@@ -102,6 +108,7 @@ class TrainingStep:
         # sums differ), or for sparse gradients (gathered, not summed). Reading the answer costs little: Horovod has
         # waited for the device already.
         finite = bool(torch.isfinite(nn.utils.get_total_norm(gradients, norm_type=torch.inf)))
+        grad_norm = nn.utils.get_total_norm(gradients).item() if measure else math.nan
         skipped = None
         if finite:
             self._clip_and_step(lr)
@@ -110,7 +117,7 @@ class TrainingStep:
             forward = None if bool(torch.stack(sound).all()) else "batch norm" if finite_loss else "loss"
             skipped = self._find_source(kept, random, forward, global_count)
         self.scaler.update()
-        return StepDone(loss_sum=loss_sum, right=int(torch.stack(right).sum()), skipped=skipped)
+        return StepDone(loss_sum=loss_sum, right=int(torch.stack(right).sum()), skipped=skipped, grad_norm=grad_norm)
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         few = len(labels) < 2
@@ -118,6 +125,7 @@ class TrainingStep:
         with precision_context(images.device, self.precision):
             with frozen:
                 logits = self.model(images)  # (N, classes)
+            self.phases.enter("loss")
             loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=self.label_smoothing)
         return logits, loss
 
@@ -139,6 +147,7 @@ class TrainingStep:
         `forward` is what was not finite in this rank's. Batch norm over all ranks spreads one rank's trouble in the
         forward pass to all of them: then rank 0 stands for all.
         """
+        self.phases.enter("other")
         self._restore_statistics()
         for rank, source in enumerate(self.comm.gather(forward)):
             if source is not None:
@@ -149,6 +158,7 @@ class TrainingStep:
         bad_here = False
         for images, labels in kept:
             scaled = self.scaler.scale(self._forward(images, labels)[1] / global_count)
+            self.phases.enter("other")
             gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
             bad_here |= not all(bool(torch.isfinite(one).all()) for one in gradients if one is not None)
         self._restore_statistics()

@@ -1,29 +1,47 @@
 """The run folder: settings, environment, metrics, TensorBoard events and the result.
 
-Every file is whole at any time: JSON is written beside its target and renamed, a metrics line is flushed as it is
-written. Only rank 0 writes, but for its own file each in ranks/.
+Every file is whole at any time: JSON is written beside its target and renamed, a metrics line or an event at once.
+Only rank 0 writes, but for its own file each in ranks/.
 """
 
+import contextlib
 import hashlib
+import io
 import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.tensorboard import SummaryWriter
+import psutil
 
+from hvdtrain import events, markdown
 from hvdtrain.exits import BadInput
+from hvdtrain.logfiles import Appends, Failures, Nowhere, RecordFile, reserve, write_json, write_reserved, write_whole
+from hvdtrain.reports import Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FINISHED = "finished"
-_OURS = ("*.json", "*.part", "metrics.jsonl", "ranks", "events.out.tfevents.*")
+# Their last values are the metrics on TensorBoard's HPARAMS page.
+HPARAM_METRICS = {
+    "eval/accuracy": "test accuracy",
+    "eval/loss": "test loss",
+    "train_by_epoch/time_s": "training time s",
+    "train_by_epoch/images_per_s": "images/s, last epoch",
+}
+_OURS = ("*.json", "*.part", "*.png", "metrics.jsonl", "ranks", "profile", "events.out.tfevents.*")
 
 
 def prepare(folder: Path, *, overwrite: bool) -> None:
@@ -69,17 +87,11 @@ def _is_finished(folder: Path) -> bool:
         return False
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write beside the target and rename, so that a reader never sees half a file."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(json.dumps(value, indent=2, default=str) + "\n")
-    beside.replace(path)
-
-
 class Tracker:
     """The run folder's metrics, events and result; on other ranks than 0 it writes nothing.
 
-    `result` is what result.json will hold: `epoch_done` keeps it up to date, `conclude` writes it.
+    `result` is what result.json will hold: `report` and `epoch_done` keep it up to date, `conclude` writes it. What
+    cannot be written is counted there and told once; no call raises for it.
     """
 
     def __init__(self, folder: Path, *, writes: bool, result: dict[str, Any]) -> None:
@@ -94,57 +106,94 @@ class Tracker:
             "eval_loss": None,
             "skipped_steps": 0,
             "loss_spikes": 0,
+            "log_write_failures": 0,
             "exit_reason": None,
         }
         self._started = time.perf_counter()
         self._images = 0
-        self._lines = (folder / "metrics.jsonl").open("a") if writes else None
-        self._events = SummaryWriter(str(folder)) if writes else None
+        self._writes = writes
+        self._failures = Failures()
+        self._facts: dict[str, Any] = {}
+        self._lines: Appends = Nowhere()
+        self._events: Appends = Nowhere()
+        if writes:
+            self._lines = RecordFile(folder / "metrics.jsonl", self._failures)
+            self._events = RecordFile(folder / events.file_name(), self._failures)
+            self._events.append(events.version())
+            self._try(folder / "result.json", reserve)
 
-    def describe(self, **documents: Any) -> None:
-        """Write each document as <name>.json and show it on TensorBoard's text page."""
-        if self._events is None:
-            return
+    def describe(self, *, columns: Sequence[events.Column], command: Sequence[str], **documents: Any) -> None:
+        """Write each document as <name>.json, and show it and the command on TensorBoard's text page.
+
+        `columns` are the settings by which runs are compared on its HPARAMS page.
+        """
+        self._events.append(events.hparams_start(columns, HPARAM_METRICS))
+        self._events.append(events.text("command", f"`{shlex.join(command)}`"))
         for name, document in documents.items():
-            write_json(self.folder / f"{name}.json", document)
-            self._events.add_text(name, f"```\n{json.dumps(document, indent=2, default=str)}\n```")
+            self.document(f"{name}.json", document)
+            self._events.append(events.text(name, markdown.tables(document)))
 
-    def count(self, *, skipped: list[dict[str, Any]], spikes: list[dict[str, Any]]) -> None:
-        """Note the steps that were skipped and the losses that jumped, one mapping for each."""
-        self.result["skipped_steps"] += len(skipped)
-        self.result["loss_spikes"] += len(spikes)
-        for kind, events in (("skipped", skipped), ("spike", spikes)):
-            for event in events:
-                self._line({"event": kind, **event})
+    def document(self, name: str, value: Any) -> None:
+        """Rank 0 writes a JSON file of this name into the run folder."""
+        if self._writes:
+            self._try(self.folder / name, lambda path: write_json(path, value))
+
+    def rank_facts(self, rank: int, **facts: Any) -> None:
+        """Every rank adds to the file of its own facts."""
+        self._facts |= {"rank": rank, **facts}
+        self._try(self.folder / "ranks" / f"rank-{rank}.json", lambda path: write_json(path, self._facts))
+
+    def picture(self, name: str, picture: "Figure | bytes", step: int) -> None:
+        """Write a matplotlib figure, or a PNG's bytes, as <name>.png and show it on TensorBoard's images page."""
+        if not self._writes:
+            return
+        png = picture if isinstance(picture, bytes) else _drawn(picture)
+        self._try(self.folder / f"{name}.png", lambda path: write_whole(path, png))
+        self._events.append(events.image(name, png, step))
+
+    def report(self, report: Report) -> None:
+        """Take in what all ranks have said at a report step."""
+        self.result["steps"] = report.step
+        self.result["skipped_steps"] += len(report.skipped)
+        self.result["loss_spikes"] += len(report.spikes)
+        for step, why in report.skipped:
+            self._line({"event": "skipped", "step": step, **asdict(why)})
+        for spike in report.spikes:
+            self._line({"event": "spike", **asdict(spike)})
+        numbers = {**report.scalars(), **self._counts()}
+        self._line({"step": report.step, "seconds": self._seconds(), **numbers})
+        self._events.append(events.scalars(numbers, report.step))
 
     def epoch_done(
-        self, *, steps: int, images: int, train_s: float, train: dict[str, float], test: dict[str, float]
+        self, epoch: int, *, images: int, train_s: float, train: Mapping[str, float], test: Mapping[str, float]
     ) -> dict[str, float]:
-        """Report an epoch of `steps` steps over `images` images that took `train_s` seconds; return the metrics."""
+        """Take in epoch 1, 2, ... over `images` images that took `train_s` seconds; return its metrics.
+
+        `train` and `test` are means over the epoch, by name.
+        """
         result = self.result
         self._images += images
-        result["steps"] += steps
         result["train_time_s"] += train_s
         result["train_images_per_s"] = self._images / result["train_time_s"]
         result["eval_accuracy"], result["eval_loss"] = test["accuracy"], test["loss"]
         metrics = {f"train/{name}": value for name, value in train.items()}
-        metrics |= {f"train/{name}": result[name] for name in ("skipped_steps", "loss_spikes")}
-        metrics |= {"train/images_per_s": images / train_s}
+        metrics |= {**self._counts(), "train/images_per_s": images / train_s, "train/epoch_s": train_s}
         metrics |= {f"eval/{name}": value for name, value in test.items()}
-        seconds = time.perf_counter() - self._started
-        self._line({"step": result["steps"], "seconds": round(seconds, 3), **metrics})
-        if self._events is not None:
-            for name, value in metrics.items():
-                self._events.add_scalar(name, value, result["steps"])
-            self._events.add_scalar("eval/accuracy_by_second", metrics["eval/accuracy"], round(seconds))
-            self._events.flush()
+        seconds = self._seconds()
+        self._line({"step": result["steps"], "seconds": seconds, "epoch": epoch, **metrics})
+        # Over an epoch: apart from the curves of report steps, which would jump.
+        scalars = {
+            "train_by_epoch/loss": train["loss"],
+            "train_by_epoch/accuracy": train["accuracy"],
+            "train_by_epoch/epoch_s": train_s,
+            "train_by_epoch/images_per_s": images / train_s,
+            "train_by_epoch/time_s": result["train_time_s"],
+            "eval/accuracy": test["accuracy"],
+            "eval/loss": test["loss"],
+        }
+        self._events.append(events.scalars(scalars, result["steps"]))
+        self._events.append(events.scalars({"eval/accuracy_by_second": test["accuracy"]}, round(seconds)))
         return metrics
-
-    def _line(self, values: dict[str, Any]) -> None:
-        if self._lines is None:
-            return
-        self._lines.write(json.dumps(_finite(values)) + "\n")
-        self._lines.flush()
 
     def conclude(self, reason: str) -> None:
         """Write result.json with this exit reason and close the files, once; later reasons are ignored."""
@@ -152,10 +201,33 @@ class Tracker:
             return
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
-        if self._lines is not None and self._events is not None:
-            write_json(self.folder / "result.json", _finite(self.result))
-            self._lines.close()
-            self._events.close()
+        self._events.append(events.hparams_end(finished=reason == FINISHED))
+        self._lines.close()
+        self._events.close()
+        if self._writes:
+            self.result["log_write_failures"] = self._failures.count
+            self._try(self.folder / "result.json", lambda path: write_reserved(path, _finite(self.result)))
+
+    def _counts(self) -> dict[str, int]:
+        return {f"train/{name}": self.result[name] for name in ("skipped_steps", "loss_spikes")}
+
+    def _seconds(self) -> float:
+        return round(time.perf_counter() - self._started, 3)
+
+    def _line(self, values: dict[str, Any]) -> None:
+        self._lines.append((json.dumps(_finite(values)) + "\n").encode())
+
+    def _try(self, path: Path, write: Callable[[Path], None]) -> None:
+        try:
+            write(path)
+        except OSError as error:
+            self._failures.note(path, error)
+
+
+def _drawn(figure: "Figure") -> bytes:
+    png = io.BytesIO()
+    figure.savefig(png, format="png", bbox_inches="tight")
+    return png.getvalue()
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
@@ -171,11 +243,22 @@ def environment() -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": platform.platform(),
         **versions(),
-        "command": [sys.executable, *sys.argv],
+        "command": _command(),
         "commit": _commit(),
         "horovod_settings": {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")},
         "nccl_settings": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
     }
+
+
+def _command() -> list[str]:
+    """This process's words, with those of the launcher before them where it is on the same host."""
+    command = sys.orig_argv
+    with contextlib.suppress(psutil.Error):
+        for parent in psutil.Process().parents():
+            words = parent.cmdline()
+            if len(words) > len(command) > 1 and words[1 - len(command) :] == command[1:]:
+                command = words
+    return command
 
 
 def versions() -> dict[str, str | None]:

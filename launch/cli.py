@@ -1,4 +1,4 @@
-"""hvdlaunch topo | gpus | hostfile | plan | run: the command line."""
+"""hvdlaunch topo | gpus | hostfile | plan | run | sweep: the command line."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         signal.signal(number, _leave)
     signal.signal(signal.SIGUSR1, lambda *_: None)  # it is for ranks, which are not there yet
     try:
-        if program and options.do not in (_plan, _run):
+        if program and options.do not in (_plan, _run, _sweep):
             raise CommandError(f"{options.command} takes no program: leave out what stands after --")
         status = options.do(options)
         sys.stdout.flush()
@@ -107,13 +107,25 @@ def parser() -> argparse.ArgumentParser:
     plan = command(
         "plan", _plan, "show who would run where, the files and the exact command", usage=usage.format("plan")
     )
-    _add_run_options(plan)
     run = command("run", _run, "start a program on GPUs or CPUs of one host or many", usage=usage.format("run"))
-    _add_run_options(run)
+    for one in (plan, run):
+        one.add_argument("-np", type=int, required=True, metavar="N", help="how many ranks")
+        _add_run_options(one)
+        one.add_argument(
+            "--topology", action="append", default=[], metavar="HOST=FILE", help="a saved topology; no host is asked"
+        )
     run.add_argument(
         "--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script that does it, start nothing"
     )
     run.add_argument("--dry-run", action="store_true", help="print the exact command, start nothing")
+    sweep = command(
+        "sweep",
+        _sweep,
+        "run a program at several sizes, tell what each gives in time, accuracy and cost; continues where it stopped",
+        usage="hvdlaunch sweep -np 1,2,4 [options] -- PROGRAM [ARGUMENT]...",
+    )
+    _add_sweep_options(sweep)
+    _add_run_options(sweep)
     return top
 
 
@@ -129,7 +141,6 @@ def _add_source(command: argparse.ArgumentParser) -> None:
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     """The options of every command that starts, or would start, a program."""
-    command.add_argument("-np", type=int, required=True, metavar="N", help="how many ranks")
     hosts = command.add_mutually_exclusive_group()
     hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help="hosts and their slots; default: this host")
     hosts.add_argument("--hostfile", metavar="FILE", help="the same from a file, in any spelling")
@@ -149,9 +160,20 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         "-x", dest="exports", action="append", default=[], metavar="NAME", help="give this variable to every rank"
     )
     command.add_argument("--allow-run-as-root", action="store_true", help="needed as root, as in containers")
+
+
+def _add_sweep_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-np", dest="sizes", type=_sizes, required=True, metavar="1,2,4...", help="ranks of each run")
+    command.add_argument("--seeds", type=int, default=1, metavar="S", help="runs of each size, with seeds 0, 1...")
     command.add_argument(
-        "--topology", action="append", default=[], metavar="HOST=FILE", help="a saved topology; then no host is asked"
+        "--mode", choices=("weak", "strong"), default="weak", help="the program keeps the batch per rank, or the global"
     )
+    command.add_argument("--price-per-gpu-hour", type=float, metavar="X", help="for the cost, in any currency")
+    command.add_argument("--target-accuracy", type=float, metavar="PERCENT", help="tell the time to it")
+    command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="limit for the advice")
+    command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="limit for the advice")
+    command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
+    command.set_defaults(topology=[])
 
 
 def _indices(text: str) -> tuple[int, ...]:
@@ -160,6 +182,14 @@ def _indices(text: str) -> tuple[int, ...]:
     if len(set(indices)) < len(words):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPU indices, each once, as in 0,3")
     return indices
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    sizes = {int(word) for word in words if word.isascii() and word.isdecimal()} - {0}
+    if len(sizes) < len(words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks, each once, as in 1,2,4")
+    return tuple(sorted(sizes))
 
 
 def _gpus_option(text: str) -> str | tuple[int, ...]:
@@ -348,7 +378,25 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     from launch.run import run
 
-    return run(ready)
+    return run(ready).status
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from launch.sweep import Study, sweep
+
+    options.np = max(options.sizes)
+    study = Study(
+        wanted=_wanted(options),
+        sizes=options.sizes,
+        seeds=options.seeds,
+        mode=options.mode,
+        name=options.name,
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        target_accuracy=options.target_accuracy,
+        min_efficiency=options.min_efficiency,
+        max_accuracy_loss=options.max_accuracy_loss,
+    )
+    return sweep(study, os.environ)
 
 
 def _sbatch(options: argparse.Namespace) -> int:

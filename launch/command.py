@@ -21,6 +21,7 @@ LONGEST_PLAN = 128 * 1024 - 64
 # What every rank may have from the environment that hvdlaunch was started in. More by -x, one name at a time.
 EXPORTED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|OMP_\w+|MKL_\w+|CUDA_HOME|TORCH_\w+|HVDTRAIN_\w+"
+    r"|HVDLAUNCH_SEED"
 )
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 # What ssh and the launcher themselves need on the machine they start on.

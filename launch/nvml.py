@@ -52,7 +52,7 @@ def read_nvml() -> Topology | None:
         TopologyError: there is a driver, and it does not work.
     """
     try:
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
     except ImportError:
         return None
     try:

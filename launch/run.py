@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -26,10 +27,21 @@ ANSWER_S = 4.0
 TAIL_LINES = 12
 # An error that only tells that another rank is gone.
 SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR|[Bb]roken pipe|Connection reset")
+LAST_WORDS = "; its last words:"
 
 
-def run(ready: Ready) -> int:
-    """Start it, wait, and clean up; its exit status, with one line on standard error where it failed."""
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a run ended."""
+
+    status: int
+    run_folder: str | None  # as rank 0 reported it
+    why: str | None  # it failed, in one line
+    stopped: bool  # by a signal that hvdlaunch got
+
+
+def run(ready: Ready) -> Ended:
+    """Start it, wait, and clean up; one line on standard error tells why it failed."""
     # Rank 0 may be on another host: then the folder must be one that both have, as the run folder's.
     parent = None if ready.order.network is None else Path.cwd()
     try:
@@ -39,7 +51,7 @@ def run(ready: Ready) -> int:
     return _run(ready, Path(folder))
 
 
-def _run(ready: Ready, folder: Path) -> int:
+def _run(ready: Ready, folder: Path) -> Ended:
     report = folder / "report.json"
     launcher = Launcher(ready.argv, env={**ready.environment, "HVDLAUNCH_REPORT": str(report)}, folder=folder)
     slots = ready.order.slots
@@ -55,13 +67,17 @@ def _run(ready: Ready, folder: Path) -> int:
         stopped.restore()
         launcher.end()
     reader.join(1.0)
+    run_folder = told.get("run_folder")
     if stopped.by:
-        return 128 + stopped.by[0]
+        by = signal.Signals(stopped.by[0])
+        return Ended(status=128 + by, run_folder=run_folder, why=f"stopped by {by.name}", stopped=True)
     if status is None or (status == 0 and story.lost):
         status = 1  # Open MPI 5.0.11 ends with 0 when it has lost a host
-    if status and (line := explain(status, story, slots, told)):
+    line = explain(status, story, slots, told) if status else None
+    if line is not None:
         print(f"hvdlaunch: {line}", file=sys.stderr, flush=True)
-    return status
+    why = in_one_line(line or told.get("said", "")) if status else None
+    return Ended(status=status, run_folder=run_folder, why=why, stopped=False)
 
 
 class _Stops:
@@ -218,7 +234,13 @@ def explain(status: int, story: Story, slots: Sequence[RankSlot], told: Mapping[
         return f"the launcher ended with status {status}"
     how = (story.how if rank == story.rank else None) or f"ended the run with status {status}"
     line = f"rank {rank} on {slots[rank].host} {how}"
-    return line if words is None else f"{line}; its last words:\n{words}"
+    return line if words is None else f"{line}{LAST_WORDS}\n{words}"
+
+
+def in_one_line(explanation: str) -> str:
+    """Of a rank's last words only the last, which name the error; below them stands their file."""
+    line, *words = explanation.splitlines()
+    return f"{line.removesuffix(LAST_WORDS)}: {words[-2].strip()}" if words else line
 
 
 def read_report(report: Path) -> dict[str, str]:

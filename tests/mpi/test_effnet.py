@@ -34,7 +34,15 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     assert result["exit_reason"] == "finished"
     assert (result["np"], result["epochs"], result["global_batch"]) == (ranks, 2, 64 * ranks)
     assert result["steps"] == 2 * -(-1438 // (64 * ranks))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    everything = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    reports, lines = ([line for line in everything if ("epoch" in line) is epoch] for epoch in (False, True))
+    per_epoch = result["steps"] // 2
+    due = {*range(20, result["steps"] + 1, 20), per_epoch, 2 * per_epoch}
+    assert [line["step"] for line in reports] == sorted(due)
+    assert all(line["train/grad_norm"] > 0 for line in reports)
+    speeds = [[line[f"train_by_rank/images_per_s_rank{rank}"] for rank in range(ranks)] for line in reports]
+    assert [sum(one) for one in speeds] == pytest.approx([line["train/images_per_s"] for line in reports])
+    assert all(speed > 0 for one in speeds for speed in one)
     assert [line["step"] for line in lines] == [result["steps"] // 2, result["steps"]]
     assert lines[-1]["eval/accuracy"] == result["eval_accuracy"]
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]
@@ -45,6 +53,7 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     assert json.loads((folder / "config.json").read_text())["model"] == "efficientnet_tiny"
     events = EventAccumulator(str(folder)).Reload()
     assert [one.step for one in events.Scalars("eval/accuracy")] == [line["step"] for line in lines]
+    assert [one.step for one in events.Scalars("train/loss")] == [line["step"] for line in reports]
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
 
 
@@ -133,7 +142,8 @@ def test_the_model_does_not_notice_how_many_ranks_share_a_global_batch(run, tmp_
         words = [word for word in QUICK if word not in ("--batch-size-per-rank", "64")]
         done = run(launcher, ranks, [*EFFNET, *words, *quiet, "--run", launcher])
         assert done.returncode == 0, done.stdout + done.stderr
-        line = json.loads((tmp_path / "runs" / "effnet" / launcher / "metrics.jsonl").read_text())
+        lines = (tmp_path / "runs" / "effnet" / launcher / "metrics.jsonl").read_text().splitlines()
+        line = json.loads(lines[-1])
         losses.append([line["train/loss"], line["eval/loss"]])
     # sums in another order, over 23 steps; at another seed the losses differ by more than 0.01
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

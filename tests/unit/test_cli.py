@@ -349,7 +349,8 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
 
     ready = prepare.Ready(order=None, argv=[], environment={}, interfaces={}, adapters={}, remarks=("be warned",))
     monkeypatch.setattr(prepare, "prepare", lambda *_: ready)
-    monkeypatch.setattr(run, "run", lambda one: 7 if one is ready else 1)
+    ends = run.Ended(status=7, run_folder=None, why="x", stopped=False)
+    monkeypatch.setattr(run, "run", lambda one: ends if one is ready else None)
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
 
 

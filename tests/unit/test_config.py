@@ -36,6 +36,7 @@ OPTIONS = [
     ("--cutout 8", 8),
     ("--sync-bn", True),
     ("--max-skipped-steps 3", 3),
+    ("--report-every-steps 5", 5),
     ("--check-replicas-every 0", 0),
     ("--check-replicas-every 100", 100),
     ("--clip-value 0.5", 0.5),
@@ -48,6 +49,10 @@ OPTIONS = [
     ("--fusion-threshold-mb 64", 64.0),
     ("--fusion-groups 2", 2),
     ("--cycle-time-ms 2.5", 2.5),
+    ("--profile", "on"),
+    ("--profile exact", "exact"),
+    ("--torch-profile 5", 5),
+    ("--timeline", True),
     ("--seed 11", 11),
     ("--runs-dir else/where", Path("else/where")),
     ("--experiment mine", "mine"),
@@ -58,6 +63,19 @@ OPTIONS = [
 
 def test_the_scaled_recipe_is_the_default():
     assert parse(["--seed", "0"]) == parse(["--recipe", "scaled"]) == config.scaled() == EffnetConfig()
+
+
+def test_the_launchers_seed_is_taken_where_none_is_given(monkeypatch):
+    monkeypatch.setenv("HVDLAUNCH_SEED", "7")
+    assert parse([]).seed == parse(["--recipe", "book"]).seed == 7
+    assert parse(["--seed", "0"]).seed == 0
+
+
+@pytest.mark.parametrize("seed", ["''", "-1", "one", "1.5", "4294967296"])
+def test_a_bad_seed_of_the_launcher_is_named(monkeypatch, seed):
+    monkeypatch.setenv("HVDLAUNCH_SEED", seed.strip("'"))
+    with pytest.raises(BadInput, match=seed):
+        parse([])
 
 
 @pytest.mark.parametrize("words", [["--recipe", "book"], ["--recipe=book"], ["--recipe", "scaled", "--recipe", "book"]])
@@ -86,6 +104,23 @@ def test_book_recipe(words):
 )
 def test_an_option_changes_the_recipe_wherever_it_stands(words):
     assert parse(words) == dataclasses.replace(config.book(), lr=0.3)
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ("--profile", "on"),
+        ("--profile --lr 0.3", "on"),
+        ("--lr 0.3 --profile", "on"),
+        ("--profile off --lr 0.3", "off"),
+        ("--profile=exact", "exact"),
+        ("--profile=off", "off"),
+        ("--profile exact --profile", "on"),
+    ],
+)
+def test_profile_alone_means_on(words, mode):
+    lr = 0.3 if "--lr" in words else None
+    assert parse(words.split()) == dataclasses.replace(EffnetConfig(), profile=mode, lr=lr)
 
 
 def test_recipes_carry_their_own_name():
@@ -125,6 +160,11 @@ def test_the_list_above_knows_every_option():
         "--global-batch-size 1.5",
         "--max-skipped-steps 0",
         "--max-skipped-steps -1",
+        "--report-every-steps 0",
+        "--profile fast",
+        "--torch-profile 0",
+        "--torch-profile -3",
+        "--torch-profile all",
         "--check-replicas-every -1",
         "--check-replicas-every often",
         "--fusion-groups 0",

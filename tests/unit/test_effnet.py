@@ -205,15 +205,15 @@ def test_layerwise_optimizers_have_their_own_rate(name, kind, factor):
 def test_an_epoch_with_sync_bn_and_a_global_batch_goes_through():
     changes = {"global_batch_size": 720, "accumulate_steps": 2, "sync_bn": True, "optimizer": "lamb"}
     _, training = assembled(batch_size_per_rank=256, **changes)  # 2 steps, each in 2 passes
-    trained = training.epoch(0)
-    assert (trained.skipped, trained.end) == ([], None)
-    assert 0 < trained.means.loss < 5
+    [report] = training.epoch(0)
+    assert (report.skipped, report.end) == ([], None)
+    assert 0 < report.totals.means().loss < 5
 
 
 def test_limits_are_those_of_the_settings():
     _, training = assembled(batch_size_per_rank=64, max_skipped_steps=2)
     with torch.no_grad():
         training.step.model.features[0][0].weight.fill_(math.nan)
-    trained = training.epoch(0)
-    assert [number for number, _ in trained.skipped] == [1, 2]
-    assert trained.end.status == 3
+    [report] = training.epoch(0)
+    assert [number for number, _ in report.skipped] == [1, 2]
+    assert report.end.status == 3

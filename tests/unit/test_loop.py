@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from hvdtrain import data, divergence, optim
 from hvdtrain.comm import SerialComm
 from hvdtrain.divergence import Spike, SpikeWatch
 from hvdtrain.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.gauges import Gauges, none
 from hvdtrain.loop import Limits, Pictures, evaluate, train_epoch
+from hvdtrain.phases import OFF
+from hvdtrain.reports import Reports, Totals
 from hvdtrain.schedule import LearningRate
 from hvdtrain.step import Skipped, StepDone, TrainingStep
 
@@ -67,18 +71,49 @@ def net():
     )
 
 
+@dataclass
+class Whole:
+    """An epoch's reports, together."""
+
+    reports: list
+
+    @property
+    def means(self):
+        return sum((report.totals for report in self.reports), start=Totals()).means()
+
+    @property
+    def skipped(self):
+        return [one for report in self.reports for one in report.skipped]
+
+    @property
+    def spikes(self):
+        return [one for report in self.reports for one in report.spikes]
+
+    @property
+    def end(self):
+        assert all(report.end is None for report in self.reports[:-1])
+        return self.reports[-1].end
+
+
+def reports_of(comm, every_steps=1000):
+    return Reports(comm, Gauges(none), every_steps=every_steps, device=CPU)
+
+
 class Watching:
     """In place of a TrainingStep: keeps what it was given.
 
     An image has the loss 2, or what `losses` has for its call; the calls in `skips` are skipped.
     """
 
+    phases = OFF
+
     def __init__(self, comm, *, losses=None, skips=None):
         self.model = net().eval()
         self.comm, self.losses, self.skips = comm, losses or {}, skips or {}
         self.calls = []
+        self.scaler = GradScaler("cpu", enabled=False)
 
-    def __call__(self, micro_batches, *, passes, global_count, lr):
+    def __call__(self, micro_batches, *, passes, global_count, lr, measure=False):
         found = list(micro_batches)
         assert len(found) == passes
         call = len(self.calls)
@@ -88,6 +123,7 @@ class Watching:
             loss_sum=self.losses.get(call, 2.0) * count,
             right=count - (count > 0),
             skipped=self.skips.get(call),
+            grad_norm=float(call) if measure else math.nan,
         )
 
 
@@ -96,7 +132,18 @@ def limits(max_skipped_steps=1000, check_replicas_every=0):
 
 
 def watch_epoch(
-    rank=0, size=1, *, global_batch=12, micro_batch=5, epoch=0, split=None, ends=None, spikes=None, step=None, **look
+    rank=0,
+    size=1,
+    *,
+    global_batch=12,
+    micro_batch=5,
+    epoch=0,
+    split=None,
+    ends=None,
+    spikes=None,
+    step=None,
+    every_steps=1000,
+    **look,
 ):
     images = random_images()
     if split is not None:
@@ -115,9 +162,10 @@ def watch_epoch(
         average=None,
         limits=ends or limits(),
         spikes=spikes or SpikeWatch(rank),
+        reports=reports_of(step.comm, every_steps),
         device=CPU,
     )
-    return step, trained
+    return step, Whole(list(trained))
 
 
 def samples_of(step):
@@ -194,9 +242,37 @@ def test_means_are_over_the_images_of_all_ranks():
     step, trained = watch_epoch(1, 3)
     mine = len(samples_of(step))
     assert 17 <= mine <= 18
-    assert [values.tolist() for values in step.comm.summed] == [[2.0 * mine, mine - 5, mine]]  # one sum per epoch
+    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * mine, mine - 5, mine]]  # one sum per epoch
     assert (trained.means.loss, trained.means.accuracy) == (2.0, (mine - 5) / mine)
     assert (trained.skipped, trained.spikes, trained.end) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    ("every", "epoch", "at"), [(1, 0, [1, 2, 3, 4, 5]), (2, 0, [2, 4, 5]), (2, 1, [6, 8, 10]), (3, 1, [6, 9, 10])]
+)
+def test_reports_come_at_report_steps_and_at_the_end_of_an_epoch(every, epoch, at):
+    losses = {call: float(call) for call in range(5)}
+    step, whole = watch_epoch(step=Watching(OneOf(0, 1), losses=losses), every_steps=every, epoch=epoch)
+    assert [report.step for report in whole.reports] == at
+    first = 5 * epoch
+    counts = [12, 12, 12, 12, 5]
+    for report, since in zip(whole.reports, [first, *at], strict=False):
+        steps = range(since - first, report.step - first)
+        assert report.totals.loss == sum(losses[call] * counts[call] for call in steps)
+        assert report.totals.count == sum(counts[call] for call in steps)
+        assert report.lr == step.calls[steps[-1]]["lr"]
+        assert report.grad_norm == steps[-1]
+        assert report.loss_scale == 1.0
+        assert report.steps == len(steps)
+        assert report.images_per_s[0] > 0
+    assert len(step.comm.summed) == len(at)
+
+
+def test_skipped_steps_and_spikes_are_in_the_report_of_their_steps():
+    step = Watching(OneOf(0, 1), losses={13: 90.0}, skips={1: LOSS_OF_2, 15: GRADIENTS_OF_0})
+    _, whole = watch_epoch(step=step, global_batch=3, micro_batch=3, every_steps=6)  # 18 steps
+    assert [[number for number, _ in report.skipped] for report in whole.reports] == [[2], [], [16]]
+    assert [[spike.step for spike in report.spikes] for report in whole.reports] == [[], [], [14]]
 
 
 LOSS_OF_2, GRADIENTS_OF_0 = Skipped(rank=2, source="loss"), Skipped(rank=0, source="gradients")
@@ -214,7 +290,7 @@ def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_mea
     ]
     for step, trained in found:
         assert len(step.calls) == 5
-        assert [values.tolist() for values in step.comm.summed] == [[3.0 * 12 + 2.0 * 24, 36 - 3, 36]]
+        assert [values.tolist()[:3] for values in step.comm.summed] == [[3.0 * 12 + 2.0 * 24, 36 - 3, 36]]
         assert trained.means.loss == pytest.approx(84 / 36)
         assert (trained.spikes, trained.end) == ([], None)
 
@@ -235,8 +311,8 @@ def test_too_many_skipped_steps_end_the_epoch_early():
     assert trained.skipped == [(6, LOSS_OF_2), (8, LOSS_OF_2), (9, GRADIENTS_OF_0)]
     assert trained.end.status == TOO_MANY_SKIPPED == 3
     assert "step 9;" in str(trained.end)
-    assert [values.tolist() for values in step.comm.summed] == [[2.0 * 12, 11, 12]]  # the other ranks sum as well
-    assert len(step.comm.gathered) == 1
+    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 12, 11, 12]]  # the other ranks sum as well
+    assert len(step.comm.gathered) == 1  # the names of the gauges, before the epoch
 
 
 def test_skipped_steps_in_a_row_are_counted_over_the_end_of_an_epoch():
@@ -299,7 +375,7 @@ def test_the_watch_sees_the_mean_loss_of_each_step_with_images():
 def test_an_epoch_reports_the_spikes_of_all_ranks():
     theirs = {"step": 3, "rank": 2, "loss": 8.0, "usual": 1.0}
     step = Watching(OneOf(1, 3), losses={12: 90.0})
-    step.comm.gather = lambda mine: [[], mine, [theirs]]
+    step.comm.gather = lambda mine: [[], mine, [theirs] if mine else []]
     _, trained = watch_epoch(1, 3, step=step, global_batch=3, micro_batch=1)
     assert trained.spikes == [Spike(step=13, rank=1, loss=90.0, usual=2.0), Spike(**theirs)]
 
@@ -376,9 +452,11 @@ def train_really(*, average_steps=None):
             average=average,
             limits=limits(),
             spikes=SpikeWatch(0),
+            reports=reports_of(SerialComm()),
             device=CPU,
         )
-    return model, average, trained.means
+        whole = Whole(list(trained))
+    return model, average, whole.means
 
 
 def test_the_moving_average_follows_every_step():

@@ -221,6 +221,20 @@ def test_clipping_sees_unscaled_gradients():
     torch.testing.assert_close(change_of(scaled, scaler=scaler, clip_value=2.0), torch.tensor([2.0, -2.0, 0.5]))
 
 
+@pytest.mark.parametrize("clips", [{}, {"clip_value": 1.0}, {"clip_norm": 1.0}])
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_the_measured_norm_is_that_of_the_unscaled_gradients_before_clipping(clips, scale):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
+    gradients = [torch.zeros(10, 12), torch.zeros(10)]
+    gradients[0][0, 0], gradients[1][0] = 3.0 * (scale or 1.0), 4.0 * (scale or 1.0)
+    scaler = GradScaler("cpu", enabled=True, init_scale=scale) if scale else None
+    step = step_for(model, sync=Recording(model, gradients), scaler=scaler, **clips)
+    images, labels = batch(2, side=2)
+    assert math.isnan(take(step, (images, labels)).grad_norm)  # not asked for
+    done = step([(images, labels)], passes=1, global_count=2, lr=1.0, measure=True)
+    assert done.grad_norm == pytest.approx(5.0)
+
+
 def test_loss_sum_and_right_are_those_of_the_rank_images():
     model = small().eval()
     with torch.no_grad():

@@ -1,13 +1,25 @@
+import errno
+import io
 import json
 import math
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from hvdtrain import tracking
+from hvdtrain.divergence import Skipped, Spike
+from hvdtrain.events import Column
 from hvdtrain.exits import BadInput
+from hvdtrain.reports import Report, Totals
 
 RESULT_KEYS = [
     "np",
@@ -25,6 +37,7 @@ RESULT_KEYS = [
     "eval_loss",
     "skipped_steps",
     "loss_spikes",
+    "log_write_failures",
     "exit_reason",
 ]
 KNOWN = {
@@ -124,31 +137,6 @@ def test_run_folder_that_is_or_is_below_a_file_is_named(tmp_path, below):
     assert (tmp_path / "file").read_text() == "content"
 
 
-# --- files
-
-
-def test_written_json_reads_back_and_leaves_no_part(tmp_path):
-    path = tmp_path / "one.json"
-    path.write_text("old")
-    tracking.write_json(path, {"lr": 0.1, "where": Path("a/b"), "list": [1, None]})
-    assert json.loads(path.read_text()) == {"lr": 0.1, "where": "a/b", "list": [1, None]}
-    assert [one.name for one in tmp_path.iterdir()] == ["one.json"]
-
-
-def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
-    path = tmp_path / "one.json"
-    tracking.write_json(path, {"old": True})
-
-    def full(path, text):
-        path.write_bytes(text.encode()[:5])
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
-        tracking.write_json(path, {"new": True})
-    assert json.loads(path.read_text()) == {"old": True}
-
-
 # --- the tracker
 
 
@@ -163,27 +151,63 @@ def start(tmp_path):
 
     yield start
     for tracker in started:
-        if tracker._lines is not None:
-            tracker._lines.close()
-            tracker._events.close()
+        tracker._lines.close()
+        tracker._events.close()
 
 
-SKIPPED = {"step": 7, "rank": 1, "source": "loss"}
-SPIKE = {"step": 9, "rank": 0, "loss": 8.0, "usual": 1.0}
-ONE_SKIPPED = {"skipped": [SKIPPED], "spikes": []}
+SKIPPED = Skipped(rank=1, source="loss")
+SPIKE = Spike(step=9, rank=0, loss=8.0, usual=1.0)
+COLUMNS = [
+    Column(name="ranks", value=2, first=True),
+    Column(name="recipe", value="scaled", first=True),
+    Column(name="data", value="digits"),
+]
 
 
-def first_epoch(tracker, *, events=ONE_SKIPPED, **changes):
-    facts = {"steps": 10, "images": 600, "train_s": 3.0}
+def report_of(step, **changes):
+    facts = {
+        "step": step,
+        "steps": 5,
+        "totals": Totals(loss=10.0, right=5.0, count=20.0),
+        "skipped": [],
+        "spikes": [],
+        "lr": 0.1,
+        "grad_norm": 2.5,
+        "loss_scale": 1.0,
+        "images_per_s": [100.0, 50.0],
+        "hosts": {"usage/one/cpu_percent": 12.0},
+        "end": None,
+    }
+    return Report(**{**facts, **changes})
+
+
+def first_epoch(tracker, **changes):
+    tracker.report(report_of(5))
+    tracker.report(report_of(10, skipped=[(7, SKIPPED)]))
+    facts = {"images": 600, "train_s": 3.0}
     train, test = {"loss": 1.5, "accuracy": 0.5, "lr": 0.1}, {"loss": 1.25, "accuracy": 0.625}
-    tracker.count(**events)
-    return tracker.epoch_done(**{**facts, "train": train, "test": test, **changes})
+    return tracker.epoch_done(1, **{**facts, "train": train, "test": test, **changes})
 
 
 def second_epoch(tracker):
+    tracker.report(report_of(20, skipped=[(12, SKIPPED), (13, SKIPPED)], spikes=[SPIKE]))
     train, test = {"loss": 0.75, "accuracy": 0.75, "lr": 0.05}, {"loss": 0.5, "accuracy": 0.875}
-    events = {"skipped": [{**SKIPPED, "step": 12}, {**SKIPPED, "step": 13}], "spikes": [SPIKE]}
-    return first_epoch(tracker, train_s=1.0, events=events, train=train, test=test)
+    return tracker.epoch_done(2, images=600, train_s=1.0, train=train, test=test)
+
+
+def lines_of(folder):
+    return [
+        json.loads(line, parse_constant=no_constant) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def no_constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def events_of(folder):
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+    return EventAccumulator(str(folder)).Reload()  # the run may still be going on
 
 
 def test_epoch_done_returns_the_metrics_of_that_epoch(start):
@@ -194,6 +218,7 @@ def test_epoch_done_returns_the_metrics_of_that_epoch(start):
         "train/accuracy": 0.75,
         "train/lr": 0.05,
         "train/images_per_s": 600.0,
+        "train/epoch_s": 1.0,
         "train/skipped_steps": 3,
         "train/loss_spikes": 1,
         "eval/loss": 0.5,
@@ -203,40 +228,42 @@ def test_epoch_done_returns_the_metrics_of_that_epoch(start):
 
 def test_metrics_lines_can_be_read_one_by_one_as_they_are_written(start, tmp_path):
     tracker = start()
-    for epoch, report in enumerate((first_epoch, second_epoch)):
+    for epoch, report in enumerate((first_epoch, second_epoch), start=1):
         metrics = report(tracker)
-        lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
-        assert sum("event" not in json.loads(line) for line in lines) == epoch + 1
-        assert lines[-1].endswith("\n")
-        line = json.loads(lines[-1])
-        assert line.pop("step") == 10 * (epoch + 1)
+        lines = lines_of(tmp_path)
+        assert sum("epoch" in line for line in lines) == epoch
+        line = lines[-1]
+        assert line.pop("step") == 10 * epoch
         assert line.pop("seconds") >= 0
-        assert line == metrics
+        assert line == {"epoch": epoch, **metrics}
 
 
-def test_events_are_lines_of_their_own_as_they_are_counted(start, tmp_path):
+def test_a_report_is_a_line_and_its_events_come_before_it(start, tmp_path):
     tracker = start()
-    tracker.count(skipped=[], spikes=[])
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
-    tracker.count(skipped=[SKIPPED, {**SKIPPED, "step": 8}], spikes=[SPIKE])
-    tracker.count(skipped=[], spikes=[SPIKE])
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    skipped, spike = {"event": "skipped", **SKIPPED}, {"event": "spike", **SPIKE}
-    assert lines == [skipped, {**skipped, "step": 8}, spike, spike]
-    assert (tracker.result["skipped_steps"], tracker.result["loss_spikes"]) == (2, 2)
+    tracker.report(report_of(5))
+    tracker.report(report_of(10, skipped=[(7, SKIPPED), (8, SKIPPED)], spikes=[SPIKE]))
+    first, *events, last = lines_of(tmp_path)
+    skipped = {"event": "skipped", "step": 7, "rank": 1, "source": "loss"}
+    assert events == [
+        skipped,
+        {**skipped, "step": 8},
+        {"event": "spike", "step": 9, "rank": 0, "loss": 8.0, "usual": 1.0},
+    ]
+    assert first.pop("seconds") <= last.pop("seconds")
+    numbers = report_of(0).scalars()
+    assert first == {"step": 5, **numbers, "train/skipped_steps": 0, "train/loss_spikes": 0}
+    assert last == {"step": 10, **numbers, "train/skipped_steps": 2, "train/loss_spikes": 1}
+    assert [tracker.result[name] for name in ("steps", "skipped_steps", "loss_spikes")] == [10, 2, 1]
 
 
-def no_constant(name):
-    raise AssertionError(f"{name} is no JSON")
-
-
-def test_an_epoch_without_means_is_null_in_its_line(start, tmp_path):
+def test_what_is_not_a_number_is_null_in_its_line(start, tmp_path):
     tracker = start()
+    tracker.report(report_of(5, totals=Totals(), grad_norm=math.inf))
     first_epoch(tracker, train={"loss": math.nan, "accuracy": math.nan, "lr": 0.1})
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    line = json.loads(lines[-1], parse_constant=no_constant)
-    assert (line["train/loss"], line["train/accuracy"], line["train/lr"]) == (None, None, 0.1)
-    assert line["eval/loss"] == 1.25
+    lines = lines_of(tmp_path)
+    assert [lines[0][name] for name in ("train/loss", "train/accuracy", "train/grad_norm")] == [None] * 3
+    assert [lines[-1][name] for name in ("train/loss", "train/accuracy", "train/lr")] == [None, None, 0.1]
+    assert lines[-1]["eval/loss"] == 1.25
 
 
 def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
@@ -257,12 +284,13 @@ def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
         "eval_loss": 0.5,
         "skipped_steps": 3,
         "loss_spikes": 1,
+        "log_write_failures": 0,
         "exit_reason": "finished",
     }
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_result_of_a_run_that_ended_before_its_first_epoch(start, tmp_path):
+def test_result_of_a_run_that_ended_before_its_first_report(start, tmp_path):
     tracker = start()
     tracker.conclude("interrupted")
     result = json.loads((tmp_path / "result.json").read_text())
@@ -283,23 +311,26 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
     tracker = start()
     first_epoch(tracker)
     second_epoch(tracker)
-    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
-    events = EventAccumulator(str(tmp_path)).Reload()  # the run may still be going on
-    expected = {
-        "train/loss": [1.5, 0.75],
-        "train/accuracy": [0.5, 0.75],
-        "train/lr": [0.1, 0.05],
-        "train/images_per_s": [200.0, 600.0],
-        "train/skipped_steps": [1, 3],
-        "train/loss_spikes": [0, 1],
+    tracker.conclude(tracking.FINISHED)
+    events = events_of(tmp_path)
+    by_report = {**{name: [value] * 3 for name, value in report_of(0).scalars().items()}}
+    by_report |= {"train/skipped_steps": [0, 1, 3], "train/loss_spikes": [0, 0, 1]}
+    by_epoch = {
         "eval/loss": [1.25, 0.5],
         "eval/accuracy": [0.625, 0.875],
+        "train_by_epoch/loss": [1.5, 0.75],
+        "train_by_epoch/accuracy": [0.5, 0.75],
+        "train_by_epoch/epoch_s": [3.0, 1.0],
+        "train_by_epoch/images_per_s": [200.0, 600.0],
+        "train_by_epoch/time_s": [3.0, 4.0],
     }
-    assert set(events.Tags()["scalars"]) == {*expected, "eval/accuracy_by_second"}
-    for name, values in expected.items():
-        found = events.Scalars(name)
-        assert [one.step for one in found] == [10, 20], name
-        assert [one.value for one in found] == pytest.approx(values), name
+    assert set(events.Tags()["scalars"]) == {*by_report, *by_epoch, "eval/accuracy_by_second"}
+    for steps, expected in (([5, 10, 20], by_report), ([10, 20], by_epoch)):
+        for name, values in expected.items():
+            found = events.Scalars(name)
+            assert [one.step for one in found] == steps, name
+            assert [one.value for one in found] == pytest.approx(values), name
+            assert all(abs(one.wall_time - time.time()) < 60 for one in found)
 
 
 def test_accuracy_by_second_has_the_seconds_since_the_start_as_its_step(start, tmp_path, monkeypatch):
@@ -308,32 +339,116 @@ def test_accuracy_by_second_has_the_seconds_since_the_start_as_its_step(start, t
     tracker = start()
     now = 1042.4
     first_epoch(tracker)
-    [found] = EventAccumulator(str(tmp_path)).Reload().Scalars("eval/accuracy_by_second")
+    [found] = events_of(tmp_path).Scalars("eval/accuracy_by_second")
     assert (found.step, found.value) == (42, 0.625)
-    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] == 42.4
+    assert lines_of(tmp_path)[-1]["seconds"] == 42.4
     now = 1050.0
     tracker.conclude(tracking.FINISHED)
     assert tracker.result["wall_time_s"] == 50.0
 
 
-def test_describe_writes_documents_and_shows_them(start, tmp_path):
+def text_of(folder, tag):
+    [found] = events_of(folder).Tensors(tag)
+    return found.tensor_proto.string_val[0].decode()
+
+
+def test_describe_writes_documents_and_shows_them_as_tables(start, tmp_path):
     tracker = start()
-    tracker.describe(config={"lr": 0.1, "runs_dir": Path("runs")}, placement=[{"rank": 0}])
-    tracker._events.flush()
+    placement = {"ranks": [{"rank": 0, "host": "one"}]}
+    command = ["mpirun", "-np", "2", "a b"]
+    tracker.describe(
+        columns=COLUMNS, command=command, config={"lr": 0.1, "runs_dir": Path("runs")}, placement=placement
+    )
     assert json.loads((tmp_path / "config.json").read_text()) == {"lr": 0.1, "runs_dir": "runs"}
-    assert json.loads((tmp_path / "placement.json").read_text()) == [{"rank": 0}]
-    tags = EventAccumulator(str(tmp_path)).Reload().Tags()["tensors"]
-    assert {tag.split("/")[0] for tag in tags} == {"config", "placement"}
+    assert json.loads((tmp_path / "placement.json").read_text()) == placement
+    assert text_of(tmp_path, "command") == "`mpirun -np 2 'a b'`"
+    assert "| lr | 0.1 |" in text_of(tmp_path, "config")
+    assert "| 0 | one |" in text_of(tmp_path, "placement")
+
+
+@pytest.mark.parametrize(("reason", "status"), [(None, None), ("finished", 1), ("terminated", 2)])
+def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tmp_path, reason, status):
+    tracker = start()
+    tracker.describe(columns=COLUMNS, command=["python"])
+    if reason is not None:
+        tracker.conclude(reason)
+    content = {
+        tag: HParamsPluginData.FromString(one) for tag, one in events_of(tmp_path).PluginTagToContent("hparams").items()
+    }
+    row = content["_hparams_/session_start_info"].session_start_info.hparams
+    assert (row["ranks"].number_value, row["recipe"].string_value, row["data"].string_value) == (2, "scaled", "digits")
+    page = content["_hparams_/experiment"].experiment
+    assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.first) for one in COLUMNS]
+    assert {one.name.tag for one in page.metric_infos} == set(tracking.HPARAM_METRICS)
+    end = content.get("_hparams_/session_end_info")
+    assert (end and end.session_end_info.status) == status
+
+
+def test_the_metrics_of_the_hparams_page_are_scalars_of_every_run(start, tmp_path):
+    first_epoch(start())
+    assert set(tracking.HPARAM_METRICS) <= set(events_of(tmp_path).Tags()["scalars"])
+
+
+def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
+    tracker = start()
+    figure = Figure(figsize=(2, 1), dpi=50)
+    figure.subplots().plot([1, 2])
+    tracker.picture("phases", figure, 5)
+    png = (tmp_path / "phases.png").read_bytes()
+    tracker.picture("again", png, 6)
+    events = events_of(tmp_path)
+    for name, step in (("phases", 5), ("again", 6)):
+        [found] = events.Images(name)
+        assert (found.step, found.encoded_image_string) == (step, png)
+        assert (found.width, found.height) == Image.open(io.BytesIO(png)).size
+
+
+def test_facts_of_a_rank_are_added_to_its_file(start, tmp_path):
+    (tmp_path / "ranks").mkdir()
+    tracker = start(writes=False)
+    tracker.rank_facts(1, host="one")
+    tracker.rank_facts(1, weights="abc")
+    assert json.loads((tmp_path / "ranks" / "rank-1.json").read_text()) == {"rank": 1, "host": "one", "weights": "abc"}
 
 
 def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, tmp_path):
     tracker = start(writes=False)
-    tracker.describe(config={})
+    tracker.describe(columns=COLUMNS, command=["python"], config={})
+    tracker.picture("phases", b"", 5)
     assert first_epoch(tracker)["eval/accuracy"] == 0.625
     tracker.conclude(tracking.FINISHED)
     assert list(tmp_path.iterdir()) == []
     assert (tracker.result["steps"], tracker.result["exit_reason"]) == (10, "finished")
     assert (tracker.result["skipped_steps"], tracker.result["loss_spikes"]) == (1, 0)
+
+
+def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, capsys):
+    """The disk is full from the second epoch on; only the room that was taken before is left."""
+    tracker = start()
+    tracker.describe(columns=COLUMNS, command=["python"], config={"old": True})
+    first_epoch(tracker)
+    lines, names = lines_of(tmp_path), sorted(path.name for path in tmp_path.iterdir())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    second_epoch(tracker)
+    tracker.document("config.json", {"new": True})
+    tracker.rank_facts(0, host="one")
+    figure = Figure(figsize=(2, 1))
+    tracker.picture("phases", figure, 5)
+    tracker.conclude(tracking.FINISHED)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["exit_reason"], result["steps"]) == ("finished", 20)
+    assert result["log_write_failures"] >= 8
+    assert lines_of(tmp_path) == lines
+    assert [one.step for one in events_of(tmp_path).Scalars("train/loss")] == [5, 10]
+    assert json.loads((tmp_path / "config.json").read_text()) == {"old": True}
+    assert sorted({*names} ^ {path.name for path in tmp_path.iterdir()}) == ["result.json", "result.json.part"]
+    [warning] = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in warning
 
 
 # --- facts
@@ -365,8 +480,20 @@ def test_code_hash_changes_with_the_code(monkeypatch, tmp_path):
     assert len({first, second, tracking.code_hash()}) == 3
 
 
+def test_the_command_has_the_launcher_before_it(monkeypatch):
+    words = ["-m", "hvdtrain.effnet", "--epochs", "1"]
+    launched = ["mpirun", "-np", "2", "python", *words]
+    lines = [launched, ["bash"], ["python", "other.py"]]
+    parents = [SimpleNamespace(cmdline=lambda line=line: line) for line in lines]
+    monkeypatch.setattr(sys, "orig_argv", ["/venv/bin/python", *words])
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
+    assert tracking.environment()["command"] == launched
+    parents[0] = SimpleNamespace(cmdline=lambda: ["orted"])
+    assert tracking.environment()["command"] == ["/venv/bin/python", *words]
+
+
 def test_environment_is_json_and_names_the_command():
     found = json.loads(json.dumps(tracking.environment()))
-    assert found["command"][1:] == tracking.sys.argv
+    assert found["command"][1 - len(sys.orig_argv) :] == sys.orig_argv[1:]
     assert found["torch"] == tracking.versions()["torch"]
     assert all(name.startswith("HOROVOD_") for name in found["horovod_settings"])

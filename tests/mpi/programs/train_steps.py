@@ -11,10 +11,12 @@ from typing import ClassVar
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain import data, models, optim, sync_bn
+from hvdtrain import data, gauges, models, optim, sync_bn
 from hvdtrain.comm import connect
 from hvdtrain.divergence import SpikeWatch
+from hvdtrain.gauges import Gauges
 from hvdtrain.loop import Limits, Pictures, train_epoch
+from hvdtrain.reports import Reports
 from hvdtrain.schedule import LearningRate
 from hvdtrain.step import TrainingStep
 
@@ -33,9 +35,9 @@ train = data.Resident(digits.train.images[:201], digits.train.labels[:201])
 class Recording(data.Resident):
     seen: ClassVar[list[list[int]]] = []
 
-    def batches(self, indices, device):
+    def batches(self, indices, device, *phases):
         self.seen.append([int(one) for part in indices for one in part])
-        return super().batches(indices, device)
+        return super().batches(indices, device, *phases)
 
 
 recording = Recording(train.images, train.labels)
@@ -70,10 +72,11 @@ pictures = Pictures(
     cutout=4,
     memory_format=torch.channels_last,
 )
+reports = Reports(comm, Gauges(gauges.none), every_steps=2, device=CPU)
 steps = -(-len(recording) // global_batch)
 before = torch.cat([one.detach().flatten().clone() for one in model.parameters()])
 for epoch in range(EPOCHS):
-    train_epoch(
+    for _ in train_epoch(
         step,
         images,
         pictures,
@@ -85,8 +88,10 @@ for epoch in range(EPOCHS):
         average=None,
         limits=Limits(max_skipped_steps=1, check_replicas_every=0),
         spikes=SpikeWatch(comm.rank),
+        reports=reports,
         device=CPU,
-    )
+    ):
+        pass
 weights = torch.cat([one.detach().flatten() for one in model.parameters()])
 statistics = [one.flatten() for one in model.buffers() if one.is_floating_point()]
 torch.save(torch.cat([weights, *statistics]), folder / f"weights-{comm.rank}.pt")

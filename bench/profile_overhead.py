@@ -1,0 +1,99 @@
+"""What --profile costs: training steps with the clock on and off, in turns, on synthetic images.
+
+    python bench/profile_overhead.py --model efficientnet_tiny --batch 16 --pairs 200
+    mpirun -np 2 python bench/profile_overhead.py
+
+A pair is a step with the clock and a step without it, whichever is first by turns, so that both see the same machine.
+Rank 0 prints the median ratio with its 95 % interval, and the spread of the pairs. The file is not called profile.py,
+which would stand in for Python's own module of that name.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain import data, models, optim
+from hvdtrain.comm import choose_device, connect
+from hvdtrain.phases import OFF, Mode, Phases, clock
+from hvdtrain.step import TrainingStep
+
+WARMUP_STEPS = 6
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--model", default="efficientnet_tiny")
+    arguments.add_argument("--batch", type=int, default=16, help="images per rank and step")
+    arguments.add_argument("--pairs", type=int, default=100)
+    arguments.add_argument("--mode", choices=get_args(Mode), default="on", help="off: what the measurement is worth")
+    chosen = arguments.parse_args()
+
+    comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    device = choose_device(comm)
+    comm.start()
+    images = data.load("synthetic", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
+    torch.manual_seed(0)
+    model = models.build(chosen.model, classes=10).to(device)
+    comm.broadcast_(model)
+    step = TrainingStep(
+        model=model.to(memory_format=torch.channels_last).train(),
+        optimizer=optim.build("sgd", optim.parameter_groups(model, 5e-4, decay_all=False), 0.1),
+        comm=comm,
+        sync=comm.gradient_sync(model, compression="none"),
+        scaler=GradScaler(device.type, enabled=False),
+        precision="fp32",
+        label_smoothing=0.1,
+        clip_value=None,
+        clip_norm=None,
+    )
+    samples = torch.arange(chosen.batch) + comm.rank * chosen.batch
+
+    def timed(phases: Phases) -> float:
+        step.phases = phases
+        started = time.perf_counter()
+        phases.enter("read")
+        for raw, labels in images.train.batches([samples], device, phases):
+            phases.enter("augment")
+            inputs = raw.float() / 255
+            step([(inputs, labels)], passes=1, global_count=chosen.batch * comm.size, lr=0.01)
+        phases.enter("record")
+        phases.step_done()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    measured = clock(chosen.mode, device)
+    for _ in range(WARMUP_STEPS):
+        timed(OFF)
+    ratios = []
+    for pair in range(chosen.pairs):
+        if pair % 2:
+            off_s, on_s = timed(OFF), timed(measured)
+        else:
+            on_s, off_s = timed(measured), timed(OFF)
+        ratios.append(on_s / off_s)
+    if comm.rank == 0:
+        print(f"--profile={chosen.mode}, {chosen.model}, batch {chosen.batch}, {comm.size} ranks, {device.type}")
+        print(report(ratios))
+
+
+def report(ratios: list[float]) -> str:
+    """The median of the pairs' ratios with a bootstrap interval, and their quartiles."""
+    draw = random.Random(0)  # noqa: S311 (a bootstrap, no secret)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(2000))
+    quartiles = statistics.quantiles(ratios, n=4)
+    return (
+        f"time of a step with it against without: {statistics.median(ratios):.4f} "
+        f"({medians[50]:.4f} to {medians[1949]:.4f}), n = {len(ratios)} pairs; "
+        f"half of them {quartiles[0]:.3f} to {quartiles[2]:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

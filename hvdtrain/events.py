@@ -1,0 +1,105 @@
+"""Records of a TensorBoard event file, as bytes."""
+
+import io
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PIL import Image
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams import metadata
+from tensorboard.plugins.hparams.api_pb2 import DataType, Experiment, HParamInfo, MetricInfo, MetricName, Status
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard import summary
+
+
+def file_name() -> str:
+    """A name by which TensorBoard knows an event file of this process, made now."""
+    return f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+
+
+def version() -> bytes:
+    """What an event file begins with."""
+    return _framed(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+
+def scalars(values: Mapping[str, float], step: int) -> bytes:
+    """Numbers by tag."""
+    return _record(Summary(value=[Summary.Value(tag=tag, simple_value=one) for tag, one in values.items()]), step)
+
+
+def text(tag: str, markdown: str) -> bytes:
+    """A page of text."""
+    page = summary.text(tag, markdown)
+    page.value[0].tag = tag  # without torch's suffix
+    return _record(page, 0)
+
+
+def image(tag: str, png: bytes, step: int) -> bytes:
+    """A picture."""
+    width, height = Image.open(io.BytesIO(png)).size
+    picture = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
+    return _record(Summary(value=[Summary.Value(tag=tag, image=picture)]), step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A setting on TensorBoard's HPARAMS page."""
+
+    name: str
+    value: str | float
+    first: bool = False  # shown from the beginning: TensorBoard does that with five
+
+
+def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> bytes:
+    """A run's row on the HPARAMS page; `metrics` are titles by the tag whose last value is shown.
+
+    All runs on a page need the same columns: TensorBoard takes them from one of the runs.
+    """
+    infos = [
+        HParamInfo(
+            name=one.name,
+            display_name=one.name.replace("_", " "),
+            type=DataType.Value("DATA_TYPE_STRING" if isinstance(one.value, str) else "DATA_TYPE_FLOAT64"),
+            differs=one.first,
+        )
+        for one in columns
+    ]
+    shown = [MetricInfo(name=MetricName(tag=tag), display_name=title) for tag, title in metrics.items()]
+    start = SessionStartInfo(start_time_secs=time.time())
+    for one in columns:
+        if isinstance(one.value, str):
+            start.hparams[one.name].string_value = one.value
+        else:
+            start.hparams[one.name].number_value = one.value
+    experiment = HParamsPluginData(experiment=Experiment(hparam_infos=infos, metric_infos=shown))
+    return _plugin_record(metadata.EXPERIMENT_TAG, experiment) + _plugin_record(
+        metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)
+    )
+
+
+def hparams_end(*, finished: bool) -> bytes:
+    """The end of that row."""
+    status = Status.Value("STATUS_SUCCESS" if finished else "STATUS_FAILURE")
+    end = SessionEndInfo(status=status, end_time_secs=time.time())
+    return _plugin_record(metadata.SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end))
+
+
+def _plugin_record(tag: str, content: HParamsPluginData) -> bytes:
+    described = metadata.create_summary_metadata(content)
+    value = Summary.Value(tag=tag, metadata=described, tensor=metadata.NULL_TENSOR)
+    return _record(Summary(value=[value]), 0)
+
+
+def _record(content: Summary, step: int) -> bytes:
+    return _framed(Event(wall_time=time.time(), step=step, summary=content))
+
+
+def _framed(event: Event) -> bytes:
+    frame = io.BytesIO()
+    RecordWriter(frame).write(event.SerializeToString())
+    return frame.getvalue()

@@ -1,0 +1,43 @@
+"""Documents as tables that TensorBoard's text page shows."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def tables(document: Mapping[str, Any]) -> str:
+    """One table of names and values; a list of mappings becomes a table of its own, a mapping rows a.b."""
+    plain, rest = [], []
+    for name, value in _flat(document):
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            rest.append(f"**{name}**\n\n{_of_rows(value)}")
+        else:
+            plain.append((name, value))
+    first = [_table(("name", "value"), plain)] if plain else []
+    return "\n\n".join(first + rest)
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    return _table(columns, [[row.get(name) for name in columns] for row in rows])
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = " ".join(str(one) for one in value) if isinstance(value, list) else str(value)
+    return " ".join(text.replace("|", "\\|").split())

@@ -1,0 +1,55 @@
+"""Means of few runs, and whether two of them differ."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.special import stdtrit
+
+RULE = (
+    "A difference of two means counts where the 95 % interval of Welch's t test does not contain 0. With n = 1 the "
+    "spread over seeds is not known, and nothing is claimed; with n = 2 or 3 only large differences can be shown. Each "
+    "pair is judged by itself: of 20 pairs without a difference about one will seem to have one."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """Of n runs."""
+
+    mean: float
+    deviation: float | None  # of the single runs (n - 1 in the denominator); None for one run
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Between two means."""
+
+    change: float
+    half_width: float | None  # of its 95 % interval; None where the spread is not known
+    says: Literal["inside", "outside", "unknown"]  # the spread over seeds
+
+
+def mean_of(values: Sequence[float]) -> Mean | None:
+    """None for no values."""
+    if not values:
+        return None
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Mean(mean=statistics.fmean(values), deviation=deviation, n=len(values))
+
+
+def difference(here: Mean, base: Mean) -> Difference:
+    """`here` minus `base`, by Welch's unequal-variances t interval (Welch 1947, degrees of freedom by Satterthwaite).
+
+    Unknown where one of them is of one run, or where neither has any spread, which few runs can have by chance.
+    """
+    change = here.mean - base.mean
+    if here.deviation is None or base.deviation is None or not here.deviation + base.deviation:
+        return Difference(change=change, half_width=None, says="unknown")
+    parts = [one.deviation**2 / one.n for one in (here, base) if one.deviation is not None]
+    freedom = sum(parts) ** 2 / sum(part**2 / (one.n - 1) for part, one in zip(parts, (here, base), strict=True))
+    half_width = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(parts))
+    return Difference(change=change, half_width=half_width, says="inside" if abs(change) <= half_width else "outside")

@@ -1,0 +1,186 @@
+"""Two runs on TensorBoard's pages, as a person sees them in Chromium."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from hvdtrain.divergence import Skipped
+from hvdtrain.events import Column
+from hvdtrain.reports import Report, Totals
+from hvdtrain.tracking import FINISHED, Tracker
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH (Debian: apt-get install chromium)"),
+]
+
+ACCURACY = {"study/one": 0.625, "study/two": 0.875}
+SEEN_S = 60  # how long a page may take on a busy machine
+
+
+def leave_run(folder, *, ranks, accuracy):
+    folder.mkdir(parents=True)
+    tracker = Tracker(folder, writes=True, result={"np": ranks})
+    columns = [
+        Column(name="ranks", value=ranks, first=True),
+        Column(name="recipe", value="scaled", first=True),
+        Column(name="seed", value=0),
+    ]
+    placement = {"ranks": [{"rank": rank, "host": f"node{rank}"} for rank in range(ranks)]}
+    command = ["mpirun", "-np", str(ranks), "python", "-m", "hvdtrain.effnet"]
+    tracker.describe(columns=columns, command=command, config={"epochs": 5}, placement=placement)
+    for epoch in range(1, 6):
+        done = epoch / 5
+        report = Report(
+            step=20 * epoch,
+            steps=20,
+            totals=Totals(loss=40 - 20 * done, right=20 * accuracy * done, count=20.0),
+            skipped=[(20 * epoch, Skipped(rank=0, source="loss"))] if epoch == 2 else [],
+            spikes=[],
+            lr=0.1 * (1 - done),
+            grad_norm=3 - done,
+            loss_scale=1.0,
+            images_per_s=[100.0 + rank for rank in range(ranks)],
+            hosts={"usage/node0/cpu_percent": 90.0 + epoch},
+            end=None,
+        )
+        tracker.report(report)
+        train = {"loss": 2 - done, "accuracy": accuracy * done, "lr": 0.1}
+        test = {"loss": 2 - done, "accuracy": accuracy * done}
+        tracker.epoch_done(epoch, images=400, train_s=4 / ranks, train=train, test=test)
+    figure = Figure(figsize=(4, 2))
+    figure.subplots().barh(["forward", "backward"], [1.0, 2.0])
+    tracker.picture("phases", figure, 100)
+    tracker.conclude(FINISHED)
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    """TensorBoard's address; it shows both runs."""
+    runs = tmp_path_factory.mktemp("runs")
+    for ranks, (name, accuracy) in enumerate(ACCURACY.items(), start=1):
+        leave_run(runs / name, ranks=ranks, accuracy=accuracy)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        str(runs),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
+    with (runs / "log").open("w") as log:
+        server = subprocess.Popen(words, stdout=log, stderr=log)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + SEEN_S
+        while not serves(address):
+            assert server.poll() is None, (runs / "log").read_text()
+            assert time.monotonic() < end, (runs / "log").read_text()
+            time.sleep(0.2)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def serves(address):
+    try:
+        with urllib.request.urlopen(f"{address}/data/runs", timeout=5) as answer:  # noqa: S310 (our own server)
+            return set(json.load(answer)) == set(ACCURACY)
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(board, browser, request):
+    """Opens a page; BOARD_PICTURES=FOLDER keeps a picture of it."""
+    page = browser.new_page(viewport={"width": 1700, "height": 1000})
+    page.set_default_timeout(1000 * SEEN_S)
+
+    def visit(name):
+        page.goto(f"{board}/#{name}")
+        return page
+
+    yield visit
+    if folder := os.environ.get("BOARD_PICTURES"):
+        page.wait_for_timeout(1500)
+        page.screenshot(path=Path(folder) / f"{request.node.name}.png")
+    page.close()
+
+
+def sees(page, text):
+    playwright.expect(page.get_by_text(text, exact=True).first).to_be_visible(timeout=1000 * SEEN_S)
+
+
+def test_scalars_page_has_both_runs_and_groups_that_begin_with_the_result(visit):
+    page = visit("scalars")
+    for name in ACCURACY:
+        sees(page, name)
+    for card in ("eval/accuracy", "eval/loss", "train/loss", "train/grad_norm"):
+        sees(page, card)
+    headings = [text.split()[0] for text in page.locator("tf-category-paginated-view button.heading").all_inner_texts()]
+    assert headings == ["eval", "train", "train_by_epoch", "train_by_rank", "usage"]
+
+
+def test_time_series_page_tells_the_last_accuracy_of_both_runs(visit):
+    page = visit("timeseries")
+    for name, accuracy in ACCURACY.items():
+        sees(page, name)
+        sees(page, f"{accuracy:g}")
+
+
+def test_hparams_page_has_both_runs_with_settings_and_final_metrics(visit):
+    page = visit("hparams")
+    for column in ("ranks", "recipe", "test accuracy"):
+        sees(page, column)
+    for name, accuracy in ACCURACY.items():
+        sees(page, name)
+        sees(page, f"{accuracy:.5f}")
+
+
+def test_text_page_has_the_command_and_tables(visit):
+    page = visit("text")
+    sees(page, "mpirun -np 2 python -m hvdtrain.effnet")
+    playwright.expect(page.locator("table").first).to_be_visible()
+    sees(page, "epochs")
+
+
+def test_images_page_has_the_picture_of_both_runs(visit):
+    page = visit("images")
+    for name in ACCURACY:
+        sees(page, name)
+    pictures = page.locator("tf-image-loader img")
+    playwright.expect(pictures).to_have_count(len(ACCURACY))
+    for number in range(len(ACCURACY)):
+        page.wait_for_function("image => image.naturalWidth > 100", arg=pictures.nth(number).element_handle())
+
+
+def test_make_board_is_for_this_machine_only():
+    words = ["make", "--dry-run", "board", "PORT=7007"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert "tensorboard --logdir runs --host 127.0.0.1 --port 7007" in done.stdout

@@ -1,0 +1,42 @@
+"""A model of many parameters and little arithmetic, whose gradients travel over TCP. argv: folder.
+
+Writes what verdict.over_ranks finds.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain.comm import connect
+from hvdtrain.phases import HostClock
+from hvdtrain.step import TrainingStep
+from hvdtrain.verdict import over_ranks
+
+folder = Path(sys.argv[1])
+comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+comm.start()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Flatten(), nn.Linear(48, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.Linear(4096, 10))
+comm.broadcast_(model)
+clock = HostClock()
+step = TrainingStep(
+    model=model,
+    optimizer=torch.optim.SGD(model.parameters(), lr=0.001),
+    comm=comm,
+    sync=comm.gradient_sync(model, compression="none"),
+    scaler=GradScaler("cpu", enabled=False),
+    precision="fp32",
+    label_smoothing=0.0,
+    clip_value=None,
+    clip_norm=None,
+    phases=clock,
+)
+for _ in range(12):
+    step([(torch.rand(1, 3, 4, 4), torch.zeros(1, dtype=torch.int64))], passes=1, global_count=comm.size, lr=0.001)
+    clock.step_done()
+profile = over_ranks(comm, clock)
+(folder / f"rank-{comm.rank}.json").write_text(json.dumps(profile.document()))

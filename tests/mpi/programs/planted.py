@@ -1,0 +1,35 @@
+"""hvdtrain.effnet with a cause planted: argv: dataset, rank or forward, then effnet's own words.
+
+dataset: every batch is late, on all ranks; rank: rank 1 is slow in its forward pass; forward: all ranks are.
+"""
+
+import os
+import runpy
+import sys
+import time
+
+from hvdtrain import data, models
+
+cause = sys.argv.pop(1)
+this_rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+batches, build = data.Resident.batches, models.build
+DELAY_S = 0.4
+
+
+def late_batches(self, indices, device, *phases):
+    for batch in batches(self, indices, device, *phases):
+        time.sleep(DELAY_S)
+        yield batch
+
+
+def slow_model(*args, **settings):
+    model = build(*args, **settings)
+    model.register_forward_pre_hook(lambda *_: time.sleep(DELAY_S))
+    return model
+
+
+if cause == "dataset":
+    data.Resident.batches = late_batches
+if cause == "forward" or (cause == "rank" and this_rank == "1"):
+    models.build = slow_model
+runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
