@@ -387,7 +387,7 @@ def describe_run(
         "threads": torch.get_num_threads(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-    placement = comm.gather(facts)
+    placement = [{"rank": rank, **one} for rank, one in enumerate(comm.gather(facts))]
     result = {
         "np": comm.size,
         "hosts": sorted({one["host"] for one in placement}),

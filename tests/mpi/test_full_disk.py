@@ -24,6 +24,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_full_log_disk_does_not_stop_the_training(run, small_disk, ranks):
     words = [*QUICK[:-1], "12", "--report-every-steps", "1", "--run", "r"]

@@ -110,7 +110,7 @@ def status_of(folder, slurm, job):
         return facts["JobState"] in ("COMPLETED", "FAILED") and facts["ExitCode"]
 
     status = wait_until(ended, TIMEOUT_S)
-    (file,) = folder.glob("python-*.out")
+    (file,) = folder.glob("python*-*.out")
     return status, [line for line in file.read_text().splitlines() if line != ON_CPUS]
 
 
