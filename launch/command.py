@@ -6,12 +6,13 @@ One table for each launcher: Open MPI 4, Open MPI 5, and horovodrun, which start
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 
 from launch.errors import CommandError
-from launch.hostfile import core_list
+from launch.hostfile import Host, core_list, option
 from launch.placement import RankSlot
 from launch.probe import SSH_OPTIONS, Mpi
 
@@ -87,7 +88,7 @@ def argv(order: Order) -> list[str]:
     """The words of the command."""
     # -P: a launch.py of the user's in the working folder is not ours.
     program = [order.python, "-P", "-m", "launch.bind", "--", *order.program]
-    ranks = ["-np", str(len(order.slots)), "-H", hosts(order.slots)]
+    ranks = ["-np", str(len(order.slots)), "-H", option(hosts(order.slots))]
     if order.horovodrun is None:
         root = ["--allow-run-as-root"] if order.as_root else []
         exports = [word for name in order.exports for word in ("-x", name)]
@@ -137,12 +138,9 @@ def _parameters(order: Order) -> list[str]:
     ]
 
 
-def hosts(slots: Iterable[RankSlot]) -> str:
-    """The -H list of the hosts that have ranks."""
-    count: dict[str, int] = {}
-    for slot in slots:
-        count[slot.host] = count.get(slot.host, 0) + 1
-    return ",".join(f"{host}:{ranks}" for host, ranks in count.items())
+def hosts(slots: Iterable[RankSlot]) -> tuple[Host, ...]:
+    """The hosts that have ranks, with as many slots."""
+    return tuple(Host(name=name, slots=ranks) for name, ranks in Counter(slot.host for slot in slots).items())
 
 
 def exported(environment: Mapping[str, str], asked: Sequence[str]) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 import shlex
 
-from launch import hostfile
-from launch.hostfile import Host, core_list
+from launch import command, hostfile
+from launch.hostfile import core_list
 from launch.prepare import Ready
 from launch.table import aligned
 
@@ -29,10 +29,7 @@ def show(ready: Ready) -> str:
                 ",".join(nics) or "-",
             ]
         )
-    count: dict[str, int] = {}
-    for slot in slots:
-        count[slot.host] = count.get(slot.host, 0) + 1
-    hosts = [Host(name=name, slots=ranks) for name, ranks in count.items()]
+    hosts = command.hosts(slots)
     parts = {
         "hostfile": hostfile.write(hosts, "openmpi"),
         "rankfile, for mpirun without hvdlaunch: it binds each rank to one core": hostfile.write(hosts, "rankfile"),

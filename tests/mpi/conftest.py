@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT_S = 120
@@ -138,3 +140,15 @@ def left_in(folder: Path) -> list[psutil.Process]:
             if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
                 found.append(process)
     return found
+
+
+def one_torn_image(folder: Path) -> None:
+    """Folders of two classes with 20 images each; the header of one is whole, its pixels are not."""
+    noise = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (folder / label).mkdir(parents=True)
+        for number in range(20):
+            image = Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+            image.save(folder / label / f"{number}.png")
+    torn = folder / "b" / "7.png"
+    torn.write_bytes(torn.read_bytes()[:1000])

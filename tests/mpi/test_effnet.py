@@ -6,13 +6,12 @@ import shutil
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hvdtrain
-from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, left_in, rank_pids, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, left_in, one_torn_image, rank_pids, wait_until
 
 LONG = [*QUICK[:-1], "1000", "--run", "r"]
 
@@ -257,14 +256,7 @@ def test_a_killed_rank_ends_the_job(started, tmp_path):
 
 def test_a_failing_rank_leaves_its_last_words_and_ends_the_job(run, tmp_path):
     """An image whose header is whole but whose pixels are not is found only when it is decoded."""
-    noise = np.random.default_rng(0)
-    for label in ("a", "b"):
-        (tmp_path / "d" / label).mkdir(parents=True)
-        for number in range(20):
-            image = Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-            image.save(tmp_path / "d" / label / f"{number}.png")
-    torn = tmp_path / "d" / "b" / "7.png"
-    torn.write_bytes(torn.read_bytes()[:1000])
+    one_torn_image(tmp_path / "d")
     words = ["--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4", "--run", "r"]
     done = run("mpirun", 2, [*EFFNET, *QUICK, *words])
     assert done.returncode == 1, done.stdout + done.stderr

@@ -5,12 +5,10 @@ import signal
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
-from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, left_in, one_torn_image, wait_until
 from tests.mpi.launched import LAUNCHERS, PLACE, argv, finished, lines, recorder, running, signals, started
 
 HERE = os.uname().nodename
@@ -41,14 +39,7 @@ def test_a_failing_rank_is_named_in_one_line(tmp_path, launcher, how, status, sa
 
 def test_a_failing_training_shows_the_tail_of_its_error_file(tmp_path):
     """A torn image is found only when it is decoded."""
-    noise = np.random.default_rng(0)
-    for label in ("a", "b"):
-        (tmp_path / "d" / label).mkdir(parents=True)
-        for number in range(20):
-            image = Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-            image.save(tmp_path / "d" / label / f"{number}.png")
-    torn = tmp_path / "d" / "b" / "7.png"
-    torn.write_bytes(torn.read_bytes()[:1000])
+    one_torn_image(tmp_path / "d")
     words = ["--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4", "--run", "r"]
     done = finished(tmp_path, argv(program=["python", *EFFNET, *QUICK, *words]))
     assert done.returncode == 1, done.stdout + done.stderr

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch import command
+from launch import command, hostfile
 from launch.command import Order
 from launch.errors import CommandError
 from launch.placement import place
@@ -151,7 +151,7 @@ def test_other_launchers_are_refused_with_their_path(mpi):
 
 
 def test_hosts_are_named_once_with_their_ranks():
-    assert command.hosts(order(where=THREE).slots) == "h1:2,h2.cluster.example:1"
+    assert hostfile.option(command.hosts(order(where=THREE).slots)) == "h1:2,h2.cluster.example:1"
 
 
 ALLOWED = dict.fromkeys(
