@@ -32,7 +32,7 @@ def draw(profile: Profile) -> "Figure":
     from matplotlib.figure import Figure
 
     ranks = _chosen(profile.ranks)
-    figure = Figure(figsize=(10, 2.6 + 0.42 * len(ranks)), dpi=110, layout="constrained")
+    figure = Figure(figsize=(7, 2.9 + 0.5 * len(ranks)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     left = [0.0] * len(ranks)
     whole = max(one.sum_s for one in ranks)
@@ -40,16 +40,16 @@ def draw(profile: Profile) -> "Figure":
     for phase in PHASES:
         widths = [1000 * one.phases_s[phase] for one in ranks]
         bars = axes.barh(labels, widths, left=left, color=_COLOURS[phase], label=NAMES[phase], height=0.7)
-        shown = [f"{width:.3g}" if width > 40 * whole else "" for width in widths]  # 4 % of the widest bar
+        shown = [f"{width:.3g}" if width > 60 * whole else "" for width in widths]  # 6 % of the widest bar
         dark = phase in ("read", "forward", "backward", "sync")
-        axes.bar_label(bars, shown, label_type="center", fontsize=8, color="white" if dark else "black")
+        axes.bar_label(bars, shown, label_type="center", fontsize=10, color="white" if dark else "black")
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.margins(x=0, y=0.02)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(f"ms per step, mean of {profile.ranks[0].steps} steps")
-    axes.set_title(textwrap.fill(profile.verdict.sentence, 110), fontsize=10, loc="left")
-    figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    axes.set_title(textwrap.fill(profile.verdict.sentence, 72), fontsize=11, loc="left")
+    figure.legend(loc="outside lower center", ncols=4, fontsize=10, frameon=False)
     return figure
 
 
