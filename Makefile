@@ -1,11 +1,11 @@
-# make train | test | test-slow | test-cluster | lint | board | bench | lock | setup | clean
+# make train | test | test-slow | test-cluster | image | test-image | lint | board | bench | lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 VENV := source .venv/bin/activate &&
 
-.PHONY: setup train test test-slow test-cluster lint board bench lock clean
+.PHONY: setup train test test-slow test-cluster image test-image lint board bench lock clean
 
 setup:
 	@scripts/setup.sh
@@ -23,8 +23,18 @@ test-slow: setup
 test-cluster: setup
 	$(VENV) pytest -m cluster
 
+# With docker or buildah: scripts/build_image.sh tells the variables.
+image:
+	scripts/build_image.sh
+
+# On a Debian made by debootstrap: as root, with debootstrap, buildah and what test-cluster needs.
+test-image: setup
+	scripts/debian_image.sh hvdtrain-debian
+	BUILDER=buildah BASE_IMAGE=localhost/hvdtrain-debian IMAGE=hvdtrain-test scripts/build_image.sh
+	$(VENV) IMAGE=hvdtrain-test pytest -m image
+
 lint: setup
-	$(VENV) ruff check . && ruff format --check . && mypy && lint-imports
+	$(VENV) ruff check . && ruff format --check . && mypy && lint-imports && hadolint Dockerfile
 
 # The runs in runs/, compared in a browser of this machine.
 board: setup

@@ -273,10 +273,16 @@ def versions() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
+    """The commit that the image was built from, or git's answer; None where there is neither."""
+    if (built := os.environ.get("HVDTRAIN_COMMIT")) is not None:
+        return built
     where = Path(__file__).parent
-    done = subprocess.run(
-        ["git", "-C", str(where), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(where), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return None
     return done.stdout.strip() or None
 
 

@@ -492,6 +492,13 @@ def test_the_command_has_the_launcher_before_it(monkeypatch):
     assert tracking.environment()["command"] == ["/venv/bin/python", *words]
 
 
+def test_the_commit_is_the_images_where_there_is_no_git(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert tracking.environment()["commit"] is None
+    monkeypatch.setenv("HVDTRAIN_COMMIT", "abc1234")
+    assert tracking.environment()["commit"] == "abc1234"
+
+
 def test_environment_is_json_and_names_the_command():
     found = json.loads(json.dumps(tracking.environment()))
     assert found["command"][1 - len(sys.orig_argv) :] == sys.orig_argv[1:]
