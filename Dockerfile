@@ -48,11 +48,9 @@ COPY --from=build /opt/hvdtrain /opt/hvdtrain
 COPY --chmod=755 scripts/entrypoint.sh /usr/local/bin/entrypoint
 COPY --chown=hvdtrain hostfiles /home/hvdtrain/hostfiles
 # NVIDIA_*: for container runtimes other than `docker run --gpus`; `utility` is NVML, which hvdlaunch asks.
-# vader: containers may be forbidden to read another process's memory; Open MPI then prints an error per message.
 ENV PATH=/opt/hvdtrain/bin:$PATH \
     NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    OMPI_MCA_btl_vader_single_copy_mechanism=none
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000
 WORKDIR /home/hvdtrain
 RUN --mount=type=bind,source=scripts/check_mpi.py,target=/tmp/check_mpi.py \

@@ -106,6 +106,7 @@ if ! PATH=$(dirname "$python"):$PATH CXX=$here/cxx17 MAKEFLAGS=-j$(nproc) \
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation --require-hashes --no-cache-dir --no-binary :all: \
     --requirement "$lock" --wheel-dir "$build/wheel" >"$kept.log" 2>&1; then
     tail -n 30 "$kept.log" >&2
+    grep -m 5 -E 'error: |undefined reference' "$kept.log" >&2 || true
     say "the build failed; the whole log is $kept.log"
     exit 1
 fi

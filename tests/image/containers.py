@@ -46,24 +46,25 @@ class Container:
         self, image: Image, name: str, folder: Path, *, hosts: str = "", volumes: Mapping[str, Path] | None = None
     ) -> None:
         """Make it, with nothing running; `hosts` is added to /etc/hosts, `volumes` are path inside -> folder."""
-        self.image, self.name, self.root = image, name, folder / name / "root"
-        upper, work = folder / name / "upper", folder / name / "work"
-        for path in (self.root, work, upper / "etc"):
+        self.image, self.name = image, name
+        self.written = folder / name / "written"  # files that differ from the image's
+        root, work = folder / name / "root", folder / name / "work"
+        for path in (root, work, self.written / "etc"):
             path.mkdir(parents=True)
-        (upper / "etc/hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        (self.written / "etc/hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
         lines = [
             f"echo {name} >/proc/sys/kernel/hostname",
             "echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start",  # as Docker does
-            f"mount -t overlay -o lowerdir={image.root},upperdir={upper},workdir={work} overlay {self.root}",
-            f"mount -t proc proc {self.root}/proc",
-            f"mount -t sysfs sysfs {self.root}/sys",
-            f"mount --rbind /dev {self.root}/dev",
-            f"mount -t tmpfs -o mode=1777,size=64m tmpfs {self.root}/dev/shm",  # noqa: S108 - Docker's size
+            f"mount -t overlay -o lowerdir={image.root},upperdir={self.written},workdir={work} overlay {root}",
+            f"mount -t proc proc {root}/proc",
+            f"mount -t sysfs sysfs {root}/sys",
+            f"mount --rbind /dev {root}/dev",
+            f"mount -t tmpfs -o mode=1777,size=64m tmpfs {root}/dev/shm",  # noqa: S108 - Docker's size
         ]
         for inside, outside in (volumes or {}).items():
-            there = f"{self.root}{inside}"
+            there = f"{root}{inside}"
             lines += [f"mkdir -p {there}", f"mount --bind {outside} {there}"]
-        self.log = folder / name / "log"
+        self._root, self._folder = root, folder / name
         self._holder = Holder("\n".join([*lines, "ip link set lo up"]), folder / name / "boot.log", processes=True)
         self._started: list[Started] = []
         self._holder.wait()
@@ -77,13 +78,13 @@ class Container:
         self._holder.ip(f"address add {address}/24 dev eth0\nlink set eth0 up\n")
 
     def start(self, words: Sequence[str], *, env: Sequence[str] = (), entrypoint: bool = True) -> Started:
-        """Start a command as `docker run` does, or without the entrypoint as `docker exec` does; it writes to `log`."""
+        """Start a command as `docker run` does, or without the entrypoint as `docker exec` does."""
         config = self.image.config
         enter = [*WITH_ITS_PARENT, "nsenter", f"--target={self._holder.pid}", *NAMESPACES]
-        chroot = ["chroot", f"--userspec={config['User']}", "--groups=", str(self.root)]
+        chroot = ["chroot", f"--userspec={config['User']}", "--groups=", str(self._root)]
         environment = ["env", "-i", f"--chdir={config['WorkingDir']}", "HOME=/home/hvdtrain", *config["Env"], *env]
         words = [*(config["Entrypoint"] if entrypoint else []), *words]
-        with self.log.open("a") as log:
+        with self._log(len(self._started)).open("w") as log:
             started = Started(
                 [*enter, *chroot, *environment, *words],
                 stdin=subprocess.DEVNULL,
@@ -99,15 +100,22 @@ class Container:
         self, words: Sequence[str], *, env: Sequence[str] = (), entrypoint: bool = True, timeout_s: float = TIMEOUT_S
     ) -> tuple[int, str]:
         """Exit status, and what this command has printed."""
-        before = self.log.stat().st_size if self.log.exists() else 0
+        number = len(self._started)
         status = self.start(words, env=env, entrypoint=entrypoint).wait(timeout_s)
-        return status, self.log.read_bytes()[before:].decode()
+        return status, self._log(number).read_text()
+
+    def printed(self) -> str:
+        """What all commands have printed."""
+        return "".join(self._log(number).read_text() for number in range(len(self._started)))
+
+    def _log(self, number: int) -> Path:
+        return self._folder / f"{number}.log"
 
     def wait_until(self, words: Sequence[str]) -> None:
         """Ask this question until its status is 0, as a health check does."""
         end = time.monotonic() + TIMEOUT_S
         while self.run(words, entrypoint=False)[0] != 0:
-            assert time.monotonic() < end, self.log.read_text()
+            assert time.monotonic() < end, self.printed()
             time.sleep(0.2)
 
     def end(self) -> None:
