@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-options=(--tag "${IMAGE:-hvdtrain}" --build-arg "REVISION=$(git describe --always --dirty)")
+options=(--tag "${IMAGE:-hvdtrain}" --build-arg "REVISION=$(git describe --always --dirty || echo unknown)")
 if [ -n "${BASE_IMAGE:-}" ]; then
     options+=(--build-arg "BASE_IMAGE=$BASE_IMAGE" --build-arg "RUN_IMAGE=${RUN_IMAGE:-$BASE_IMAGE}")
 fi

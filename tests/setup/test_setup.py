@@ -252,3 +252,12 @@ def test_two_mpis_are_found_out(tmp_path):
     assert done.returncode == 1
     assert "/opt/for-mpi4py/libmpi.so" in done.stderr
     assert "/opt/for-horovod/libmpi.so" in done.stderr
+
+
+def test_the_compiler_wrapper_changes_horovods_own_files_only(machine):
+    """nvcc gives the wrapper what it has preprocessed: another header in front of that is an error."""
+    clone, programs = machine
+    put(programs / "g++", 'echo "$@"')
+    own, nvccs = (start(clone, programs, "cxx17", flag, "a.cc").stdout for flag in ("-std=c++14", "-std=c++17"))
+    assert own.endswith(" -std=c++17 -include stdexcept a.cc\n")
+    assert nvccs.endswith("/../../../.. -std=c++17 a.cc\n")
