@@ -1,11 +1,11 @@
-# make train | test | test-slow | test-cluster | image | test-image | lint | board | bench | lock | setup | clean
+# make train | test | test-slow | test-cluster | image | test-image | lint | board | bench | soak | lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 VENV := source .venv/bin/activate &&
 
-.PHONY: setup train test test-slow test-cluster image test-image lint board bench lock clean
+.PHONY: setup train test test-slow test-cluster image test-image lint board bench soak lock clean
 
 setup:
 	@scripts/setup.sh
@@ -34,7 +34,8 @@ test-image: setup
 	$(VENV) IMAGE=hvdtrain-test pytest -m image
 
 lint: setup
-	$(VENV) ruff check . && ruff format --check . && mypy && lint-imports && hadolint Dockerfile
+	$(VENV) ruff check . && ruff format --check . && python scripts/check_loads.py hvdtrain launch scripts bench && mypy && \
+		lint-imports && hadolint Dockerfile
 
 # The runs in runs/, compared in a browser of this machine.
 board: setup
@@ -42,6 +43,10 @@ board: setup
 
 bench: setup
 	$(VENV) python bench/scaling.py
+
+# Five minutes of killing ranks: what it costs, and whether the weights are those of an undisturbed run.
+soak: setup
+	$(VENV) python bench/soak.py
 
 # Needs uv. The locks hold hashes and no index address.
 UV := uv pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-header --upgrade

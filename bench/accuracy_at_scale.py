@@ -26,7 +26,8 @@ from sklearn.model_selection import StratifiedKFold
 from hvdtrain import data, models
 from hvdtrain.comm import connect
 from hvdtrain.config import RECIPES
-from hvdtrain.effnet import assemble
+from hvdtrain.loop import Position
+from hvdtrain.training import assemble
 
 SIZES = {1: 1, 2: 2, 4: 4, 8: 8, 32: 2, 64: 2}  # ranks, virtual or not -> processes
 FOLDS = 5
@@ -85,9 +86,11 @@ def work(chosen: argparse.Namespace) -> None:
         training = assemble(comm, config, split, models.build(config.model, classes=10), device)
         torch.manual_seed((seed << 16) + comm.rank)
         for epoch in range(config.epochs):
-            for _ in training.epoch(epoch):
+            for _ in training.epoch(Position(step=epoch * training.steps_per_epoch, epoch=epoch)):
                 pass
-        accuracy = training.evaluate().accuracy
+        means = training.evaluate(config.epochs * training.steps_per_epoch)
+        assert means is not None
+        accuracy = means.accuracy
         if comm.rank == 0:
             result = {"recipe": recipe, "size": chosen.worker, "fold": fold, "seed": seed, "accuracy": accuracy}
             with (chosen.out / "results.jsonl").open("a") as lines:

@@ -23,9 +23,10 @@ from torch import Tensor
 from hvdtrain import data, models
 from hvdtrain.comm import choose_device, connect
 from hvdtrain.config import scaled
-from hvdtrain.effnet import Training, assemble
 from hvdtrain.reports import Window
+from hvdtrain.save_points import Asked
 from hvdtrain.tracking import Tracker
+from hvdtrain.training import Training, assemble
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -87,6 +88,8 @@ def take(training: Training, batches: Batches, tracker: Tracker | None, number: 
                 lr=0.01,
                 grad_norm=done.grad_norm,
                 loss_scale=training.step.scaler.get_scale(),
+                visited=0,
+                asked=Asked(save=False, leave=False),
                 end=None,
             )
         )

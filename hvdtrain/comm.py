@@ -8,6 +8,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -45,9 +46,13 @@ class Comm(Protocol):
     size: int
     local_rank: int
     local_size: int
+    waiting: Callable[[], AbstractContextManager[None]]  # entered while this rank waits for others
 
     def gather(self, value: Any) -> list[Any]:
         """The JSON values of all ranks, by rank."""
+
+    def collect(self, content: bytes) -> list[bytes]:
+        """On rank 0 the contents of all ranks, by rank; elsewhere an empty list."""
 
     def start(self, timeline: Path | None = None) -> None:
         """Start Horovod; before this only `gather` may be called.
@@ -60,6 +65,9 @@ class Comm(Protocol):
 
     def sum(self, values: Tensor) -> Tensor:
         """The element-wise sum over ranks of a small tensor."""
+
+    def sum_later(self, values: Tensor) -> Callable[[], Tensor]:
+        """Begin such a sum of a tensor on the CPU, one at a time; the answer waits for it."""
 
     def differentiable_sum(self, values: Tensor, name: str) -> Tensor:
         """The same with a backward pass over all ranks; `name` must be the same on all and used once at a time."""
@@ -93,9 +101,13 @@ class SerialComm:
     size = 1
     local_rank = 0
     local_size = 1
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def gather(self, value: Any) -> list[Any]:
         return [value]
+
+    def collect(self, content: bytes) -> list[bytes]:
+        return [content]
 
     def start(self, timeline: Path | None = None) -> None:
         pass
@@ -105,6 +117,9 @@ class SerialComm:
 
     def sum(self, values: Tensor) -> Tensor:
         return values
+
+    def sum_later(self, values: Tensor) -> Callable[[], Tensor]:
+        return lambda: values
 
     def differentiable_sum(self, values: Tensor, name: str) -> Tensor:
         return values
@@ -147,7 +162,8 @@ class _HorovodSync:
     its constructor's arguments and its zero_grad(set_to_none=True), all of which the wrapper would break.
     """
 
-    def __init__(self, model: nn.Module, compression: str, groups: int | None) -> None:
+    def __init__(self, comm: "HorovodComm", model: nn.Module, compression: str, groups: int | None) -> None:
+        self._comm = comm
         self._compression = compression
         self._groups = groups
         self._parameters: list[nn.Parameter] = []
@@ -179,32 +195,36 @@ class _HorovodSync:
         for parameter in self._parameters:
             if parameter.grad is None:  # unused: Horovod's own zeros would have another memory format
                 parameter.grad = torch.zeros_like(parameter)
-        for hooks in self._hooks:
-            hooks.synchronize()
+        with self._comm.waiting():
+            for hooks in self._hooks:
+                hooks.synchronize()
 
 
 class _SumOverRanks(torch.autograd.Function):
     """hvd.allreduce with names of its own, the same at every step: Horovod's differentiable one makes up new ones."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, name: str) -> Tensor:
+    def forward(ctx: Any, values: Tensor, name: str, comm: "HorovodComm") -> Tensor:
         import horovod.torch as hvd
 
-        ctx.name = name
-        total: Tensor = hvd.allreduce(values, op=hvd.Sum, name=f"{name}.forward")
+        ctx.name, ctx.comm = name, comm
+        with comm.waiting():
+            total: Tensor = hvd.allreduce(values, op=hvd.Sum, name=f"{name}.forward")
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         import horovod.torch as hvd
 
-        return hvd.allreduce(gradient.contiguous(), op=hvd.Sum, name=f"{ctx.name}.backward"), None
+        with ctx.comm.waiting():
+            return hvd.allreduce(gradient.contiguous(), op=hvd.Sum, name=f"{ctx.name}.backward"), None, None
 
 
 class HorovodComm:
     """The ranks of one mpirun, or of one horovodrun with its Gloo controller (then `mpi` is None)."""
 
     def __init__(self, mpi: Any) -> None:
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self._mpi = mpi
         if mpi is None:
             self.start()
@@ -221,14 +241,16 @@ class HorovodComm:
 
     def gather(self, value: Any) -> list[Any]:
         text = json.dumps(value).encode()
-        if self._mpi is not None:
-            return [json.loads(one) for one in self._mpi.allgather(text)]
-        import horovod.torch as hvd
+        with self.waiting():
+            texts = self._mpi.allgather(text) if self._mpi is not None else _all_gathered(text)
+        return [json.loads(one) for one in texts]
 
-        lengths = hvd.allgather(torch.tensor([len(text)]), name="gather.lengths").tolist()
-        joined = bytes(hvd.allgather(torch.frombuffer(bytearray(text), dtype=torch.uint8), name="gather.text").tolist())
-        ends = torch.tensor(lengths).cumsum(0).tolist()
-        return [json.loads(joined[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+    def collect(self, content: bytes) -> list[bytes]:
+        with self.waiting():
+            if self._mpi is None:
+                everyones = _all_gathered(content)
+                return everyones if self.rank == 0 else []
+            return self._mpi.gather(content) or []
 
     def start(self, timeline: Path | None = None) -> None:
         import horovod.torch as hvd
@@ -243,16 +265,30 @@ class HorovodComm:
 
         # Not broadcast_optimizer_state: on a fresh optimizer it takes a real step on some ranks. Fresh state is
         # equal anyway.
-        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        with self.waiting():
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def sum(self, values: Tensor) -> Tensor:
         import horovod.torch as hvd
 
-        total: Tensor = hvd.allreduce(values, op=hvd.Sum, name="sum")
+        with self.waiting():
+            total: Tensor = hvd.allreduce(values, op=hvd.Sum, name="sum")
         return total
 
+    def sum_later(self, values: Tensor) -> Callable[[], Tensor]:
+        import horovod.torch as hvd
+
+        begun = hvd.allreduce_async(values, op=hvd.Sum, name="sum_later")
+
+        def finish() -> Tensor:
+            with self.waiting():
+                total: Tensor = hvd.synchronize(begun)
+            return total
+
+        return finish
+
     def differentiable_sum(self, values: Tensor, name: str) -> Tensor:
-        total: Tensor = _SumOverRanks.apply(values, name)  # type: ignore[no-untyped-call]
+        total: Tensor = _SumOverRanks.apply(values, name, self)  # type: ignore[no-untyped-call]
         return total
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
@@ -262,19 +298,30 @@ class HorovodComm:
         if not floats:
             return
         flat = torch.cat([tensor.flatten().float() for tensor in floats])
-        flat = hvd.allreduce_(flat, op=hvd.Average, name="average")
+        with self.waiting():
+            flat = hvd.allreduce_(flat, op=hvd.Average, name="average")
         for tensor, part in zip(floats, flat.split([tensor.numel() for tensor in floats]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
     def gradient_sync(self, model: nn.Module, *, compression: str, groups: int | None = None) -> GradientSync:
-        return _HorovodSync(model, compression, groups)
+        return _HorovodSync(self, model, compression, groups)
+
+
+def _all_gathered(content: bytes) -> list[bytes]:
+    """The contents of all ranks by Horovod, where there is no MPI."""
+    import horovod.torch as hvd
+
+    lengths = hvd.allgather(torch.tensor([len(content)]), name="gather.lengths").tolist()
+    joined = hvd.allgather(torch.frombuffer(bytearray(content), dtype=torch.uint8), name="gather.content")
+    return [part.numpy().tobytes() for part in joined.split(lengths)]
 
 
 def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, timeline: bool = False) -> Comm:
     """Join the ranks that were launched together, or be alone.
 
     Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
-    are put where Horovod will read them; ranks that fill their cores are made to yield while they wait, and a rank
+    are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
+    run); ranks that fill their cores are made to yield while they wait, and a rank
     that does not come to a sum ends the job after STALL_SHUTDOWN_S, unless the environment says otherwise. `timeline`
     says that `start` will be given a file for one; raises BadInput where there is no Horovod to write it.
     """
@@ -294,6 +341,8 @@ def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, t
         if local_size >= cores_together(local_size):
             # Open MPI spins as if each rank had a core to spare. It reads this at MPI_Init, which the import runs.
             os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        if os.environ.get("OMPI_COMM_WORLD_SIZE") == str(local_size):
+            os.environ["OMPI_MCA_btl"] = _without_tcp(os.environ.get("OMPI_MCA_btl", ""))
         from mpi4py import MPI
 
         comm = HorovodComm(MPI.COMM_WORLD)
@@ -304,6 +353,13 @@ def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, t
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores_together(comm.local_size) // comm.local_size))
     return comm
+
+
+def _without_tcp(transports: str) -> str:
+    """Open MPI's transports for the ranks of one host: its TCP would listen on every address. A list of them stays."""
+    if not transports:
+        return "^tcp"
+    return f"{transports},tcp" if transports.startswith("^") else transports
 
 
 def cores_together(local_size: int) -> int:

@@ -66,6 +66,9 @@ class EffnetConfig:
     """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
     max_skipped_steps: int = 20
     """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
+    max_unreadable_images: int = 100
+    """End with status 1 after so many images, of all ranks and epochs, that could not be decoded; else they count as
+    images without a gradient."""
     check_replicas_every: int = 0
     """Steps between comparisons of the parameters' hashes over ranks; 0 for never."""
     clip_value: float | None = None
@@ -84,6 +87,18 @@ class EffnetConfig:
     """Send the gradients in this many fixed groups; as they come if not given."""
     cycle_time_ms: float | None = None
     """Pause between Horovod's rounds; Horovod's own if not given."""
+    deterministic: bool = False
+    """Weights that are bit-equal whenever the run is repeated or resumed; slower."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto goes on from the run's newest valid checkpoint, if it has any; never starts anew."""
+    checkpoint_every_s: float = 300.0
+    """Seconds between checkpoints; 0 for none by the clock."""
+    checkpoint_every_steps: int | None = None
+    """Steps between checkpoints, besides those by the clock."""
+    keep: int = 2
+    """Newest checkpoints to keep; the best weights are kept apart."""
+    hang_timeout_s: float | None = None
+    """A step that takes longer ends the run; 10 times the median step and at least 60 if not given, 0 for never."""
     report_every_steps: int = 20
     """Steps between reports to TensorBoard and metrics.jsonl; an epoch's end is always one."""
     profile: Literal["off", "on", "exact"] = "off"
@@ -167,7 +182,7 @@ def check(config: EffnetConfig) -> None:
         raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(data.NAMES)}")
     for field in (
         "epochs", "batch_size_per_rank", "global_batch_size", "accumulate_steps", "max_skipped_steps", "fusion_groups",
-        "report_every_steps", "torch_profile",
+        "report_every_steps", "torch_profile", "checkpoint_every_steps", "keep",
     ):  # fmt: skip
         value = getattr(config, field)
         if value is not None and value < 1:
@@ -177,9 +192,18 @@ def check(config: EffnetConfig) -> None:
         smallest_allowed = field == "fusion_threshold_mb" and value == 0  # means: no fusion
         if value is not None and not 0 < value < math.inf and not smallest_allowed:
             raise BadInput(f"{_option(field)} {value} must be a number greater than 0; leave it out for the default")
-    for field in ("warmup_epochs", "weight_decay", "ema_epochs", "cutout", "seed", "check_replicas_every"):
-        if not 0 <= getattr(config, field) < math.inf:
+    for field in (
+        "warmup_epochs", "weight_decay", "ema_epochs", "cutout", "seed", "check_replicas_every", "checkpoint_every_s",
+        "hang_timeout_s", "max_unreadable_images",
+    ):  # fmt: skip
+        value = getattr(config, field)
+        if value is not None and not 0 <= value < math.inf:
             raise BadInput(f"{_option(field)} {getattr(config, field)} must be a number of at least 0")
+    if config.deterministic and config.fusion_threshold_mb:
+        raise BadInput(
+            f"--deterministic sums each gradient by itself, --fusion-threshold-mb {config.fusion_threshold_mb} several "
+            "at once: leave one of them out"
+        )
     if config.seed >= 2**32:
         raise BadInput(f"--seed {config.seed} must be less than 2**32")
     for field in ("dropout", "stochastic_depth", "label_smoothing"):

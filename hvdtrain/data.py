@@ -29,14 +29,17 @@ from torchvision.transforms.v2 import functional as TF
 
 from hvdtrain.download import giving_up
 from hvdtrain.exits import BadInput
+from hvdtrain.guard import Guard
 from hvdtrain.phases import OFF, Phases
 
 NAMES = ("cifar10", "digits", "imagefolder", "synthetic")
+UNREADABLE = -100  # the label of an image that could not be decoded: cross_entropy's ignore_index
 
 _PERMUTATION = 0  # keeps this random stream apart from the noise's, see augment.draw_noise
 # What Pillow raises for files that it cannot read, by format.
-_UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+_BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_GUARD = Guard()  # of this process, a loader worker
 _SPLIT_SEED = 20230613  # of the fixed 80/20 splits; any number, but always this one
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)  # torchvision's own, for its pretrained weights
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -88,7 +91,7 @@ def rank_batches(order: Tensor, *, global_batch: int, rank: int, size: int) -> l
     """Cut an epoch's order into global batches, the last maybe smaller, and each into the ranks' parts."""
     return [
         RankBatch(samples=batch[share(len(batch), rank, size)], global_count=len(batch))
-        for batch in order.split(global_batch)
+        for batch in pieces(order, global_batch)
     ]
 
 
@@ -125,7 +128,10 @@ class Resident:
 
 
 class _Decoded(Dataset[tuple[Tensor, int]]):
-    """Image files as (3, H, H) uint8: shorter side resized, centre cut out."""
+    """Image files as (3, H, H) uint8: shorter side resized, centre cut out.
+
+    One that cannot be decoded is black and has the label UNREADABLE, so that all ranks go on with the same steps.
+    """
 
     def __init__(self, samples: list[tuple[str, int]], height: int) -> None:
         self.samples = samples
@@ -136,8 +142,9 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         try:
             with Image.open(path) as image:
                 pixels = TF.pil_to_tensor(image.convert("RGB"))
-        except _UNREADABLE as error:
-            raise OSError(f"cannot decode {path}: {error}") from error
+        except _BROKEN as error:
+            _GUARD.note("decoding of an image", path, error)
+            return torch.zeros(3, self.height, self.height, dtype=torch.uint8), UNREADABLE
         resized = TF.resize(pixels, [self.height], antialias=True)
         return TF.center_crop(resized, [self.height]), label
 
@@ -184,6 +191,7 @@ class Folder:
             persistent_workers=True,
             multiprocessing_context="spawn",
             worker_init_fn=_die_with_rank,
+            generator=torch.Generator(),  # not the model's: a resumed epoch begins twice
         )
 
     def __len__(self) -> int:
@@ -193,10 +201,14 @@ class Folder:
         self, indices: Sequence[Tensor], device: torch.device, phases: Phases = OFF
     ) -> Iterator[tuple[Tensor, Tensor]]:
         self._plan.lists = [one.tolist() for one in indices]
+        # mpirun sends what asks a rank to save and leave to its workers as well, and a terminal Ctrl-C.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGINT})
+        arriving = iter(self._loader)  # the first one starts the workers, which inherit the mask
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if device.type != "cuda":
-            yield from self._loader
+            yield from arriving
         else:
-            yield from _prefetched(self._loader, device, phases)
+            yield from _prefetched(arriving, device, phases)
 
 
 def _prefetched(
@@ -337,7 +349,7 @@ def _header_complaint(path: str) -> str | None:
     try:
         with Image.open(path):
             return None
-    except _UNREADABLE:
+    except _BROKEN:
         return f"{path} is not a readable image"
 
 

@@ -41,17 +41,17 @@ class SpikeWatch:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._recent: deque[float] = deque(maxlen=50)
+        self.recent: deque[float] = deque(maxlen=50)
 
     def see(self, step: int, loss: float) -> Spike | None:
         """Take in the finite loss of a step."""
         spike = None
-        if len(self._recent) >= self.SMALLEST:
-            usual = statistics.median(self._recent)
-            deviation = 1.4826 * statistics.median(abs(one - usual) for one in self._recent)
+        if len(self.recent) >= self.SMALLEST:
+            usual = statistics.median(self.recent)
+            deviation = 1.4826 * statistics.median(abs(one - usual) for one in self.recent)
             if loss - usual > max(self.DEVIATIONS * deviation, 0.5 * abs(usual)):
                 spike = Spike(step=step, rank=self._rank, loss=loss, usual=usual)
-        self._recent.append(loss)
+        self.recent.append(loss)
         return spike
 
 

@@ -3,35 +3,17 @@
 import contextlib
 import json
 import os
-import sys
 import threading
 from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
+from hvdtrain.guard import Guard
+
 # Records that wait for room; at one report every 20 steps those of 200,000 steps.
 MOST_WAITING = 10_000
 RESULT_BYTES = 16_384
-
-
-class Failures:
-    """Counts what could not be written, and says so once per cause."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._told: set[int | None] = set()
-
-    def note(self, path: Path, error: OSError) -> None:
-        """Take in one failed write."""
-        self.count += 1
-        if error.errno not in self._told:
-            self._told.add(error.errno)
-            print(
-                f"hvdtrain: warning: {path} cannot be written ({error.strerror or error}); training goes on, "
-                "and result.json counts such failures in log_write_failures",
-                file=sys.stderr,
-                flush=True,
-            )
+LOG_WRITE = "log write"  # as what a failure is counted
 
 
 class Appends(Protocol):
@@ -39,6 +21,9 @@ class Appends(Protocol):
 
     def append(self, record: bytes) -> None:
         """Write a whole record, or keep it for later."""
+
+    def size(self) -> int:
+        """Bytes in the file."""
 
     def close(self) -> None:
         """Write what waits if there is room; nothing may be appended afterwards."""
@@ -49,6 +34,9 @@ class Nowhere:
 
     def append(self, record: bytes) -> None:
         pass
+
+    def size(self) -> int:
+        return 0
 
     def close(self) -> None:
         pass
@@ -61,13 +49,16 @@ class RecordFile:
     the error at some later call, in the middle of the training.
     """
 
-    def __init__(self, path: Path, failures: Failures) -> None:
+    def __init__(self, path: Path, guard: Guard, *, keep: int | None = None) -> None:
+        """Go on after what is there, or after its first `keep` bytes."""
         self.path = path
-        self._failures = failures
+        self._guard = guard
         self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
         self._lock = threading.Lock()  # a stop signal closes the file from a thread of its own
         self._descriptor: int | None = None
         self._closed = False
+        if keep is not None:
+            self._cut(keep)
         self._write()
 
     def append(self, record: bytes) -> None:
@@ -76,27 +67,33 @@ class RecordFile:
                 self._waiting.append(record)
                 self._write()
 
+    def size(self) -> int:
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_size
+        return 0
+
     def close(self) -> None:
         with self._lock:
             if self._waiting:
                 self._write()
             self._closed = True
             if self._descriptor is not None:
-                try:
+                with self._guard(LOG_WRITE, self.path):
                     os.close(self._descriptor)
-                except OSError as error:
-                    self._failures.note(self.path, error)
+
+    def _cut(self, keep: int) -> None:
+        with self._guard(LOG_WRITE, self.path):
+            if self.size() > keep:
+                os.truncate(self.path, keep)
 
     def _write(self) -> None:
-        try:
+        with self._guard(LOG_WRITE, self.path):
             if self._descriptor is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._descriptor = os.open(self.path, flags, 0o666)
             while self._waiting:
                 _append_whole(self._descriptor, self._waiting[0])
                 self._waiting.popleft()
-        except OSError as error:
-            self._failures.note(self.path, error)
 
 
 def _append_whole(descriptor: int, record: bytes) -> None:

@@ -1,7 +1,8 @@
 """One epoch of training, and one evaluation shared by all ranks."""
 
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +13,13 @@ from hvdtrain import augment, data, divergence, models
 from hvdtrain.comm import Comm
 from hvdtrain.divergence import Skipped
 from hvdtrain.exits import TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.faults import NONE, Faults
 from hvdtrain.phases import Phases
 from hvdtrain.reports import Means, Report, Reports, Totals, Window
+from hvdtrain.save_points import NEVER, SavePoints
 from hvdtrain.schedule import LearningRate
 from hvdtrain.step import TrainingStep, precision_context
+from hvdtrain.watchdog import OFF, Watchdog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +48,37 @@ class Pictures:
         return augment.normalise(images, self.mean, self.std).contiguous(memory_format=self.memory_format)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where a run stands between two steps."""
+
+    step: int = 0  # taken or skipped so far
+    epoch: int = 0  # the one at hand, from 0
+    visited: int = 0  # images of this epoch, by all ranks; once it is all of them, the evaluation is next
+    totals: Totals = field(default_factory=Totals)  # of this epoch
+    train_s: float = 0.0  # spent on this epoch
+
+    def after(self, report: Report, *, train_s: float) -> "Position":
+        """Where the run stands after a report."""
+        totals = self.totals + report.totals
+        return replace(self, step=report.step, visited=report.visited, totals=totals, train_s=train_s)
+
+
 class Limits:
     """What ends a run: too many skipped steps in a row, replicas that differ."""
 
     def __init__(self, *, max_skipped_steps: int, check_replicas_every: int) -> None:
         self._max_skipped_steps = max_skipped_steps
         self._check_replicas_every = check_replicas_every
-        self._in_a_row = 0
+        self.skipped_in_a_row = 0
 
     def after_step(self, comm: Comm, model: nn.Module, step: int, skipped: Skipped | None) -> None:
         """Raise EndOfRun on all ranks where a limit is reached after step 1, 2, ..."""
-        self._in_a_row = self._in_a_row + 1 if skipped else 0
-        if skipped and self._in_a_row >= self._max_skipped_steps:
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
             raise EndOfRun(
-                f"{self._in_a_row} steps in a row were not finite, up to step {step}; the {skipped.source} of rank "
-                f"{skipped.rank} first: lower --lr, set --clip-norm, or look at that rank's data",
+                f"{self.skipped_in_a_row} steps in a row were not finite, up to step {step}; the {skipped.source} of "
+                f"rank {skipped.rank} first: lower --lr, set --clip-norm, or look at that rank's data",
                 status=TOO_MANY_SKIPPED,
                 reason="too many skipped steps",
             )
@@ -71,7 +91,7 @@ def train_epoch(
     images: data.Images,
     pictures: Pictures,
     *,
-    epoch: int,
+    start: Position,
     seed: int,
     global_batch: int,
     micro_batch: int,
@@ -81,31 +101,44 @@ def train_epoch(
     spikes: divergence.SpikeWatch,
     reports: Reports,
     device: torch.device,
+    save_points: SavePoints = NEVER,
+    watchdog: Watchdog = OFF,
+    faults: Faults = NONE,
 ) -> Iterator[Report]:
-    """Visit each training image once, and report at report steps and at the end.
+    """Visit each training image once that is left of an epoch; report at report and save points and at the end.
 
     At most `micro_batch` images of a rank's part of the global batch go through the model at a time. `average`, if
-    any, follows the model after every step. At a limit the epoch ends early.
+    any, follows the model after every step. The learning rate follows the share of the epoch that was visited, so that
+    it does not mind if the images before `start` came in batches of another size. At a limit the epoch ends early.
     """
     comm, phases = step.comm, step.phases
     step.model.train()
-    order = data.permutation(len(images.train), seed=seed, epoch=epoch)
-    noise = augment.draw_noise(len(images.train), height=images.height, seed=seed, epoch=epoch, device=device)
-    batches = data.rank_batches(order, global_batch=global_batch, rank=comm.rank, size=comm.size)
+    order = data.permutation(len(images.train), seed=seed, epoch=start.epoch)
+    noise = augment.draw_noise(len(images.train), height=images.height, seed=seed, epoch=start.epoch, device=device)
+    batches = data.rank_batches(order[start.visited :], global_batch=global_batch, rank=comm.rank, size=comm.size)
     parts = [
         batch.samples.tensor_split(data.passes(batch.global_count, size=comm.size, micro_batch=micro_batch))
         for batch in batches
     ]
     arriving = images.train.batches([part for batch_parts in parts for part in batch_parts], device, phases)
-    last = (epoch + 1) * len(batches)
+    visited, last = start.visited, start.step + len(batches)
+    epoch_begin = start.epoch * math.ceil(len(order) / global_batch)  # by the schedule
     window = Window()
-    for number, (batch, batch_parts) in enumerate(zip(batches, parts, strict=True), start=epoch * len(batches) + 1):
+    for number, (batch, batch_parts) in enumerate(zip(batches, parts, strict=True), start=start.step + 1):
+        watchdog.working(number)
+        faults.at("step", number, model=step.model)
         phases.enter("other")
+        to_do = save_points.ask(number)
         inputs = _inputs(batch_parts, arriving, pictures, noise, phases)
+        if faults.poisons_loss(number):
+            inputs = ((images * math.nan, labels) for images, labels in inputs)
         due = reports.due(number, last=last)
-        rate, count = lr(number - 1), len(batch.samples)
+        rate, count = lr(epoch_begin + visited / global_batch), len(batch.samples)
         done = step(inputs, passes=len(batch_parts), global_count=batch.global_count, lr=rate, measure=due)
         window.visit(count)
+        visited += batch.global_count
+        window.unreadable += done.unreadable
+        count -= done.unreadable
         if done.skipped:
             window.skipped.append((number, done.skipped))
         else:
@@ -120,10 +153,18 @@ def train_epoch(
             limits.after_step(comm, step.model, number, done.skipped)
         except EndOfRun as reached:
             end = reached
-        if due or end:
+        asked = to_do()
+        if due or end or asked.save:
             phases.enter("record")
             yield reports.share(
-                window, step=number, lr=rate, grad_norm=done.grad_norm, loss_scale=step.scaler.get_scale(), end=end
+                window,
+                step=number,
+                lr=rate,
+                grad_norm=done.grad_norm if due else None,
+                loss_scale=step.scaler.get_scale(),
+                visited=visited,
+                asked=asked,
+                end=end,
             )
             window = Window()
         phases.step_done()
@@ -156,20 +197,30 @@ def evaluate(
     batch: int,
     precision: str,
     device: torch.device,
-) -> Means:
-    """Loss and accuracy on the test split, each image on exactly one rank.
+    step: int,
+    save_points: SavePoints = NEVER,
+    watchdog: Watchdog = OFF,
+) -> Means | None:
+    """Loss and accuracy on the test split, each image on exactly one rank; None where the ranks were asked to leave.
 
     The ranks' batch-norm statistics are averaged first, so that all of them evaluate the same model.
     """
     model.eval()
-    comm.average_([buffer for layer in models.batch_norms(model) for buffer in layer.buffers()])
+    statistics = [buffer for layer in models.batch_norms(model) for buffer in layer.buffers()]
+    own = [buffer.clone() for buffer in statistics]
+    comm.average_(statistics)
     mine = torch.arange(len(images.test))[data.share(len(images.test), comm.rank, comm.size)]
     totals = torch.zeros(3, dtype=torch.float64, device=device)
-    for raw, labels in images.test.batches(data.pieces(mine, batch), device):
+    batches_of_all = math.ceil(len(images.test) // comm.size / batch)  # a rank may have one more
+    for number, (raw, labels) in enumerate(images.test.batches(data.pieces(mine, batch), device)):
+        watchdog.evaluating(step)
+        if number < batches_of_all and save_points.ask(step)().leave:
+            torch._foreach_copy_(statistics, own)
+            return None
         with precision_context(device, precision):
             logits = model(pictures.for_evaluation(raw)).float()
         loss = F.cross_entropy(logits, labels, reduction="sum")
         right = (logits.argmax(1) == labels).sum()
-        totals += torch.stack([loss, right, torch.tensor(len(labels), device=device)])
+        totals += torch.stack([loss, right, (labels != data.UNREADABLE).sum()])
     loss, right, count = comm.sum(totals).tolist()
     return Totals(loss=loss, right=right, count=count).means()

@@ -11,6 +11,7 @@ from hvdtrain.comm import Comm
 from hvdtrain.divergence import Skipped, Spike
 from hvdtrain.exits import EndOfRun
 from hvdtrain.gauges import Gauges
+from hvdtrain.save_points import Asked
 
 # Up to so many ranks each one's speed, and each one's GPU, has a curve of its own.
 MOST_CURVES = 16
@@ -49,13 +50,16 @@ class Report:
     step: int  # the last of them; 1 is the first of the run
     steps: int  # taken or skipped
     totals: Totals  # of the steps that were taken
+    unreadable: int  # images of all ranks that could not be decoded
     skipped: list[tuple[int, Skipped]]  # step and reason
     spikes: list[Spike]  # of all ranks
     lr: float
-    grad_norm: float  # of the last step, before clipping; NaN where it was not measured
+    grad_norm: float | None  # of the last step, before clipping; None where it was not measured
     loss_scale: float
     images_per_s: list[float]  # by rank
     hosts: dict[str, float]  # gauges of all hosts; NaN where one could not be read
+    visited: int  # images of the epoch at hand, by all ranks
+    asked: Asked  # what is to be done now
     end: EndOfRun | None  # why the run ends here
 
     def scalars(self) -> dict[str, float]:
@@ -65,7 +69,7 @@ class Report:
             "train/loss": means.loss,
             "train/accuracy": means.accuracy,
             "train/lr": self.lr,
-            "train/grad_norm": self.grad_norm,
+            **({} if self.grad_norm is None else {"train/grad_norm": self.grad_norm}),
             "train/loss_scale": self.loss_scale,
             "train/images_per_s": sum(self.images_per_s),
         }
@@ -87,6 +91,7 @@ class Window:
         self.count = 0
         self.visited = 0  # images, those of skipped steps included
         self.steps = 0
+        self.unreadable = 0
         self.skipped: list[tuple[int, Skipped]] = []
         self.spikes: list[Spike] = []
         self._since = time.perf_counter()
@@ -124,7 +129,16 @@ class Reports:
         return step == last or step % self.every_steps == 0
 
     def share(
-        self, window: Window, *, step: int, lr: float, grad_norm: float, loss_scale: float, end: EndOfRun | None
+        self,
+        window: Window,
+        *,
+        step: int,
+        lr: float,
+        grad_norm: float | None,
+        loss_scale: float,
+        visited: int,
+        asked: Asked,
+        end: EndOfRun | None,
     ) -> Report:
         """One sum, and a gather where a rank has seen a spike."""
         comm = self._comm
@@ -132,13 +146,14 @@ class Reports:
         speeds[comm.rank] = window.images_per_s()
         latest = self._gauges.latest()
         gauges[self._first : self._first + len(latest)] = latest
-        mine = [window.loss, window.right, window.count, len(window.spikes), *speeds, *gauges]
+        mine = [window.loss, window.right, window.count, window.unreadable, len(window.spikes), *speeds, *gauges]
         everyones = comm.sum(torch.tensor(mine, dtype=torch.float64, device=self._device))
-        loss, right, count, spikes, *rest = everyones.tolist()
+        loss, right, count, unreadable, spikes, *rest = everyones.tolist()
         return Report(
             step=step,
             steps=window.steps,
             totals=Totals(loss=loss, right=right, count=count),
+            unreadable=round(unreadable),
             skipped=window.skipped,
             spikes=_everyones(comm, window.spikes) if spikes else [],
             lr=lr,
@@ -146,6 +161,8 @@ class Reports:
             loss_scale=loss_scale,
             images_per_s=rest[: comm.size],
             hosts=dict(zip(self._names, rest[comm.size :], strict=True)),
+            visited=visited,
+            asked=asked,
             end=end,
         )
 

@@ -9,7 +9,7 @@ from hvdtrain.exits import BadInput
 def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write each file beside its target and rename it; BadInput where the folder cannot be written."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in files.items():
             beside = folder / f"{name}.part"
             beside.write_bytes(content)

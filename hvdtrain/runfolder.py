@@ -13,7 +13,10 @@ from hvdtrain.exits import BadInput
 FINISHED = "finished"
 MISSING = "-"
 # What may differ between runs of one average.
-_OF_ONE_RUN = {"seed", "run", "runs_dir", "experiment", "overwrite", "host", "command"}
+_OF_ONE_RUN = {
+    *("seed", "run", "runs_dir", "experiment", "overwrite", "host", "command"),
+    *("resume", "checkpoint_every_s", "checkpoint_every_steps", "keep", "hang_timeout_s"),
+}
 # Of the HOROVOD_ variables: where a process was started, not how it computes.
 _OF_ONE_PROCESS = ("RANK", "SIZE", "ADDR", "PORT", "HOSTNAME", "HOST", "IFACE", "TIMELINE", "SECRET_KEY", "ID")
 

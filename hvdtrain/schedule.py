@@ -27,10 +27,10 @@ class LearningRate:
     total_steps: int
     shape: Literal["cosine", "constant"]
 
-    def __call__(self, step: int) -> float:
-        """The rate of step 0, 1, ... total_steps - 1."""
+    def __call__(self, step: float) -> float:
+        """The rate of step 0, 1, ... total_steps - 1, or between two of them."""
         if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
+            return self.peak * min(1.0, (step + 1) / self.warmup_steps)
         if self.shape == "constant":
             return self.peak
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)

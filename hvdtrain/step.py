@@ -12,6 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain import models
 from hvdtrain.comm import Comm, GradientSync
+from hvdtrain.data import UNREADABLE
 from hvdtrain.divergence import Skipped
 from hvdtrain.phases import OFF, Phases
 from hvdtrain.sync_bn import SyncBatchNorm2d
@@ -30,6 +31,7 @@ class StepDone:
 
     loss_sum: float  # over its images; not finite where the rank's forward pass failed
     right: int  # how many of them were classified correctly
+    unreadable: int = 0  # how many of them were no images
     skipped: Skipped | None  # the same on all ranks
     grad_norm: float = math.nan  # 2-norm of the summed gradients before clipping; NaN where it was not asked for
 
@@ -80,7 +82,7 @@ class TrainingStep:
         kept: list[tuple[Tensor, Tensor]] = []
         losses: list[Tensor] = []
         sound: list[Tensor] = []
-        right: list[Tensor] = []
+        counts: list[Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
         self.sync.expect(passes)
         for images, labels in micro_batches:
@@ -93,7 +95,7 @@ class TrainingStep:
             sound.append(torch.isfinite(loss.detach()) & self._statistics_are_finite(loss.device))
             self.scaler.scale(loss * torch.where(sound[-1], 1.0, torch.nan) / global_count).backward()
             losses.append(loss.detach().double())
-            right.append((logits.argmax(1) == labels).sum())
+            counts.append(torch.stack([(logits.argmax(1) == labels).sum(), (labels == UNREADABLE).sum()]))
         assert len(kept) == passes
         self.phases.enter("sync")
         self.sync.finish()
@@ -117,7 +119,8 @@ class TrainingStep:
             forward = None if bool(torch.stack(sound).all()) else "batch norm" if finite_loss else "loss"
             skipped = self._find_source(kept, random, forward, global_count)
         self.scaler.update()
-        return StepDone(loss_sum=loss_sum, right=int(torch.stack(right).sum()), skipped=skipped, grad_norm=grad_norm)
+        right, unreadable = torch.stack(counts).sum(0).tolist()
+        return StepDone(loss_sum=loss_sum, right=right, unreadable=unreadable, skipped=skipped, grad_norm=grad_norm)
 
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         few = len(labels) < 2

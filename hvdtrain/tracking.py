@@ -11,8 +11,8 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -25,15 +25,24 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from hvdtrain import events, markdown
-from hvdtrain.exits import BadInput
-from hvdtrain.logfiles import Appends, Failures, Nowhere, RecordFile, reserve, write_json, write_reserved, write_whole
+from hvdtrain import events, exits, markdown
+from hvdtrain.checkpoint import CHECKPOINT_WRITE
+from hvdtrain.guard import Guard
+from hvdtrain.logfiles import (
+    LOG_WRITE,
+    Appends,
+    Nowhere,
+    RecordFile,
+    reserve,
+    write_json,
+    write_reserved,
+    write_whole,
+)
 from hvdtrain.reports import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FINISHED = "finished"
 # Their last values are the metrics on TensorBoard's HPARAMS page.
 HPARAM_METRICS = {
     "eval/accuracy": "test accuracy",
@@ -41,60 +50,28 @@ HPARAM_METRICS = {
     "train_by_epoch/time_s": "training time s",
     "train_by_epoch/images_per_s": "images/s, last epoch",
 }
-_OURS = ("*.json", "*.part", "*.png", "metrics.jsonl", "ranks", "profile", "events.out.tfevents.*")
 
+# Names of variables and options whose values are not written down.
+_SECRET = re.compile(r"[\w-]*(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
 
-def prepare(folder: Path, *, overwrite: bool) -> None:
-    """Make an empty run folder; called by rank 0 alone.
-
-    Raises BadInput where it cannot be written, holds a finished run (unless `overwrite`) or something else.
-    """
-    try:
-        if folder.is_dir() and any(folder.iterdir()):
-            found = sorted(folder.iterdir())
-            foreign = [path.name for path in found if not any(path.match(ours) for ours in _OURS)]
-            if foreign or not (folder / "ranks").is_dir():
-                raise BadInput(
-                    f"{folder} holds what is not a run's, as {(foreign or [found[0].name])[0]}: give another --run"
-                )
-            if _is_finished(folder) and not overwrite:
-                raise BadInput(f"{folder} holds a finished run: give another --run, or --overwrite to replace it")
-            shutil.rmtree(folder)
-        (folder / "ranks").mkdir(parents=True)
-        probe = folder / "config.json.part"
-        probe.write_text("")
-        probe.unlink()
-    except OSError as error:
-        raise BadInput(
-            f"the run folder {folder} cannot be written ({error.strerror or error}): give another --runs-dir"
-        ) from error
-
-
-def share(folder: Path) -> None:
-    """Make the part of the run folder that every rank writes to, on hosts that do not share rank 0's."""
-    try:
-        (folder / "ranks").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"the run folder {folder} cannot be written ({error.strerror}): give another --runs-dir"
-        ) from error
-
-
-def _is_finished(folder: Path) -> bool:
-    try:
-        return bool(json.loads((folder / "result.json").read_text())["exit_reason"] == FINISHED)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+# Counts and sums that go on in a run that is resumed.
+_REMEMBERED = (
+    *("steps", "train_time_s", "train_images_per_s", "eval_accuracy", "eval_loss", "best_accuracy"),
+    *("skipped_steps", "loss_spikes", "unreadable_images", "resumed"),
+)
 
 
 class Tracker:
     """The run folder's metrics, events and result; on other ranks than 0 it writes nothing.
 
     `result` is what result.json will hold: `report` and `epoch_done` keep it up to date, `conclude` writes it. What
-    cannot be written is counted there and told once; no call raises for it.
+    cannot be written is counted there and told once; no call raises for it. With the `memory` of an earlier process it
+    goes on from there: what that one wrote later is cut off.
     """
 
-    def __init__(self, folder: Path, *, writes: bool, result: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, *, writes: bool, result: dict[str, Any], memory: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder = folder
         self.result = {
             **result,
@@ -104,22 +81,39 @@ class Tracker:
             "train_images_per_s": None,
             "eval_accuracy": None,
             "eval_loss": None,
+            "best_accuracy": None,
             "skipped_steps": 0,
             "loss_spikes": 0,
+            "unreadable_images": 0,
             "log_write_failures": 0,
+            "checkpoint_write_failures": 0,
+            "resumed": 0,
             "exit_reason": None,
         }
         self._started = time.perf_counter()
         self._images = 0
         self._writes = writes
-        self._failures = Failures()
+        self._resumed = memory is not None
+        self.guard = Guard()
+        events_file, lines_bytes, events_bytes = events.file_name(), None, None
+        if memory is not None:
+            self.result |= {name: memory["result"][name] for name in _REMEMBERED} | {
+                "resumed": memory["result"]["resumed"] + 1
+            }
+            self._started -= memory["wall_time_s"]
+            self._images = memory["images"]
+            self.guard.counts.update(memory["failures"])
+            events_file = Path(memory["events_file"]).name  # a stranger's may lead elsewhere
+            lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
         self._facts: dict[str, Any] = {}
         self._lines: Appends = Nowhere()
         self._events: Appends = Nowhere()
         if writes:
-            self._lines = RecordFile(folder / "metrics.jsonl", self._failures)
-            self._events = RecordFile(folder / events.file_name(), self._failures)
-            self._events.append(events.version())
+            self._lines = RecordFile(folder / "metrics.jsonl", self.guard, keep=lines_bytes)
+            self._events = RecordFile(folder / events_file, self.guard, keep=events_bytes)
+            self._events_file = events_file
+            if not self._events.size():
+                self._events.append(events.version())
             self._try(folder / "result.json", reserve)
 
     def describe(self, *, columns: Sequence[events.Column], command: Sequence[str], **documents: Any) -> None:
@@ -127,11 +121,26 @@ class Tracker:
 
         `columns` are the settings by which runs are compared on its HPARAMS page.
         """
+        for name, document in documents.items():
+            self.document(f"{name}.json", document)
+        if self._resumed:
+            return  # TensorBoard knows the run already
         self._events.append(events.hparams_start(columns, HPARAM_METRICS))
         self._events.append(events.text("command", f"`{shlex.join(command)}`"))
         for name, document in documents.items():
-            self.document(f"{name}.json", document)
             self._events.append(events.text(name, markdown.tables(document)))
+
+    def memory(self) -> dict[str, Any]:
+        """What a later process needs to go on from here, as JSON."""
+        return {
+            "result": {name: self.result[name] for name in _REMEMBERED},
+            "wall_time_s": time.perf_counter() - self._started,
+            "images": self._images,
+            "failures": dict(self.guard.counts),
+            "events_file": self._events_file,
+            "lines_bytes": self._lines.size(),
+            "events_bytes": self._events.size(),
+        }
 
     def document(self, name: str, value: Any) -> None:
         """Rank 0 writes a JSON file of this name into the run folder."""
@@ -156,6 +165,7 @@ class Tracker:
         self.result["steps"] = report.step
         self.result["skipped_steps"] += len(report.skipped)
         self.result["loss_spikes"] += len(report.spikes)
+        self.result["unreadable_images"] += report.unreadable
         for step, why in report.skipped:
             self._line({"event": "skipped", "step": step, **asdict(why)})
         for spike in report.spikes:
@@ -176,6 +186,7 @@ class Tracker:
         result["train_time_s"] += train_s
         result["train_images_per_s"] = self._images / result["train_time_s"]
         result["eval_accuracy"], result["eval_loss"] = test["accuracy"], test["loss"]
+        result["best_accuracy"] = max(test["accuracy"], result["best_accuracy"] or 0.0)
         metrics = {f"train/{name}": value for name, value in train.items()}
         metrics |= {**self._counts(), "train/images_per_s": images / train_s, "train/epoch_s": train_s}
         metrics |= {f"eval/{name}": value for name, value in test.items()}
@@ -201,12 +212,14 @@ class Tracker:
             return
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
-        self._events.append(events.hparams_end(finished=reason == FINISHED))
+        self._events.append(events.hparams_end(finished=reason == exits.FINISHED))
         self._lines.close()
         self._events.close()
         if self._writes:
-            self.result["log_write_failures"] = self._failures.count
+            self.result["log_write_failures"] = self.guard.counts[LOG_WRITE]
+            self.result["checkpoint_write_failures"] = self.guard.counts[CHECKPOINT_WRITE]
             self._try(self.folder / "result.json", lambda path: write_reserved(path, _finite(self.result)))
+            exits.report(exit_reason=reason)
 
     def _counts(self) -> dict[str, int]:
         return {f"train/{name}": self.result[name] for name in ("skipped_steps", "loss_spikes")}
@@ -218,10 +231,8 @@ class Tracker:
         self._lines.append((json.dumps(_finite(values)) + "\n").encode())
 
     def _try(self, path: Path, write: Callable[[Path], None]) -> None:
-        try:
+        with self.guard(LOG_WRITE, path):
             write(path)
-        except OSError as error:
-            self._failures.note(path, error)
 
 
 def _drawn(figure: "Figure") -> bytes:
@@ -245,20 +256,34 @@ def environment() -> dict[str, Any]:
         **versions(),
         "command": _command(),
         "commit": _commit(),
-        "horovod_settings": {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")},
-        "nccl_settings": {name: value for name, value in os.environ.items() if name.startswith("NCCL_")},
+        "horovod_settings": _variables("HOROVOD_"),
+        "nccl_settings": _variables("NCCL_"),
+    }
+
+
+def _variables(prefix: str) -> dict[str, str]:
+    return {
+        name: value for name, value in os.environ.items() if name.startswith(prefix) and not _SECRET.fullmatch(name)
     }
 
 
 def _command() -> list[str]:
-    """This process's words, with those of the launcher before them where it is on the same host."""
+    """This process's words, with those of the launcher before them where it is on the same host.
+
+    In place of a secret's value, as in mpirun -x TOKEN=VALUE, stands "...".
+    """
     command = sys.orig_argv
     with contextlib.suppress(psutil.Error):
         for parent in psutil.Process().parents():
             words = parent.cmdline()
             if len(words) > len(command) > 1 and words[1 - len(command) :] == command[1:]:
                 command = words
-    return command
+    return [_without_secret(word) for word in command]
+
+
+def _without_secret(word: str) -> str:
+    name, with_value, _ = word.partition("=")
+    return f"{name}=..." if with_value and _SECRET.fullmatch(name) else word
 
 
 def versions() -> dict[str, str | None]:

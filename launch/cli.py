@@ -1,14 +1,16 @@
 """hvdlaunch topo | gpus | hostfile | plan | run | sweep: the command line."""
 
 import argparse
+import math
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from launch.errors import CommandError, LaunchError
+from launch.options import parser
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from launch.hostfile import Host
     from launch.prepare import Ready, Wanted
     from launch.selection import Choice
+    from launch.supervise import Again
     from launch.topology import Topology
 
 
@@ -26,13 +29,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words, program = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
     options = parser().parse_args(words)
     options.program, options.words = program, words
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.run has them
         signal.signal(number, _leave)
-    signal.signal(signal.SIGUSR1, lambda *_: None)  # it is for ranks, which are not there yet
     try:
-        if program and options.do not in (_plan, _run, _sweep):
+        if program and options.command not in ("plan", "run", "sweep"):
             raise CommandError(f"{options.command} takes no program: leave out what stands after --")
-        status = options.do(options)
+        status = _do(options)
         sys.stdout.flush()
     except LaunchError as error:
         print(f"hvdlaunch: {' '.join(str(error).split())}", file=sys.stderr)
@@ -47,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(status)
 
 
+def _do(options: argparse.Namespace) -> int:
+    do = {"topo": _topo, "gpus": _gpus, "hostfile": _hostfile, "plan": _plan, "run": _run, "sweep": _sweep}
+    return do[options.command](options)
+
+
 def _open_standard_files() -> None:
     """Give a caller that has closed them /dev/null, so that no file of ours gets their numbers."""
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -58,142 +65,6 @@ def _open_standard_files() -> None:
 
 def _leave(number: int, _: "FrameType | None") -> NoReturn:
     sys.exit(128 + number)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"hvdlaunch: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
-        sys.exit(2)
-
-
-def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
-    top = _Parser(
-        prog="hvdlaunch",
-        description="From the machine's topology to running ranks.",
-        allow_abbrev=False,
-        epilog="hvdlaunch COMMAND --help tells the options of a command.",
-    )
-    commands = top.add_subparsers(metavar="COMMAND", required=True)
-
-    def command(name: str, do: Any, text: str, **more: Any) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=text, description=text, allow_abbrev=False, **more)
-        one.set_defaults(do=do, command=name)
-        return one
-
-    topo = command("topo", _topo, "show how GPUs, NUMA nodes and NICs of this host are connected")
-    _add_source(topo)
-    topo.add_argument("--json", action="store_true", help="for programs, and for --from")
-    topo.add_argument("--picture", type=Path, metavar="FILE", help="draw it, as .svg or .png")
-    topo.add_argument("--pair", type=_indices, metavar="A,B", help="say how two GPUs are connected, and how fast")
-
-    gpus = command("gpus", _gpus, "choose the best K GPUs and their ring order, and say why")
-    gpus.add_argument("-k", type=int, required=True, metavar="K", help="how many")
-    _add_source(gpus)
-    gpus.add_argument("--busy", type=_indices, default=(), metavar="A,B...", help="GPUs that are taken")
-    gpus.add_argument("--json", action="store_true", help="for programs")
-
-    hostfile = command("hostfile", _hostfile, "read a list of hosts in any spelling, write it in another")
-    hosts = hostfile.add_mutually_exclusive_group(required=True)
-    hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help="hosts and their slots")
-    hosts.add_argument("--slurm-nodes", metavar="NODES", help="as Slurm spells them: 'node[01-03,07]:8'")
-    hosts.add_argument("--from", dest="source", metavar="FILE", help="a hostfile, rankfile or hosts.toml; - for stdin")
-    hostfile.add_argument(
-        "--format", choices=("openmpi", "mpich", "horovod", "rankfile"), default="openmpi", help="what to write"
-    )
-    hostfile.add_argument("-o", dest="output", type=Path, metavar="FILE", help="where to; else standard output")
-
-    usage = "hvdlaunch {} -np N [options] -- PROGRAM [ARGUMENT]..."
-    plan = command(
-        "plan", _plan, "show who would run where, the files and the exact command", usage=usage.format("plan")
-    )
-    run = command("run", _run, "start a program on GPUs or CPUs of one host or many", usage=usage.format("run"))
-    for one in (plan, run):
-        one.add_argument("-np", type=int, required=True, metavar="N", help="how many ranks")
-        _add_run_options(one)
-        one.add_argument(
-            "--topology", action="append", default=[], metavar="HOST=FILE", help="a saved topology; no host is asked"
-        )
-    run.add_argument(
-        "--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script that does it, start nothing"
-    )
-    run.add_argument("--dry-run", action="store_true", help="print the exact command, start nothing")
-    sweep = command(
-        "sweep",
-        _sweep,
-        "run a program at several sizes, tell what each gives in time, accuracy and cost; continues where it stopped",
-        usage="hvdlaunch sweep -np 1,2,4 [options] -- PROGRAM [ARGUMENT]...",
-    )
-    _add_sweep_options(sweep)
-    _add_run_options(sweep)
-    return top
-
-
-def _add_source(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--from",
-        dest="source",
-        metavar="FILE",
-        help="what nvidia-smi topo -m or rocm-smi --showtopo printed; - for stdin",
-    )
-    command.add_argument("--gpu-name", metavar="NAME", help="the GPUs' model, which a saved text does not say: A100")
-
-
-def _add_run_options(command: argparse.ArgumentParser) -> None:
-    """The options of every command that starts, or would start, a program."""
-    hosts = command.add_mutually_exclusive_group()
-    hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help="hosts and their slots; default: this host")
-    hosts.add_argument("--hostfile", metavar="FILE", help="the same from a file, in any spelling")
-    hosts.add_argument("--slurm-nodes", metavar="NODES", help="the same as Slurm spells it; default in an allocation")
-    command.add_argument("--launcher", choices=("auto", "mpirun", "horovodrun"), default="auto", help="default: mpirun")
-    command.add_argument(
-        "--gpus", type=_gpus_option, default="auto", metavar="auto|0,3...|none", help="default: the best free ones"
-    )
-    command.add_argument(
-        "--bind",
-        choices=("numa", "cores", "none"),
-        default="numa",
-        help="to the near NUMA node, or to cores of its own",
-    )
-    command.add_argument("--apptainer", metavar="IMAGE", help="run the program inside this image")
-    command.add_argument(
-        "-x", dest="exports", action="append", default=[], metavar="NAME", help="give this variable to every rank"
-    )
-    command.add_argument("--allow-run-as-root", action="store_true", help="needed as root, as in containers")
-
-
-def _add_sweep_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-np", dest="sizes", type=_sizes, required=True, metavar="1,2,4...", help="ranks of each run")
-    command.add_argument("--seeds", type=int, default=1, metavar="S", help="runs of each size, with seeds 0, 1...")
-    command.add_argument(
-        "--mode", choices=("weak", "strong"), default="weak", help="the program keeps the batch per rank, or the global"
-    )
-    command.add_argument("--price-per-gpu-hour", type=float, metavar="X", help="for the cost, in any currency")
-    command.add_argument("--target-accuracy", type=float, metavar="PERCENT", help="tell the time to it")
-    command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="limit for the advice")
-    command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="limit for the advice")
-    command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(topology=[])
-
-
-def _indices(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    indices = tuple(int(word) for word in words if word.isascii() and word.isdecimal())
-    if len(set(indices)) < len(words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPU indices, each once, as in 0,3")
-    return indices
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    sizes = {int(word) for word in words if word.isascii() and word.isdecimal()} - {0}
-    if len(sizes) < len(words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks, each once, as in 1,2,4")
-    return tuple(sorted(sizes))
-
-
-def _gpus_option(text: str) -> str | tuple[int, ...]:
-    return text if text in ("auto", "none") else _indices(text)
 
 
 def _read(file: str) -> tuple[str, str]:
@@ -366,8 +237,15 @@ def _plan(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.topology and not options.dry_run:
         raise CommandError("--topology is for plan and --dry-run: a run asks its hosts")
+    if not 0 <= options.grace_s < math.inf:
+        raise CommandError(f"--grace-s {options.grace_s:g}: give a number of seconds, at least 0")
+    again = _again(options)
     if options.sbatch is not None:
         return _sbatch(options)
+    if again is not None and not options.dry_run:
+        from launch.supervise import supervise
+
+        return supervise(_reader(options), again, os.environ)
     ready = _prepared(options)
     for remark in ready.remarks:
         print(f"hvdlaunch: {remark}", file=sys.stderr, flush=True)
@@ -378,7 +256,26 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     from launch.run import run
 
-    return run(ready).status
+    return run(ready, grace_s=options.grace_s).status
+
+
+def _again(options: argparse.Namespace) -> "Again | None":
+    from launch.supervise import Again
+
+    if options.restarts < 0:
+        raise CommandError(f"--restarts {options.restarts}: give a number of at least 0")
+    if options.min_np is not None and not options.restarts:
+        raise CommandError("--min-np is for a run that is started again: add --restarts N")
+    least = options.np if options.min_np is None else options.min_np
+    if not 1 <= least <= max(1, options.np):
+        raise CommandError(f"--min-np {least}: give a number from 1 to -np, which is {options.np}")
+    return Again(restarts=options.restarts, min_np=least, grace_s=options.grace_s) if options.restarts else None
+
+
+def _reader(options: argparse.Namespace) -> "Callable[[], Wanted]":
+    """What is wanted, with the hostfile as it is then; standard input can be read but once."""
+    first = _wanted(options)
+    return (lambda: first) if options.hostfile == "-" else (lambda: _wanted(options))
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -406,7 +303,15 @@ def _sbatch(options: argparse.Namespace) -> int:
     words = [sys.executable, "-P", "-m", "launch", "run", *_without_sbatch(options.words[1:]), "--", *options.program]
     name = Path(wanted.program[-1] if len(wanted.program) == 1 else wanted.program[0]).name
     nodes = [host.name for host in wanted.hosts or ()]
-    script = sbatch(words, name=name, folder=str(Path.cwd()), np=wanted.np, nodes=nodes, gpus=wanted.gpus != "none")
+    script = sbatch(
+        words,
+        name=name,
+        folder=str(Path.cwd()),
+        np=wanted.np,
+        nodes=nodes,
+        gpus=wanted.gpus != "none",
+        grace_s=options.grace_s,
+    )
     _write(options.sbatch, script)
     print(f"submit it with: sbatch {options.sbatch}")
     return 0

@@ -4,6 +4,7 @@ One table for each launcher: Open MPI 4, Open MPI 5, and horovodrun, which start
 """
 
 import json
+import math
 import re
 import shlex
 from collections import Counter
@@ -22,7 +23,7 @@ LONGEST_PLAN = 128 * 1024 - 64
 # What every rank may have from the environment that hvdlaunch was started in. More by -x, one name at a time.
 EXPORTED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|OMP_\w+|MKL_\w+|CUDA_HOME|TORCH_\w+|HVDTRAIN_\w+"
-    r"|HVDLAUNCH_SEED"
+    r"|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT"
 )
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
 # What ssh and the launcher themselves need on the machine they start on.
@@ -32,6 +33,8 @@ LAUNCHER_NEEDS = re.compile(
 )
 
 OF_THIS_HOST = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
+
+CLEAN_UP_S = 10  # to end all ranks that have not saved in time
 
 # A silent link ends the job after 2 s + 3 x 1 s; by default Open MPI waits over ten minutes.
 KEEPALIVE = {"oob_tcp_keepalive_time": "2", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "3"}
@@ -220,15 +223,30 @@ def in_apptainer(program: Sequence[str], image: str) -> tuple[str, ...]:
     return ("apptainer", "exec", "--nv", image, *program)
 
 
-def sbatch(command: Sequence[str], *, name: str, folder: str, np: int, nodes: Sequence[str], gpus: bool) -> str:
+def sbatch(
+    command: Sequence[str], *, name: str, folder: str, np: int, nodes: Sequence[str], gpus: bool, grace_s: float
+) -> str:
     """A Slurm batch script that starts `command`, which finds the nodes of its allocation by itself.
 
-    With `nodes` exactly these; else Slurm chooses.
+    With `nodes` exactly these; else Slurm chooses. The command gets SIGUSR1, `grace_s` and some seconds before the end;
+    started again by Slurm the job keeps its name, and with it its run folder.
     """
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)  # a line end in it would begin a line of the script
-    lines = [f"#SBATCH --job-name={plain}", f"#SBATCH --ntasks={np}", "#SBATCH --output=%x-%j.out"]
+    lines = [
+        f"#SBATCH --job-name={plain}",
+        f"#SBATCH --ntasks={np}",
+        "#SBATCH --output=%x-%j.out",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --requeue",
+        f"#SBATCH --signal=B:USR1@{math.ceil(grace_s) + CLEAN_UP_S}",
+    ]
     if nodes:
         lines += [f"#SBATCH --nodes={len(nodes)}", f"#SBATCH --nodelist={','.join(nodes)}"]
     if gpus:
         lines.append("#SBATCH --gpus-per-task=1")
-    return "\n".join(["#!/bin/bash", *lines, f"cd {shlex.quote(folder)} || exit 2", f"exec {shlex.join(command)}", ""])
+    lines += [
+        f"cd {shlex.quote(folder)} || exit 2",
+        f'export HVDLAUNCH_JOB="${{HVDLAUNCH_JOB:-{plain}-$SLURM_JOB_ID}}"',
+        f"exec {shlex.join(command)}",
+    ]
+    return "\n".join(["#!/bin/bash", *lines, ""])

@@ -47,8 +47,13 @@ class Ready:
     remarks: tuple[str, ...]  # what the user should know, one line each
 
 
-def prepare(wanted: Wanted, environment: Mapping[str, str], folder: Path) -> Ready:
-    """Ask the hosts, place the ranks and build the command; LaunchError where the run cannot be started as asked."""
+def prepare(
+    wanted: Wanted, environment: Mapping[str, str], folder: Path, known: Mapping[str, HostFacts] | None = None
+) -> Ready:
+    """Ask the hosts, place the ranks and build the command; LaunchError where the run cannot be started as asked.
+
+    With `known` facts of the hosts nobody is asked.
+    """
     if os.geteuid() == 0 and not wanted.as_root and not wanted.topologies:
         raise CommandError("run as root: add --allow-run-as-root if you mean it, as in a container")
     exports = command.exported(environment, wanted.exports)
@@ -57,7 +62,8 @@ def prepare(wanted: Wanted, environment: Mapping[str, str], folder: Path) -> Rea
     if hosts and not wanted.topologies:
         # Open MPI counts the host that it starts on first, wherever that stands in the list.
         hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
-    facts = facts_of(wanted, hosts, mpirun, folder)
+    facts = facts_of(wanted, hosts, mpirun, folder) if known is None else known
+    require_distinct(facts)
     topologies = {host: one.topology for host, one in facts.items()}
     hosts = hosts or own_slots(wanted, topologies)
     slots = place(hosts, topologies, np=wanted.np, gpus=wanted.gpus, binding=wanted.binding)
@@ -141,12 +147,15 @@ def facts_of(wanted: Wanted, hosts: Sequence[Host] | None, mpirun: Mpi, folder: 
         return {name: HostFacts(host=name, hostname=None, topology=wanted.topologies[name]) for name in names}
     names = list(ranks_per_host(hosts, wanted.np)) if hosts else ["localhost"]
     gpus = wanted.gpus != "none"
-    facts = ask_hosts(names, mpirun=mpirun, python=sys.executable, folder=str(folder), gpus=gpus)
-    first: dict[str | None, str] = {}
+    return ask_hosts(names, mpirun=mpirun, python=sys.executable, folder=str(folder), gpus=gpus)
+
+
+def require_distinct(facts: Mapping[str, HostFacts]) -> None:
+    """HostError where two names are one host's."""
+    first: dict[str, str] = {}
     for host, one in facts.items():
-        if (other := first.setdefault(one.hostname, host)) != host:
+        if one.hostname is not None and (other := first.setdefault(one.hostname, host)) != host:
             raise HostError(f"{other} and {host} are the same host, {one.hostname}: name it once, with all its slots")
-    return facts
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:

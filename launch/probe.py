@@ -70,32 +70,49 @@ def here(found: Mpi | None, *, gpus: bool, visible: str | None) -> HostFacts:
 
 
 def ask_hosts(hosts: Sequence[str], *, mpirun: Mpi, python: str, folder: str, gpus: bool) -> dict[str, HostFacts]:
-    """The facts of all hosts, those of other hosts over ssh, all at once; HostError names the first that cannot.
+    """The facts of all hosts, as `answers` finds them; LaunchError names the first that cannot be used."""
+    facts = {}
+    for host, answer in answers(hosts, mpirun=mpirun, python=python, folder=folder, gpus=gpus).items():
+        if isinstance(answer, LaunchError):
+            raise answer
+        facts[host] = answer
+    return facts
+
+
+def answers(
+    hosts: Sequence[str], *, mpirun: Mpi, python: str, folder: str, gpus: bool
+) -> dict[str, HostFacts | LaunchError]:
+    """The facts of each host, of other hosts over ssh, all at once; of one that cannot be used the reason.
 
     On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     words = [python, "-P", "-m", "launch.probe", mpirun.path, "gpus" if gpus else "none"]
     words += [] if visible is None else [visible]
+
+    def facts_of(host: str) -> HostFacts | LaunchError:
+        try:
+            facts = (
+                dataclasses.replace(here(mpirun, gpus=gpus, visible=visible), host=host, address=None)
+                if is_local(host)
+                else _ask_host(host, words, folder)
+            )
+        except LaunchError as error:
+            return error
+        if facts.mpi == mpirun:
+            return facts
+        there = f"is {facts.mpi}" if facts.mpi else "is missing"
+        return HostError(
+            f"host {host}: {mpirun.path} {there}, here it is {mpirun}: install the same MPI at the same path"
+        )
+
     with ThreadPoolExecutor(max_workers=min(128, len(hosts) + 1)) as pool:
         try:
-            asked = {host: pool.submit(_ask_host, host, words, folder) for host in hosts if not is_local(host)}
-            own = here(mpirun, gpus=gpus, visible=visible)
-            found = {
-                host: asked[host].result() if host in asked else dataclasses.replace(own, host=host, address=None)
-                for host in hosts
-            }
+            return dict(zip(hosts, pool.map(facts_of, hosts), strict=True))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             stop_asking()
             raise
-    for host, one in found.items():
-        if one.mpi != mpirun:
-            there = f"is {one.mpi}" if one.mpi else "is missing"
-            raise HostError(
-                f"host {host}: {mpirun.path} {there}, here it is {mpirun}: install the same MPI at the same path"
-            )
-    return found
 
 
 @cache
@@ -118,16 +135,21 @@ def address_toward(address: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _ask_host(host: str, words: Sequence[str], folder: str) -> HostFacts:
+def ask_over_ssh(host: str, words: Sequence[str], folder: str, *, mark: str, timeout_s: float) -> str:
+    """What a program there, started in `folder`, says last behind the mark; HostError if it says nothing."""
     command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
     try:
-        answer = ask(["ssh", *SSH_OPTIONS, host, command], timeout_s=ASK_TIMEOUT_S)
+        answer = ask(["ssh", *SSH_OPTIONS, host, command], timeout_s=timeout_s)
     except ProcessError as error:
         raise HostError(f"host {host}: {error}") from error
-    told = [line.removeprefix(MARK) for line in answer.out.splitlines() if line.startswith(MARK)]
+    told = [line.removeprefix(mark) for line in answer.out.splitlines() if line.startswith(mark)]
     if answer.status or not told:
         raise HostError(f"host {host}: {why_not(answer, host=host, python=words[0], folder=folder)}")
-    facts = json.loads(told[-1])
+    return told[-1]
+
+
+def _ask_host(host: str, words: Sequence[str], folder: str) -> HostFacts:
+    facts = json.loads(ask_over_ssh(host, words, folder, mark=MARK, timeout_s=ASK_TIMEOUT_S))
     known = facts["mpi"]
     return HostFacts(
         host=host,

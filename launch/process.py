@@ -1,6 +1,7 @@
 """Ask a program something, or start the launcher: the only file that starts a process."""
 
 import contextlib
+import ctypes
 import os
 import selectors
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.bind import PR_SET_PDEATHSIG
 from launch.errors import ProcessError
 
 # mpirun takes about one second to end its ranks, on every host, when it is asked to.
@@ -108,7 +110,12 @@ class Launcher:
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path) -> None:
         try:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, start_new_session=True
+                argv,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=env,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 (no other thread of ours runs now)
             )
         except OSError as error:
             folder.rmdir()
@@ -149,6 +156,15 @@ class Launcher:
         keeper, writer = self._keeper
         os.close(writer)
         os.waitpid(keeper, 0)
+
+
+def _end_with_parent() -> None:
+    """Get SIGTERM when the thread that has forked this process ends: somebody may kill the keeper as well."""
+    with contextlib.suppress(AttributeError):  # a C library without prctl
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+_LIBC = ctypes.CDLL(None)  # loaded before any fork
 
 
 def _keep(session: int, folder: Path) -> tuple[int, int]:

@@ -77,7 +77,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
                 rows[np, seed] = row
                 write(file, study, rows)
                 if stopped:
-                    return row.status
+                    return row.status or 1  # it has saved, but is not finished
             if study.seeds > 1:
                 _tell_seed_not_taken(rows[np, seed], told)
         write(file, study, rows)  # with the price and the limits of this time
@@ -149,7 +149,7 @@ def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None
     }
     beside = file.with_name(file.name + ".part")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         beside.write_text(json.dumps(known, indent=2) + "\n")
         beside.replace(file)
     except OSError as error:

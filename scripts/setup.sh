@@ -22,7 +22,7 @@ else
 fi
 state=$(
     echo "$venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true)"
-    sha256sum requirements*.lock pyproject.toml scripts/* 2>/dev/null
+    sha256sum requirements*.lock pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx17}
 )
 if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then exit 0; fi
 

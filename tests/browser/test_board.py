@@ -15,8 +15,10 @@ from matplotlib.figure import Figure
 
 from hvdtrain.divergence import Skipped
 from hvdtrain.events import Column
+from hvdtrain.exits import FINISHED
 from hvdtrain.reports import Report, Totals
-from hvdtrain.tracking import FINISHED, Tracker
+from hvdtrain.save_points import Asked
+from hvdtrain.tracking import Tracker
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -46,6 +48,7 @@ def leave_run(folder, *, ranks, accuracy):
             step=20 * epoch,
             steps=20,
             totals=Totals(loss=40 - 20 * done, right=20 * accuracy * done, count=20.0),
+            unreadable=0,
             skipped=[(20 * epoch, Skipped(rank=0, source="loss"))] if epoch == 2 else [],
             spikes=[],
             lr=0.1 * (1 - done),
@@ -53,6 +56,8 @@ def leave_run(folder, *, ranks, accuracy):
             loss_scale=1.0,
             images_per_s=[100.0 + rank for rank in range(ranks)],
             hosts={"usage/node0/cpu_percent": 90.0 + epoch},
+            visited=20 * epoch,
+            asked=Asked(save=False, leave=False),
             end=None,
         )
         tracker.report(report)

@@ -93,13 +93,13 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start `words` under a launcher as a terminal would, in a process group of its own."""
     running: list[subprocess.Popen[str]] = []
 
-    def start(launcher: str, ranks: int, words: list[str]) -> subprocess.Popen[str]:
+    def start(launcher: str, ranks: int, words: list[str], **env: str) -> subprocess.Popen[str]:
         with (tmp_path / "out").open("w") as out:
             running.append(
                 subprocess.Popen(
                     command(launcher, ranks, words),
                     cwd=tmp_path,
-                    env=environment(tmp_path),
+                    env={**environment(tmp_path), **env},
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -113,6 +113,31 @@ def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Callable[..., Any]:
+    """A run in tmp_path that may be interrupted: of so many ranks, with these words."""
+    from tests.mpi.interrupted import SHORT, Runs
+
+    return lambda ranks, words=SHORT: Runs(folder=tmp_path, ranks=ranks, words=words)
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """The same without interruption, made once for each number of ranks and words."""
+    from tests.mpi.interrupted import SHORT, Runs
+
+    known: dict[Any, Runs] = {}
+
+    def make(ranks: int, words: tuple[str, ...] = SHORT) -> Runs:
+        if (ranks, words) not in known:
+            one = Runs(folder=tmp_path_factory.mktemp("reference"), ranks=ranks, words=words)
+            one.finish()
+            known[ranks, words] = one
+        return known[ranks, words]
+
+    return make
 
 
 def rank_pids(run_folder: Path) -> list[int]:

@@ -1,27 +1,45 @@
 """The disk that holds the runs fills up while they train."""
 
 import json
+import re
 import subprocess
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hvdtrain.guard import QUIET_S
 from tests.mpi.conftest import EFFNET, QUICK
+from tests.mpi.interrupted import SHORT, files_under, same_end
 
 KIB = 1024
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 96 KiB in runs/: room for the beginning of a run."""
+def disk(tmp_path):
+    """Make runs/ a file system of so many KiB; once more gives it another size."""
     folder = tmp_path / "runs"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={96 * KIB}", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    sizes = []
+
+    def resize(kib):
+        options = f"size={kib * KIB}" + (",remount" if sizes else "")
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        sizes.append(kib)
+        return folder
+
+    yield resize
+    if sizes:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(disk):
+    """Room for the beginning of a run."""
+    return disk(96)
 
 
 @pytest.mark.slow
@@ -31,14 +49,38 @@ def test_a_full_log_disk_does_not_stop_the_training(run, small_disk, ranks):
     done = run("mpirun", ranks, [*EFFNET, *words])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished: test accuracy" in done.stdout
-    warnings = [line for line in done.stderr.splitlines() if "cannot be written (No space left on device)" in line]
-    assert len(warnings) <= ranks, done.stderr  # each rank tells it once
-    assert warnings
     folder = small_disk / "effnet" / "r"
     result = json.loads((folder / "result.json").read_text())
     assert (result["exit_reason"], result["epochs"]) == ("finished", 12)
     assert result["log_write_failures"] > 0
+    warning = "warning: log write failed: .*?: No space left on device; training goes on"
+    told = len(re.findall(warning, done.stderr))
+    assert 1 <= told <= ranks * (1 + result["wall_time_s"] // QUIET_S), done.stderr
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "epoch" not in line] == list(range(1, lines[-1]["step"] + 1))
     assert 0 < lines[-1]["step"] < result["steps"]
     assert EventAccumulator(str(folder)).Reload().Scalars("train/loss")[-1].step > 0
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
+    """The training goes on, the first one stays, and with room again the run goes on from it as if nothing was."""
+    disk(2000)
+    words = (*SHORT, "--checkpoint-every-steps", "4")
+    run = runs(2, words)
+    run.killed("step6", saved=4)
+    saved = files_under(run.path / "checkpoints")
+    said = run.finish(status=1, HVDTRAIN_FAULT="raise@rankall:step21")
+    warnings = [line for line in said.splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert re.search(r"checkpoint write failed: .*: No space left on device.*; training goes on", warnings[0])
+    assert {name: one for name, one in files_under(run.path / "checkpoints").items() if "best" not in name} == saved
+    assert not list(run.path.rglob(".*.part"))
+    assert (run.result["steps"], run.result["exit_reason"]) == (20, "failed")
+    assert run.result["checkpoint_write_failures"] in (3, 4)  # steps 8, 12, 16, and 20 if that was in time
+    assert run.result["log_write_failures"] == 0
+
+    disk(64_000)
+    run.finish()
+    same_end(run, reference(2, words))
+    assert run.result["checkpoint_write_failures"] == 0  # what came after the checkpoint is forgotten

@@ -2,16 +2,18 @@
 
 import contextlib
 import getpass
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.mpi.conftest import TIMEOUT_S, left_in, wait_until
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
 from tests.mpi.launched import ON_CPUS, PLACE, argv, bind_of, dry_run, environment, finished, ranks, running, signals
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -135,6 +137,30 @@ def test_slurm_asks_to_save_and_then_cancels(tmp_path, slurm):
     slurms(tmp_path, slurm, "scancel", job)
     wait_until(lambda: not left_in(tmp_path), 10)
     assert signals(tmp_path) == [["SIGUSR1", "SIGTERM"]] * 2
+
+
+def test_a_job_that_slurm_warns_saves_and_goes_on_when_it_is_submitted_again(tmp_path, slurm):
+    steps = [sys.executable, str(PROGRAMS / "steps.py"), ".", "--until", "enough"]
+    job = submitted(tmp_path, slurm, steps)
+
+    def saved():
+        return max((int(file.read_text()) for file in tmp_path.glob("*/checkpoint")), default=0)
+
+    wait_until(saved, TIMEOUT_S)
+    slurms(tmp_path, slurm, "scancel", "--batch", "--signal=USR1", job)
+    status, said = status_of(tmp_path, slurm, job)
+    step = saved()
+    name = f"{Path(sys.executable).name}-{job}"
+    line = (
+        f"hvdlaunch: stopped and saved at step {step}: HVDLAUNCH_JOB={name} before the same command goes on from there"
+    )
+    assert (status, said) == ("0:0", [line])
+    (tmp_path / "enough").touch()
+    slurms(tmp_path, slurm, "sbatch", f"--export=ALL,HVDLAUNCH_JOB={name}", "job.sbatch")
+    attempts = tmp_path / name / "attempts.jsonl"
+    wait_until(lambda: len(attempts.read_text().splitlines()) == 2, TIMEOUT_S)
+    assert json.loads(attempts.read_text().splitlines()[1])["from"] == step
+    wait_until(lambda: not left_in(tmp_path), 20)
 
 
 def test_srun_puts_the_ranks_where_the_plan_says(tmp_path, slurm):

@@ -2,6 +2,7 @@ import io
 import json
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -57,6 +58,13 @@ GPUS = ("gpus", "--from", "pix4.txt", "-k", "2")
         (("topo\nx",), "invalid choice: 'topo\\nx'"),
         (("--topo",), "required: COMMAND"),
         ((*TOPO, "a\nb"), "unrecognized arguments: a b; see hvdlaunch --help"),
+        (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: give a number of at least 0"),
+        (("run", "-np", "2", "--min-np", "1", *PROGRAM), "--min-np is for a run that is started again: add --restarts"),
+        (("run", "-np", "2", "--restarts", "1", "--min-np", "0", *PROGRAM), "--min-np 0: give a number from 1 to -np"),
+        (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "to -np, which is 2"),
+        (("run", "-np", "2", "--grace-s", "-1", *PROGRAM), "--grace-s -1: give a number of seconds, at least 0"),
+        (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf"),
+        (("plan", "-np", "2", "--restarts", "1", *PROGRAM), "unrecognized arguments: --restarts 1"),
         ((*TOPO, "--js"), "unrecognized arguments: --js"),
         ((*TOPO, "--pair", "0,1,2"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0"), "--pair takes two GPUs, as in 0,1"),
@@ -321,17 +329,21 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, fo
     for spelled in (words, [*words[:5], "--sbatch=job", *words[7:]]):
         monkeypatch.setattr(sys, "argv", ["hvdlaunch", *spelled])
         assert told(capsys, *spelled) == "submit it with: sbatch job\n"
-        *head, change, start = Path("job").read_text().splitlines()
+        *head, change, name, start = Path("job").read_text().splitlines()
         assert head == [
             "#!/bin/bash",
             "#SBATCH --job-name=my_prog",
             "#SBATCH --ntasks=4",
             "#SBATCH --output=%x-%j.out",
+            "#SBATCH --open-mode=append",
+            "#SBATCH --requeue",
+            "#SBATCH --signal=B:USR1@35",
             "#SBATCH --nodes=2",
             "#SBATCH --nodelist=n1,n2",
             "#SBATCH --gpus-per-task=1",
         ]
         assert change == f"cd {folder} || exit 2"
+        assert name == 'export HVDLAUNCH_JOB="${HVDLAUNCH_JOB:-my_prog-$SLURM_JOB_ID}"'
         kept = ["-np", "4", "-H", "n1:2,n2:2", "-x", "NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
         assert shlex.split(start) == ["exec", sys.executable, "-P", "-m", "launch", "run", *kept]
 
@@ -350,8 +362,46 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
     ready = prepare.Ready(order=None, argv=[], environment={}, interfaces={}, adapters={}, remarks=("be warned",))
     monkeypatch.setattr(prepare, "prepare", lambda *_: ready)
     ends = run.Ended(status=7, run_folder=None, why="x", stopped=False)
-    monkeypatch.setattr(run, "run", lambda one: ends if one is ready else None)
+    asked = []
+    monkeypatch.setattr(run, "run", lambda one, *, grace_s: asked.append((one, grace_s)) or ends)
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
+    assert ended(capsys, "run", "-np", "1", "--grace-s", "90", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
+    assert asked == [(ready, 25), (ready, 90)]
+
+
+def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch, folder):
+    from launch import supervise
+
+    def supervised(read, again, environment):
+        assert again == supervise.Again(restarts=5, min_np=2, grace_s=25)
+        assert environment is os.environ
+        for slots in (1, 7):
+            Path("hosts").write_text(f"a slots={slots}\n")
+            assert [(host.name, host.slots) for host in read().hosts] == [("a", slots)]
+        return 7
+
+    monkeypatch.setattr(supervise, "supervise", supervised)
+    Path("hosts").write_text("b\n")
+    again = ("run", "-np", "4", "--restarts", "5", "--min-np", "2")
+    assert ended(capsys, *again, "--hostfile", "hosts", *PROGRAM) == (7, "", "")
+
+
+def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
+    from launch import supervise
+
+    def supervised(read, again, _):
+        assert again.min_np == 4
+        return sum(host.slots for _ in range(3) for host in read().hosts)
+
+    monkeypatch.setattr(supervise, "supervise", supervised)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a slots=4\n")))
+    assert ended(capsys, "run", "-np", "4", "--restarts", "1", "--hostfile", "-", *PROGRAM)[0] == 12
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_while_nothing_runs_ends_it(capsys, monkeypatch, number):
+    monkeypatch.setattr(cli, "_run", lambda _: os.kill(os.getpid(), number))
+    assert ended(capsys, "run", "-np", "1", *PROGRAM) == (128 + number, "", "")
 
 
 def test_control_c_ends_with_130(capsys, monkeypatch):

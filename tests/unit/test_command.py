@@ -65,9 +65,11 @@ ORDERS = {
 LAUNCH = ["/opt/venv/bin/python", "-m", "launch", "run", "-np", "8", "-x", "NCCL_DEBUG", "--", *TRAIN, "--name", "it's"]
 SCRIPTS = {
     "sbatch_anywhere": command.sbatch(
-        LAUNCH, name="hvdtrain.effnet", folder="/data/my runs", np=8, nodes=(), gpus=True
+        LAUNCH, name="hvdtrain.effnet", folder="/data/my runs", np=8, nodes=(), gpus=True, grace_s=25
     ),
-    "sbatch_nodes": command.sbatch(LAUNCH, name="python", folder="/data", np=8, nodes=("node01", "node02"), gpus=False),
+    "sbatch_nodes": command.sbatch(
+        LAUNCH, name="python", folder="/data", np=8, nodes=("node01", "node02"), gpus=False, grace_s=0.5
+    ),
 }
 
 
@@ -303,9 +305,10 @@ def test_a_plan_that_no_variable_holds_is_refused():
 
 
 def test_a_name_with_a_line_end_begins_no_line_of_the_script():
-    script = command.sbatch(["true"], name="a\nrm -rf x", folder="/a\nb", np=1, nodes=(), gpus=False)
+    script = command.sbatch(["true"], name="a\nrm -rf x", folder="/a\nb", np=1, nodes=(), gpus=False, grace_s=25)
     assert script.splitlines()[1] == "#SBATCH --job-name=a_rm_-rf_x"
-    assert "cd '/a\nb' || exit 2\nexec true\n" in script
+    assert "cd '/a\nb' || exit 2\n" in script
+    assert script.endswith('\nexport HVDLAUNCH_JOB="${HVDLAUNCH_JOB:-a_rm_-rf_x-$SLURM_JOB_ID}"\nexec true\n')
 
 
 if __name__ == "__main__":

@@ -58,6 +58,13 @@ OPTIONS = [
     ("--experiment mine", "mine"),
     ("--run first", "first"),
     ("--overwrite", True),
+    ("--deterministic", True),
+    ("--resume never", "never"),
+    ("--checkpoint-every-s 7.5", 7.5),
+    ("--checkpoint-every-steps 12", 12),
+    ("--keep 5", 5),
+    ("--max-unreadable-images 3", 3),
+    ("--hang-timeout-s 30", 30.0),
 ]
 
 

@@ -66,7 +66,7 @@ def test_a_failing_rank_leaves_at_once_with_its_status(monkeypatch, capsys, erro
     assert leaving.value.code == status
     told = capsys.readouterr().err
     if status == 1:
-        assert told.startswith(f"hvdtrain: rank 5 on {socket.gethostname()} failed\nTraceback")
+        assert told.startswith(f"hvdtrain: rank 5 on {socket.gethostname()} failed: ValueError: broken\nTraceback")
         assert told.rstrip().endswith("ValueError: broken")
     else:
         assert told == ""

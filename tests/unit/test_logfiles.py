@@ -5,7 +5,8 @@ import os
 import pytest
 
 from hvdtrain import logfiles
-from hvdtrain.logfiles import Failures, RecordFile, reserve, write_json, write_reserved, write_whole
+from hvdtrain.guard import Guard
+from hvdtrain.logfiles import LOG_WRITE, RecordFile, reserve, write_json, write_reserved, write_whole
 
 
 class Disk:
@@ -31,7 +32,7 @@ def disk(monkeypatch):
 
 
 def test_records_are_in_the_file_as_soon_as_they_are_appended(tmp_path):
-    file = RecordFile(tmp_path / "f", Failures())
+    file = RecordFile(tmp_path / "f", Guard())
     for count in (1, 2):
         file.append(b"abc\n")
         assert (tmp_path / "f").read_bytes() == b"abc\n" * count
@@ -41,26 +42,26 @@ def test_records_are_in_the_file_as_soon_as_they_are_appended(tmp_path):
 
 
 def test_a_full_disk_tears_no_record_and_late_records_come_in_order(tmp_path, disk, capsys):
-    failures = Failures()
-    file = RecordFile(tmp_path / "f", failures)
+    guard = Guard()
+    file = RecordFile(tmp_path / "f", guard)
     file.append(b"one\n")
     disk.free = 2
     for record in (b"two\n", b"three\n", b"four\n"):
         file.append(record)
         assert (tmp_path / "f").read_bytes() == b"one\n"
         disk.free = 2
-    assert failures.count == 3
+    assert guard.counts[LOG_WRITE] == 3
     disk.free = 100
     file.append(b"five\n")
     assert (tmp_path / "f").read_bytes() == b"one\ntwo\nthree\nfour\nfive\n"
-    assert failures.count == 3
+    assert guard.counts[LOG_WRITE] == 3
     file.close()
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"hvdtrain: warning: {tmp_path / 'f'} cannot be written (No space left on device); ")
+    assert line == f"hvdtrain: warning: log write failed: {tmp_path / 'f'}: No space left on device; training goes on"
 
 
 def test_what_waits_is_written_when_the_file_is_closed(tmp_path, disk):
-    file = RecordFile(tmp_path / "f", Failures())
+    file = RecordFile(tmp_path / "f", Guard())
     disk.free = 0
     file.append(b"one\n")
     disk.free = 100
@@ -70,7 +71,7 @@ def test_what_waits_is_written_when_the_file_is_closed(tmp_path, disk):
 
 def test_so_many_records_wait_and_the_oldest_are_lost(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(logfiles, "MOST_WAITING", 3)
-    file = RecordFile(tmp_path / "f", Failures())
+    file = RecordFile(tmp_path / "f", Guard())
     disk.free = 0
     for number in range(5):
         file.append(b"%d\n" % number)
@@ -80,24 +81,14 @@ def test_so_many_records_wait_and_the_oldest_are_lost(tmp_path, disk, monkeypatc
 
 
 def test_a_file_that_cannot_be_opened_yet_is_opened_later(tmp_path):
-    failures = Failures()
-    file = RecordFile(tmp_path / "later" / "f", failures)
+    guard = Guard()
+    file = RecordFile(tmp_path / "later" / "f", guard)
     file.append(b"one\n")
-    assert failures.count == 2
+    assert guard.counts[LOG_WRITE] == 2
     (tmp_path / "later").mkdir()
     file.append(b"two\n")
     file.close()
     assert (tmp_path / "later" / "f").read_bytes() == b"one\ntwo\n"
-
-
-def test_each_cause_is_told_once(tmp_path, capsys):
-    failures = Failures()
-    for number in (errno.ENOSPC, errno.EIO, errno.ENOSPC, errno.EIO):
-        failures.note(tmp_path, OSError(number, os.strerror(number)))
-    lines = capsys.readouterr().err.splitlines()
-    for number, line in zip((errno.ENOSPC, errno.EIO), lines, strict=True):
-        assert os.strerror(number) in line
-    assert failures.count == 4
 
 
 # --- whole files

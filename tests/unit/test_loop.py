@@ -12,7 +12,7 @@ from hvdtrain.comm import SerialComm
 from hvdtrain.divergence import Spike, SpikeWatch
 from hvdtrain.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.gauges import Gauges, none
-from hvdtrain.loop import Limits, Pictures, evaluate, train_epoch
+from hvdtrain.loop import Limits, Pictures, Position, evaluate, train_epoch
 from hvdtrain.phases import OFF
 from hvdtrain.reports import Reports, Totals
 from hvdtrain.schedule import LearningRate
@@ -154,7 +154,7 @@ def watch_epoch(
         step,
         images,
         pictures(**look),
-        epoch=epoch,
+        start=Position(step=epoch * math.ceil(TRAIN / global_batch), epoch=epoch),
         seed=7,
         global_batch=global_batch,
         micro_batch=micro_batch,
@@ -444,7 +444,7 @@ def train_really(*, average_steps=None):
             step,
             images,
             pictures(),
-            epoch=epoch,
+            start=Position(step=epoch * math.ceil(TRAIN / 12), epoch=epoch),
             seed=0,
             global_batch=12,
             micro_batch=12,
@@ -503,7 +503,9 @@ def test_evaluation_counts_each_image_once(batch):
     model = train_really()[0]
     loss, right = directly(model)
     model.train()
-    means = evaluate(model, random_images(), pictures(), SerialComm(), batch=batch, precision="fp32", device=CPU)
+    means = evaluate(
+        model, random_images(), pictures(), SerialComm(), batch=batch, precision="fp32", device=CPU, step=0
+    )
     assert means.accuracy == right / TEST
     assert means.loss == pytest.approx(loss, rel=1e-5)
 
@@ -516,7 +518,7 @@ def test_ranks_share_the_evaluation(size):
     for rank in range(size):
         comm = OneOf(rank, size)
         comm.sum = lambda values, comm=comm: comm.summed.append(values) or torch.ones(3)
-        evaluate(model, random_images(), pictures(), comm, batch=4, precision="fp32", device=CPU)
+        evaluate(model, random_images(), pictures(), comm, batch=4, precision="fp32", device=CPU, step=0)
         assert len(comm.summed) == 1
         total += comm.summed[0]
     assert total[0].item() == pytest.approx(loss * TEST, rel=1e-5)
@@ -526,7 +528,7 @@ def test_ranks_share_the_evaluation(size):
 def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():
     model, comm = train_really()[0], OneOf(0, 2)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluate(model, random_images(), pictures(), comm, batch=8, precision="fp32", device=CPU)
+    evaluate(model, random_images(), pictures(), comm, batch=8, precision="fp32", device=CPU, step=0)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {id(one) for one in comm.averaged} >= {id(model[1].running_mean), id(model[1].running_var)}
 
@@ -534,6 +536,6 @@ def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():
 def test_evaluation_in_bf16_is_close_to_fp32():
     model = train_really()[0]
     loss, _ = directly(model)
-    means = evaluate(model, random_images(), pictures(), SerialComm(), batch=8, precision="bf16", device=CPU)
+    means = evaluate(model, random_images(), pictures(), SerialComm(), batch=8, precision="bf16", device=CPU, step=0)
     assert means.loss != pytest.approx(loss, rel=1e-6)
     assert means.loss == pytest.approx(loss, rel=0.02)

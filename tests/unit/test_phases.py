@@ -10,7 +10,7 @@ from hvdtrain import data, phases
 from hvdtrain.comm import SerialComm
 from hvdtrain.divergence import SpikeWatch
 from hvdtrain.gauges import Gauges, none
-from hvdtrain.loop import Limits, Pictures, train_epoch
+from hvdtrain.loop import Limits, Pictures, Position, train_epoch
 from hvdtrain.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock, clock
 from hvdtrain.reports import Reports
 from hvdtrain.schedule import LearningRate
@@ -188,7 +188,7 @@ def real_epoch(recording, *, every_steps=1000, bad=None, sync=None):
             step,
             images,
             pictures,
-            epoch=0,
+            start=Position(),
             seed=0,
             global_batch=8,
             micro_batch=4,

@@ -121,6 +121,21 @@ def test_hosts_that_are_reached_over_ipv6_alone_are_refused(tmp_path, monkeypatc
         ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
 
 
+def test_two_names_of_one_host_are_refused(tmp_path, world):
+    world["facts"]["h2"] = replace(world["facts"]["h2"], hostname="h1.local")
+    same = "h1 and h2 are the same host, h1.local: name it once, with all its slots"
+    with pytest.raises(HostError, match=same):
+        ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+    with pytest.raises(HostError, match=same):
+        prepare.prepare(wanted(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
+
+
+def test_of_known_hosts_nobody_is_asked(tmp_path, world):
+    one = prepare.prepare(wanted(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
+    assert one.argv == ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1)).argv
+    assert len(world["asked"]) == 1
+
+
 def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):
     slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     assert [slot.host for slot in ready(tmp_path, slurm).order.slots] == ["h1", "h2"]

@@ -7,6 +7,7 @@ from hvdtrain.comm import SerialComm
 from hvdtrain.divergence import Skipped, Spike
 from hvdtrain.gauges import Gauges
 from hvdtrain.reports import MOST_CURVES, Report, Reports, Totals, Window
+from hvdtrain.save_points import Asked
 
 CPU = torch.device("cpu")
 SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0)
@@ -44,6 +45,7 @@ def fixed(**readings):
 
 def share(reports, window, **changes):
     facts = {"step": 20, "lr": 0.1, "grad_norm": 2.5, "loss_scale": 1.0, "end": None}
+    facts |= {"visited": 40, "asked": Asked(save=False, leave=False)}
     return reports.share(window, **{**facts, **changes})
 
 
@@ -99,6 +101,7 @@ def report_of(**changes):
         "step": 20,
         "steps": 20,
         "totals": Totals(loss=10.0, right=5.0, count=20.0),
+        "unreadable": 0,
         "skipped": [(7, Skipped(rank=1, source="loss"))],
         "spikes": [],
         "lr": 0.1,
@@ -106,6 +109,8 @@ def report_of(**changes):
         "loss_scale": 1024.0,
         "images_per_s": [100.0, 50.0],
         "hosts": {"usage/one/cpu_percent": 12.0},
+        "visited": 40,
+        "asked": Asked(save=False, leave=False),
         "end": None,
     }
     return Report(**{**facts, **changes})

@@ -19,6 +19,7 @@ def cosine(**changes):
         (4, 0.4),
         (8, 0.2),  # half way down
         (11, 0.2 * (1 + math.cos(math.pi * 7 / 8))),
+        (3.5, 0.4),  # between two steps, after batches of another size: never above the peak
     ],
 )
 def test_warms_up_linearly_and_falls_as_a_cosine(step, lr):

@@ -13,9 +13,10 @@ import pytest
 from launch import cli, sweep
 from launch.command import exported
 from launch.errors import CommandError, LaunchError, PlacementError, ProcessError
+from launch.failure import in_one_line
 from launch.prepare import Wanted
 from launch.process import Answer
-from launch.run import Ended, in_one_line
+from launch.run import Ended
 from launch.sweep import Study
 
 WANTED = Wanted(
@@ -207,6 +208,15 @@ def test_a_signal_ends_the_study_and_a_repeat_goes_on_there(machine):
     }
     assert sweep.sweep(STUDY, {}) == 143
     assert list(rows()) == machine.ran == ALL[:3]
+    machine.ran, machine.instead = [], {}
+    assert sweep.sweep(STUDY, {}) == 0
+    assert machine.ran == ALL[2:]
+
+
+def test_a_run_that_was_stopped_and_saved_is_not_finished(machine):
+    machine.instead = {(2, 0): lambda folder: replace(finished(folder, reason="preempted"), stopped=True)}
+    assert sweep.sweep(STUDY, {}) == 1
+    assert machine.ran == ALL[:3]
     machine.ran, machine.instead = [], {}
     assert sweep.sweep(STUDY, {}) == 0
     assert machine.ran == ALL[2:]

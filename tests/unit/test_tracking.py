@@ -18,8 +18,9 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from hvdtrain import tracking
 from hvdtrain.divergence import Skipped, Spike
 from hvdtrain.events import Column
-from hvdtrain.exits import BadInput
+from hvdtrain.exits import FINISHED
 from hvdtrain.reports import Report, Totals
+from hvdtrain.save_points import Asked
 
 RESULT_KEYS = [
     "np",
@@ -35,9 +36,13 @@ RESULT_KEYS = [
     "train_images_per_s",
     "eval_accuracy",
     "eval_loss",
+    "best_accuracy",
     "skipped_steps",
     "loss_spikes",
+    "unreadable_images",
     "log_write_failures",
+    "checkpoint_write_failures",
+    "resumed",
     "exit_reason",
 ]
 KNOWN = {
@@ -55,88 +60,6 @@ def files_under(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def put(folder, **files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name.replace("_json", ".json")).write_text(content)
-    return folder
-
-
-def refused(folder, **options):
-    with pytest.raises(BadInput) as error:
-        tracking.prepare(folder, **{"overwrite": False, **options})
-    assert "\n" not in str(error.value)
-    assert str(folder) in str(error.value)
-    return str(error.value)
-
-
-# --- the run folder
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("exists", [False, True])
-def test_new_or_empty_run_folder_is_made_ready(tmp_path, exists, overwrite):
-    folder = tmp_path / "runs" / "effnet" / "first"
-    if exists:
-        folder.mkdir(parents=True)
-    tracking.prepare(folder, overwrite=overwrite)
-    assert [path.name for path in folder.rglob("*")] == ["ranks"]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("result", [None, '{"exit_reason": "failed"}', '{"exit_reason"', '{"np": 1}'])
-def test_unfinished_run_is_replaced(tmp_path, result, overwrite):
-    folder = put(tmp_path / "run", config_json="{}", **{} if result is None else {"result_json": result})
-    (folder / "ranks").mkdir()
-    (folder / "ranks" / "rank-0.json").write_text("{}")
-    tracking.prepare(folder, overwrite=overwrite)
-    assert files_under(folder) == {}
-
-
-def test_finished_run_is_kept_unless_it_may_be_overwritten(tmp_path):
-    folder = put(tmp_path / "run", config_json="{}", result_json='{"exit_reason": "finished"}')
-    (folder / "ranks").mkdir()
-    before = files_under(folder)
-    message = refused(folder)
-    assert "finished run" in message
-    assert "--run" in message
-    assert "--overwrite" in message
-    assert files_under(folder) == before
-    tracking.prepare(folder, overwrite=True)
-    assert files_under(folder) == {}
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("name", ["thesis.tex", "result.json", ".hidden"])
-def test_foreign_folder_is_never_touched(tmp_path, name, overwrite):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / name).write_text("years of work")
-    assert "not a run's" in refused(folder, overwrite=overwrite)
-    assert files_under(folder) == {name: b"years of work"}
-
-
-def test_a_run_that_died_before_its_first_file_is_replaced(tmp_path):
-    tracking.prepare(tmp_path / "run", overwrite=False)
-    tracking.prepare(tmp_path / "run", overwrite=False)
-
-
-def test_foreign_file_in_a_run_folder_keeps_it(tmp_path):
-    folder = tmp_path / "run"
-    tracking.prepare(folder, overwrite=False)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.bin").write_text("years of work")
-    assert "model.bin" in refused(folder, overwrite=True)
-    assert (folder / "model.bin").exists()
-
-
-@pytest.mark.parametrize("below", [".", "effnet/first"])
-def test_run_folder_that_is_or_is_below_a_file_is_named(tmp_path, below):
-    (tmp_path / "file").write_text("content")
-    assert "cannot be written" in refused(tmp_path / "file" / below)
-    assert (tmp_path / "file").read_text() == "content"
-
-
 # --- the tracker
 
 
@@ -145,8 +68,8 @@ def start(tmp_path):
     """Trackers on one folder, closed at the end: a run leaves that to the end of its process."""
     started = []
 
-    def start(*, writes=True):
-        started.append(tracking.Tracker(tmp_path, writes=writes, result=KNOWN))
+    def start(*, writes=True, **options):
+        started.append(tracking.Tracker(tmp_path, writes=writes, result=KNOWN, **options))
         return started[-1]
 
     yield start
@@ -169,6 +92,7 @@ def report_of(step, **changes):
         "step": step,
         "steps": 5,
         "totals": Totals(loss=10.0, right=5.0, count=20.0),
+        "unreadable": 0,
         "skipped": [],
         "spikes": [],
         "lr": 0.1,
@@ -176,6 +100,8 @@ def report_of(step, **changes):
         "loss_scale": 1.0,
         "images_per_s": [100.0, 50.0],
         "hosts": {"usage/one/cpu_percent": 12.0},
+        "visited": 40,
+        "asked": Asked(save=False, leave=False),
         "end": None,
     }
     return Report(**{**facts, **changes})
@@ -271,7 +197,7 @@ def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
     first_epoch(tracker)
     second_epoch(tracker)
     assert not (tmp_path / "result.json").exists()
-    tracker.conclude(tracking.FINISHED)
+    tracker.conclude(FINISHED)
     result = json.loads((tmp_path / "result.json").read_text())
     assert set(result) == set(RESULT_KEYS)
     assert result.pop("wall_time_s") >= 0
@@ -282,9 +208,13 @@ def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
         "train_images_per_s": 300.0,  # 1200 images in 4 seconds, not the mean of 200 and 600
         "eval_accuracy": 0.875,
         "eval_loss": 0.5,
+        "best_accuracy": 0.875,
         "skipped_steps": 3,
         "loss_spikes": 1,
+        "unreadable_images": 0,
         "log_write_failures": 0,
+        "checkpoint_write_failures": 0,
+        "resumed": 0,
         "exit_reason": "finished",
     }
     assert not list(tmp_path.rglob("*.part"))
@@ -302,7 +232,7 @@ def test_only_the_first_reason_counts(start, tmp_path):
     tracker = start()
     tracker.conclude("terminated")
     first = (tmp_path / "result.json").read_bytes()
-    tracker.conclude(tracking.FINISHED)
+    tracker.conclude(FINISHED)
     assert (tmp_path / "result.json").read_bytes() == first
     assert tracker.result["exit_reason"] == json.loads(first)["exit_reason"] == "terminated"
 
@@ -311,7 +241,7 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
     tracker = start()
     first_epoch(tracker)
     second_epoch(tracker)
-    tracker.conclude(tracking.FINISHED)
+    tracker.conclude(FINISHED)
     events = events_of(tmp_path)
     by_report = {**{name: [value] * 3 for name, value in report_of(0).scalars().items()}}
     by_report |= {"train/skipped_steps": [0, 1, 3], "train/loss_spikes": [0, 0, 1]}
@@ -343,7 +273,7 @@ def test_accuracy_by_second_has_the_seconds_since_the_start_as_its_step(start, t
     assert (found.step, found.value) == (42, 0.625)
     assert lines_of(tmp_path)[-1]["seconds"] == 42.4
     now = 1050.0
-    tracker.conclude(tracking.FINISHED)
+    tracker.conclude(FINISHED)
     assert tracker.result["wall_time_s"] == 50.0
 
 
@@ -411,12 +341,36 @@ def test_facts_of_a_rank_are_added_to_its_file(start, tmp_path):
     assert json.loads((tmp_path / "ranks" / "rank-1.json").read_text()) == {"rank": 1, "host": "one", "weights": "abc"}
 
 
+def test_a_run_that_goes_on_keeps_its_counts_and_forgets_what_came_after(start, tmp_path):
+    first = start()
+    first.describe(columns=COLUMNS, command=["python"], config={})
+    first.report(report_of(5, skipped=[(3, SKIPPED)]))
+    first.guard.counts["log write"] = 2
+    lines = (tmp_path / "metrics.jsonl").read_bytes()
+    memory = json.loads(json.dumps(first.memory()))
+    first.report(report_of(6, skipped=[(6, SKIPPED)], spikes=[SPIKE]))
+
+    second = start(memory=memory)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == lines
+    assert second.result["exit_reason"] is None
+    second.describe(columns=COLUMNS, command=["python"], config={})
+    second.report(report_of(6))
+    second.conclude("finished")
+    result = json.loads((tmp_path / "result.json").read_text())
+    counts = ("resumed", "skipped_steps", "loss_spikes", "log_write_failures")
+    assert [result[name] for name in counts] == [1, 1, 0, 2]
+    assert result["wall_time_s"] >= memory["wall_time_s"]
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    events = EventAccumulator(str(tmp_path), purge_orphaned_data=False).Reload()
+    assert [one.step for one in events.Scalars("train/loss")] == [5, 6]
+
+
 def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, tmp_path):
     tracker = start(writes=False)
     tracker.describe(columns=COLUMNS, command=["python"], config={})
     tracker.picture("phases", b"", 5)
     assert first_epoch(tracker)["eval/accuracy"] == 0.625
-    tracker.conclude(tracking.FINISHED)
+    tracker.conclude(FINISHED)
     assert list(tmp_path.iterdir()) == []
     assert (tracker.result["steps"], tracker.result["exit_reason"]) == (10, "finished")
     assert (tracker.result["skipped_steps"], tracker.result["loss_spikes"]) == (1, 0)
@@ -439,7 +393,7 @@ def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, 
     tracker.rank_facts(0, host="one")
     figure = Figure(figsize=(2, 1))
     tracker.picture("phases", figure, 5)
-    tracker.conclude(tracking.FINISHED)
+    tracker.conclude(FINISHED)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["exit_reason"], result["steps"]) == ("finished", 20)
     assert result["log_write_failures"] >= 8

@@ -15,7 +15,7 @@ from hvdtrain import data, gauges, models, optim, sync_bn
 from hvdtrain.comm import connect
 from hvdtrain.divergence import SpikeWatch
 from hvdtrain.gauges import Gauges
-from hvdtrain.loop import Limits, Pictures, train_epoch
+from hvdtrain.loop import Limits, Pictures, Position, train_epoch
 from hvdtrain.reports import Reports
 from hvdtrain.schedule import LearningRate
 from hvdtrain.step import TrainingStep
@@ -80,7 +80,7 @@ for epoch in range(EPOCHS):
         step,
         images,
         pictures,
-        epoch=epoch,
+        start=Position(step=epoch * steps, epoch=epoch),
         seed=7,
         global_batch=global_batch,
         micro_batch=micro_batch,

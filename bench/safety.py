@@ -1,0 +1,146 @@
+"""What it costs to be ready for the worst: agreement and watchdog at every step, and checkpoints.
+
+    mpirun -np 2 python bench/safety.py --pairs 500 --saves 20
+
+A pair is a step with the agreement on what to do next and the watchdog's calls, and a step without, whichever is first
+by turns. A save is followed by steps while it is being written; what they and the save take more than as many steps
+before it is its whole cost. Rank 0 prints ratios, and the cost's share of the default interval between checkpoints.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import random
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hvdtrain import data, models
+from hvdtrain import watchdog as dogs
+from hvdtrain.comm import Comm, choose_device, connect
+from hvdtrain.config import scaled
+from hvdtrain.loop import Position
+from hvdtrain.save_points import NEVER, AgreedSavePoints, SavePoints
+from hvdtrain.saves import Saves
+from hvdtrain.tracking import Tracker
+from hvdtrain.training import Training, assemble
+
+STEPS_PER_SAVE = 20
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--model", default="efficientnet_tiny")
+    arguments.add_argument("--batch", type=int, default=64, help="images per rank and step")
+    arguments.add_argument("--pairs", type=int, default=200)
+    arguments.add_argument("--saves", type=int, default=10)
+    chosen = arguments.parse_args()
+
+    config = dataclasses.replace(scaled(), data="synthetic", model=chosen.model, batch_size_per_rank=chosen.batch)
+    comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    device = choose_device(comm)
+    comm.start()
+    images = data.load("synthetic", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
+    training = assemble(comm, config, images, models.build(chosen.model, classes=10), device)
+    training.step.model.train()
+    raw, labels = next(images.train.batches([torch.arange(chosen.batch)], device))
+    inputs = [(training.pictures.for_evaluation(raw), labels)]
+    if comm.rank == 0:
+        print(f"{chosen.model}, batch {chosen.batch} per rank, {comm.size} ranks, {device.type}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(comm.gather(name)[0])
+        (folder / "ranks").mkdir(exist_ok=True)
+        per_step(comm, training, inputs, folder, pairs=chosen.pairs)
+        per_save(comm, training, inputs, folder, count=chosen.saves)
+        comm.gather("done")
+
+
+def per_step(comm: Comm, training: Training, inputs: list[tuple[Tensor, Tensor]], folder: Path, *, pairs: int) -> None:
+    """Print the time of a step with agreement and watchdog against one without."""
+    watch = dogs.watch(folder, comm.rank, hang_timeout_s=None)
+    agreed = AgreedSavePoints(comm, threading.Event(), every_s=scaled().checkpoint_every_s, every_steps=None)
+    plain = comm.waiting
+    numbers = itertools.count(1)
+
+    def timed(ready: bool) -> float:
+        comm.waiting = watch.collective if ready else plain
+        spent = step(training, inputs, next(numbers), agreed if ready else NEVER, watch if ready else dogs.OFF)
+        watch.left(None)
+        return spent
+
+    for _ in range(6):
+        timed(ready=True)
+    ratios = []
+    for number in range(pairs):
+        order = [number % 2 == 0, number % 2 == 1]
+        spent = {ready: timed(ready) for ready in order}
+        ratios.append(spent[True] / spent[False])
+    watch.close()
+    comm.waiting = plain
+    if comm.rank == 0:
+        low, high = interval(ratios)
+        print(
+            f"a step with agreement and watchdog against one without: {statistics.median(ratios):.4f} "
+            f"({low:.4f} to {high:.4f}), n = {pairs} pairs"
+        )
+
+
+def step(
+    training: Training,
+    inputs: list[tuple[Tensor, Tensor]],
+    number: int,
+    save_points: SavePoints,
+    watch: dogs.Watchdog,
+) -> float:
+    """The seconds of one step."""
+    started = time.perf_counter()
+    watch.working(number)
+    asked = save_points.ask(number)
+    training.step(inputs, passes=1, global_count=training.global_batch, lr=0.01)
+    asked()
+    return time.perf_counter() - started
+
+
+def per_save(comm: Comm, training: Training, inputs: list[tuple[Tensor, Tensor]], folder: Path, *, count: int) -> None:
+    """Print what a checkpoint costs the training, as a share of the default interval."""
+    tracker = Tracker(folder, writes=comm.rank == 0, result={})
+    saves = Saves(comm, training, tracker, folder / "checkpoints", keep=2, newest=None)
+    held_ms, cost_ms = [], []
+    for number in range(1, count + 1):
+        before = sum(step(training, inputs, 0, NEVER, dogs.OFF) for _ in range(STEPS_PER_SAVE))
+        started = time.perf_counter()
+        saves.save(Position(step=number))
+        held_ms.append(1000 * (time.perf_counter() - started))
+        for _ in range(STEPS_PER_SAVE):
+            step(training, inputs, 0, NEVER, dogs.OFF)
+        cost_ms.append(1000 * (time.perf_counter() - started - before))
+        saves.wait(number)
+    tracker.conclude("finished")
+    if comm.rank == 0:
+        size_mb = sum(path.stat().st_size for path in (folder / "checkpoints").glob("step-*/*")) / 2e6
+        every_ms = 1000 * scaled().checkpoint_every_s
+        for name, spent in (
+            ("holds the training for", held_ms),
+            ("costs, writing beside the next steps included,", cost_ms),
+        ):
+            print(
+                f"a checkpoint of {size_mb:.1f} MB {name} {statistics.median(spent):.0f} ms "
+                f"({min(spent):.0f} to {max(spent):.0f}, n = {count}): {statistics.median(spent) / every_ms:.3%} of "
+                f"{every_ms / 1000:.0f} s"
+            )
+
+
+def interval(ratios: list[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, by the bootstrap."""
+    chance = random.Random(0)  # noqa: S311
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+if __name__ == "__main__":
+    main()

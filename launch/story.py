@@ -1,0 +1,107 @@
+"""What mpirun and ssh themselves say while a run goes on, told apart from what its ranks say."""
+
+import re
+from collections.abc import Collection
+
+# How messages of mpirun, which it frames with lines of dashes, and of ssh begin.
+FRAME = b"-" * 70
+FRAMED = (b"Primary job ", b"mpirun ", b"prterun ", b"ORTE ", b"PRTE ", b"WARNING: Open MPI ")
+UNFRAMED = (b"Connection to ", b"Timeout, server ", b"mpirun: Forwarding ", b"prterun: Forwarding ")
+
+
+class Story:
+    """What mpirun itself says on standard error, kept apart from what the ranks say there."""
+
+    def __init__(self, hosts: Collection[str]) -> None:
+        self.rank: int | None = None  # the first that failed
+        self.how: str | None = None
+        self.signal: int | None = None  # that it died of
+        self.lost: str | None = None  # the host that went away, as mpirun says
+        self.gone: str | None = None  # the same as ssh says, which may be a rank's own ssh
+        self._hosts = hosts
+        self._line = b""  # the line that is not whole yet
+        self._begun = False  # whether a part of it was given out already
+        self._block: list[bytes] = []  # a line of dashes, and the message of mpirun that it begins
+        self._held = b""  # messages that only follow from a cause, shown if no cause is found
+
+    def hear(self, chunk: bytes) -> bytes:
+        """What of this is for the user; banners that a line of ours replaces are held back."""
+        out = b""
+        for piece in chunk.splitlines(keepends=True):
+            self._line += piece
+            if piece.endswith(b"\n"):
+                out += self._line if self._begun else self._heard(self._line)
+                self._line, self._begun = b"", False
+            elif self._begun or not self._may_be_ours():
+                out += b"".join(self._block) + self._line
+                self._block, self._line, self._begun = [], b"", True
+        return out
+
+    def rest(self) -> bytes:
+        """What was held back, but for what a line of ours replaces."""
+        known = self.rank is not None or self.lost is not None or self.gone is not None
+        return (b"" if known else self._held) + b"".join(self._block) + self._line
+
+    def _may_be_ours(self) -> bool:
+        """Whether the line that is not whole yet may become one that is held back."""
+        signs = [FRAME, *UNFRAMED, *(FRAMED if self._block else ())]
+        return len(self._block) > 1 or any(sign.startswith(self._line[: len(sign)]) for sign in signs)
+
+    def _heard(self, line: bytes) -> bytes:
+        framing = re.fullmatch(FRAME + rb"-*\s*", line) is not None
+        if len(self._block) > 1:
+            self._block.append(line)
+            if not framing and len(self._block) <= 40:
+                return b""
+            block, self._block = b"".join(self._block), []
+            return b"" if self._understood(block.decode(errors="replace")) else block
+        before, self._block = b"".join(self._block), []  # ranks, too, print lines of dashes
+        if framing or (before and line.startswith(FRAMED)):
+            self._block = [line] if framing else [before, line]
+            return before if framing else b""
+        text = line.decode(errors="replace")
+        return before + (b"" if FORWARDS.fullmatch(text) or self._is_consequence(text) else line)
+
+    def _understood(self, text: str) -> bool:
+        """Whether a framed message of mpirun tells what a line of ours will tell."""
+        for pattern in BANNERS:
+            if (found := re.search(pattern, text, re.DOTALL)) is not None:
+                known = found.groupdict()
+                if "rank" in known and self.rank is None:
+                    self.rank = int(known["rank"])
+                    if "status" in known:
+                        self.how = f"ended with status {known['status']}"
+                    else:
+                        self.how, self.signal = f"died of signal {known['signal']}", int(known["signal"].split()[0])
+                self.lost = self.lost or known.get("host")
+                return True
+        return self._is_consequence(text)
+
+    def _is_consequence(self, text: str) -> bool:
+        """Whether this follows from a cause that is, or will be, known."""
+        if (found := SSH_LOST.match(text)) is not None and found["host"] in self._hosts:
+            self.gone = found["host"]
+            return True
+        if CONSEQUENCES.match(text):
+            self._held += text.encode()
+            return True
+        return False
+
+
+BANNERS = (
+    # Open MPI 4: Process name: [[53071,1],1]; Open MPI 5: [prterun-h1-10042@1,1]
+    (
+        r"one or more processes exited with non-zero status.*"
+        r"Process name: \[[^\n]*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<status>\d+)"
+    ),
+    r"noticed that process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+signal (?P<signal>\d+ \([^)]*\))",
+    r"Primary job  terminated normally, but \d+ process",
+    r"lost communication with a remote daemon.*Remote daemon: *\S+ on node (?P<host>\S+)",
+)
+FORWARDS = re.compile(r"(?:mpirun|prterun): Forwarding signal \d+ to job\s*")
+SSH_LOST = re.compile(r"(?:Timeout, server|Connection to) (?P<host>\S+) (?:not responding|closed by remote host)")
+# What mpirun adds when a host or a rank is gone.
+CONSEQUENCES = re.compile(
+    r"-+\n(?:(?:ORTE|PRTE) was unable to reliably start one or more daemons|(?:ORTE|PRTE) does not know how to route"
+    r"|WARNING: Open MPI failed to TCP connect to a peer MPI process)|\[[^]\s]+:\d+\] PMIX ERROR"
+)

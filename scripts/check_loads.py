@@ -1,0 +1,71 @@
+"""Refuse loaders that run what a file asks for, where ruff's rules S301 and S506 do not see them.
+
+python scripts/check_loads.py hvdtrain launch scripts bench
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+NEVER = {
+    *("pickle.load", "pickle.loads", "dill.load", "dill.loads", "cloudpickle.load", "cloudpickle.loads"),
+    *("joblib.load", "yaml.load", "torch.hub.load"),
+}
+ONLY_WEIGHTS = {"torch.load", "torch.serialization.load", "torch.hub.load_state_dict_from_url"}
+NO_PICKLE = {"numpy.load"}
+
+
+def complaints(source: str) -> Iterator[tuple[int, str]]:
+    """Line and complaint for each loader that is called without care, or handed on for others to call."""
+    tree = ast.parse(source)
+    names = _imported(tree)
+    careful = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_careful(node, names)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in careful:
+            name = _name(node, names)
+            if name in NEVER:
+                yield node.lineno, f"{name} runs what the file asks for: keep tensors with torch, the rest as JSON"
+            elif name in ONLY_WEIGHTS:
+                yield node.lineno, f"{name} without weights_only=True runs what the file asks for"
+            elif name in NO_PICKLE:
+                yield node.lineno, f"{name} with allow_pickle, or by another name, may run what the file asks for"
+
+
+def _imported(tree: ast.AST) -> dict[str, str]:
+    """What each imported name of a file stands for."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for one in node.names:
+                first = one.name.partition(".")[0]
+                found[one.asname or first] = one.name if one.asname else first
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return found
+
+
+def _name(node: ast.expr, names: Mapping[str, str]) -> str | None:
+    if isinstance(node, ast.Attribute):
+        owner = _name(node.value, names)
+        return owner and f"{owner}.{node.attr}"
+    return names.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def _is_careful(call: ast.Call, names: Mapping[str, str]) -> bool:
+    name = _name(call.func, names)
+    given = {one.arg: one.value.value if isinstance(one.value, ast.Constant) else None for one in call.keywords}
+    if name in ONLY_WEIGHTS:
+        return given.get("weights_only") is True
+    visible = len(call.args) < 3 and None not in given  # the third is allow_pickle, and **words may hold it
+    return name in NO_PICKLE and visible and given.get("allow_pickle", False) is False
+
+
+if __name__ == "__main__":
+    bad = [
+        f"{path}:{line}: {complaint}"
+        for folder in sys.argv[1:]
+        for path in sorted(Path(folder).rglob("*.py"))
+        for line, complaint in complaints(path.read_text())
+    ]
+    sys.exit("\n".join(bad) or 0)

@@ -1,0 +1,174 @@
+"""A run that goes on with the hosts that are left: they die, go silent, come back, are added, and lose GPUs."""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.hosts import PROJECT, Cluster
+from tests.cluster.namespaces import Started
+from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
+
+STEPS = ["python", str(PROJECT / "tests/mpi/programs/steps.py"), "."]
+ENDLESS = ["--until", "enough"]
+ALL = ("h1", "h2", "h3", "outside")
+GPUS = {
+    4: "\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tSYS\tPIX\tPIX\nGPU1\tSYS\tX\tPIX\tPIX\n"
+    "GPU2\tPIX\tPIX\tX\tSYS\nGPU3\tPIX\tPIX\tSYS\tX\n",
+    1: "\tGPU0\nGPU0\tX\n",
+}
+
+
+@contextlib.contextmanager
+def running(hosts: Cluster, folder: Path, *words: str) -> Iterator[Started]:
+    """hvdlaunch run --restarts 5 on the login node, with these options; what it says goes to the file errors."""
+    argv = [HVDLAUNCH, "run", "--restarts", "5", "--allow-run-as-root", *words]
+    with (folder / "errors").open("w") as errors:
+        job = hosts.start("outside", argv, env=ENV, cwd=folder, stdout=errors, stderr=errors)
+    try:
+        yield job
+    finally:
+        job.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(10)
+
+
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    """What rank 0 knows of each attempt."""
+    files = list(folder.glob("*/attempts.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def saved(folder: Path) -> int:
+    """The newest checkpoint's step."""
+    return max((int(file.read_text()) for file in folder.glob("*/checkpoint")), default=0)
+
+
+def until(folder: Path, condition: Callable[[], bool], within_s: float = 40) -> None:
+    end = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end, (folder / "errors").read_text()
+        time.sleep(0.05)
+
+
+def trains(folder: Path, attempt: int) -> None:
+    """Wait until this attempt has saved something new."""
+    until(folder, lambda: len(attempts(folder)) == attempt + 1)
+    until(folder, lambda: saved(folder) > attempts(folder)[-1]["from"])
+
+
+def kill_a_rank(hosts: Cluster, host: str) -> None:
+    rank = next(pid for pid, argv in hosts.processes(host) if str(PROJECT / "tests/mpi/programs/steps.py") in argv[1:2])
+    os.kill(rank, signal.SIGKILL)
+
+
+def finish(folder: Path, job: Started) -> None:
+    (folder / "enough").touch()
+    assert job.wait(30) == 0, (folder / "errors").read_text()
+
+
+def restarts(folder: Path) -> list[str]:
+    return [line for line in (folder / "errors").read_text().splitlines() if line.startswith("hvdlaunch: restart ")]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+def test_a_host_dies_and_the_others_go_on(cluster, tmp_path, launcher):
+    hosts = cluster(hosts=3)
+    words = ["-np", "4", "--min-np", "2", "-H", "h1:2,h2:1,h3:1", "--launcher", launcher, "--", *STEPS, *ENDLESS]
+    with running(hosts, tmp_path, *words) as job:
+        trains(tmp_path, 0)
+        hosts.kill("h1")  # with rank 0
+        trains(tmp_path, 1)
+        finish(tmp_path, job)
+    assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2", "h3"], ["h2", "h3"]]
+    (line,) = restarts(tmp_path)
+    step = attempts(tmp_path)[1]["from"]
+    assert line == (
+        "hvdlaunch: restart 1 of 5 after: host h1 no longer answers; it had ranks 0, 1; 2 ranks on h2:1,h3:1, "
+        f"from step {step}"
+    )
+    assert step >= 5
+    nothing_left(hosts, ALL, within_s=5)
+
+
+def test_a_silent_host_is_left_out_and_taken_back(cluster, tmp_path):
+    hosts = cluster(hosts=2)
+    with running(hosts, tmp_path, "-np", "3", "--min-np", "2", "-H", "h1:2,h2:1", "--", *STEPS, *ENDLESS) as job:
+        trains(tmp_path, 0)
+        hosts.silence("h2")
+        trains(tmp_path, 1)
+        hosts.run("h2", ["iptables", "-F"])
+        time.sleep(1)  # until it may be asked again
+        kill_a_rank(hosts, "h1")
+        trains(tmp_path, 2)
+        finish(tmp_path, job)
+    assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2"], ["h1", "h1"], ["h1", "h1", "h2"]]
+    assert "hvdlaunch: host h2: ssh gets no answer" in (tmp_path / "errors").read_text()
+    nothing_left(hosts, ALL[:2], within_s=5)
+
+
+def test_hosts_are_added_and_taken_away_in_the_hostfile(cluster, tmp_path):
+    hosts = cluster(hosts=3)
+    listed = tmp_path / "hosts"
+    listed.write_text("h1 slots=2\nh2 slots=1\n")
+    with running(hosts, tmp_path, "-np", "3", "--hostfile", "hosts", "--", *STEPS, *ENDLESS) as job:
+        trains(tmp_path, 0)
+        listed.write_text("h3 slots=2\nh1 slots=1\n")
+        kill_a_rank(hosts, "h2")
+        trains(tmp_path, 1)
+        finish(tmp_path, job)
+    assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2"], ["h3", "h3", "h1"]]
+    assert restarts(tmp_path)[0].startswith("hvdlaunch: restart 1 of 5 after: rank 2 on h2 died of signal 9 (Killed)")
+
+
+def test_with_too_few_hosts_it_waits_and_a_signal_ends_the_wait(cluster, tmp_path):
+    hosts = cluster(hosts=2)
+    with running(hosts, tmp_path, "-np", "2", "-H", "h1:1,h2:1", "--", *STEPS, *ENDLESS) as job:
+        trains(tmp_path, 0)
+        hosts.silence("h2")
+        until(tmp_path, lambda: "1 slots are left, --min-np is 2; waiting" in (tmp_path / "errors").read_text())
+        job.terminate()
+        assert job.wait(5) == 143
+    nothing_left(hosts, ("h1", "outside"), within_s=5)
+
+
+def test_a_host_that_has_lost_gpus_gets_fewer_ranks(cluster, tmp_path):
+    hosts = cluster(hosts=2)
+    for name in ("h1", "h2"):
+        (tmp_path / f"{name}.topo").write_text(GPUS[4])
+        shown = shlex.quote(str(tmp_path / f"{name}.topo"))
+        hosts.put_on_path(name, "nvidia-smi", f'#!/bin/sh\n[ "$1" = topo ] && exec cat {shown}\nexit 1\n')
+    with running(hosts, tmp_path, "-np", "4", "--min-np", "2", "-H", "h1:2,h2:2", "--", *STEPS, *ENDLESS) as job:
+        trains(tmp_path, 0)
+        (tmp_path / "h1.topo").write_text(GPUS[1])
+        kill_a_rank(hosts, "h1")
+        trains(tmp_path, 1)
+        finish(tmp_path, job)
+    assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2", "h2"], ["h1", "h2", "h2"]]
+
+
+def test_sigterm_saves_and_leaves_nothing_on_any_host(cluster, tmp_path):
+    hosts = cluster(hosts=2)
+    with running(hosts, tmp_path, "-np", "3", "-H", "h1:2,h2:1", "--", *STEPS, *ENDLESS) as job:
+        trains(tmp_path, 0)
+        job.terminate()
+        assert job.wait(10) == 0
+    assert f"hvdlaunch: stopped and saved at step {saved(tmp_path)}: " in (tmp_path / "errors").read_text()
+    nothing_left(hosts, ("h1", "h2", "outside"), within_s=5)
+
+
+def test_what_a_rank_has_left_on_another_host_is_ended_before_the_restart(cluster, tmp_path):
+    hosts = cluster(hosts=2)
+    script = "[ $(hostname) = h1 ] && exec sleep 100; setsid sleep 300 & sleep 0.5; exit 9"
+    with running(hosts, tmp_path, "-np", "2", "-H", "h1:1,h2:1", "--", "sh", "-c", script) as job:
+        assert job.wait(60) == 5
+    assert (tmp_path / "errors").read_text().count("hvdlaunch: 1 of its processes still ran on h2: killed\n") == 4
+    nothing_left(hosts, ("h1", "h2", "outside"), within_s=2)

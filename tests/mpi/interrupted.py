@@ -1,0 +1,190 @@
+"""Runs that are ended at a chosen place and go on, and what must be the same in the end."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.mpi.conftest import EFFNET, TIMEOUT_S, command, environment, left_in, rank_pids, wait_until
+
+TINY = ("--data", "digits", "--model", "efficientnet_tiny")
+EVERY_STEP = ("--checkpoint-every-steps", "1", "--report-every-steps", "3")
+SHORT = (*TINY, "--batch-size-per-rank", "64", "--epochs", "2", *EVERY_STEP)  # 12 steps per epoch at 2 ranks
+# A thread more changes nothing but the time on busy cores; a run that takes longer than this hangs.
+QUIETLY = {"OMP_NUM_THREADS": "1", "MPIEXEC_TIMEOUT": str(TIMEOUT_S)}
+_OF_THE_MACHINE = re.compile(r"seconds|images_per_s|epoch_s|time_s|accuracy_by_second|usage")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """One run of `ranks` ranks in folder/runs/effnet/r, and its attempts."""
+
+    folder: Path
+    ranks: int
+    words: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "runs" / "effnet" / "r"
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("checkpoints/step-*"))
+
+    def start(self, *more: str, program: tuple[str, ...] = tuple(EFFNET), **env: str) -> subprocess.Popen[str]:
+        """One attempt, as a terminal would start it; one rank has no launcher."""
+        words = [*program, *self.words, "--run", "r", *more]
+        return subprocess.Popen(
+            command("mpirun" if self.ranks > 1 else "python", self.ranks, words),
+            cwd=self.folder,
+            env={**environment(self.folder), **QUIETLY, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self, *more: str, status: int = 0, **options: Any) -> str:
+        """One attempt to its end; what it said."""
+        with stopping(self.start(*more, **options), self.folder) as job:
+            return ended(job, status)
+
+    def killed(self, place: str, *, saved: int, **options: Any) -> None:
+        """One attempt whose ranks are killed at a place, when the checkpoint of a step is on disk."""
+        with self.hanging(place, saved=saved, **options) as job:
+            for pid in rank_pids(self.path):
+                os.kill(pid, signal.SIGKILL)
+            job.communicate(timeout=TIMEOUT_S)
+        assert self.checkpoints[-1] == f"step-{saved:09d}"
+
+    @contextlib.contextmanager
+    def hanging(self, place: str, *, saved: int, **options: Any) -> Iterator[subprocess.Popen[str]]:
+        """One attempt that goes no further than a place, when the checkpoint of a step is on disk."""
+        with stopping(self.start(HVDTRAIN_FAULT=f"sleep@rankall:{place}", **options), self.folder) as job:
+            wait_until(lambda: _still(job) and f"step-{saved:09d}" in self.checkpoints, TIMEOUT_S)
+            yield job
+
+    def asked(self, place: str, *, by: signal.Signals = signal.SIGUSR1, **options: Any) -> str:
+        """One attempt that gets a signal while its ranks stand still at a place; what it said when it left with 0."""
+        with stopping(self.start(HVDTRAIN_FAULT=f"stop@rankall:{place}", **options), self.folder) as job:
+            pids = wait_until(lambda: _still(job) and self._stopped(), TIMEOUT_S)
+            os.kill(job.pid, by)
+            wait_until(lambda: all(_has_pending(pid, by) for pid in pids), 10)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            return ended(job, 0)
+
+    def _stopped(self) -> list[int] | None:
+        pids = rank_pids(self.path)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if len(pids) == self.ranks and all(psutil.Process(pid).status() == "stopped" for pid in pids):
+                return pids
+        return None
+
+    @property
+    def result(self) -> dict[str, Any]:
+        return dict(json.loads((self.path / "result.json").read_text()))
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def weights(self) -> set[str]:
+        """The hashes of all ranks' weights at the end."""
+        files = [self.path / "ranks" / f"rank-{rank}.json" for rank in range(self.ranks)]
+        return {json.loads(file.read_text())["weights_sha256"] for file in files}
+
+    def history(self) -> list[dict[str, Any]]:
+        """metrics.jsonl, without what depends on the machine."""
+        return [{name: one for name, one in line.items() if not _OF_THE_MACHINE.search(name)} for line in self.lines]
+
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """TensorBoard's points, however often they stand there, without what depends on the machine."""
+        assert len(list(self.path.glob("events.out.tfevents.*"))) == 1
+        events = EventAccumulator(str(self.path), size_guidance={"scalars": 0}, purge_orphaned_data=False).Reload()
+        return {
+            tag: [(one.step, one.value) for one in events.Scalars(tag)]
+            for tag in events.Tags()["scalars"]
+            if not _OF_THE_MACHINE.search(tag)
+        }
+
+    def copied(self, folder: Path, **changes: Any) -> "Runs":
+        """The same run in another place."""
+        shutil.copytree(self.folder / "runs", folder / "runs")
+        return Runs(**{"folder": folder, "ranks": self.ranks, "words": self.words, **changes})
+
+
+@contextlib.contextmanager
+def stopping(job: subprocess.Popen[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Leave none of its processes behind, whatever fails."""
+    try:
+        yield job
+    finally:
+        for process in left_in(folder):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        job.communicate()
+
+
+def ended(job: subprocess.Popen[str], status: int) -> str:
+    """What it said until its end with this status."""
+    said = job.communicate(timeout=TIMEOUT_S)[0]
+    assert job.returncode == status, said
+    return said
+
+
+def files_under(folder: Path) -> dict[str, bytes]:
+    """Contents by path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(said: str) -> str:
+    """The one line of a run that was refused."""
+    (line,) = [line for line in said.splitlines() if line.startswith("hvdtrain: ")]
+    assert "Traceback" not in said
+    return line
+
+
+def same_end(one: Runs, other: Runs, *, whole_history: bool = True) -> None:
+    """Weights of the same bits, and logs that do not show where a run was interrupted.
+
+    Where it saved at other steps a report more cuts its history into other pieces: then that of the epochs.
+    """
+    assert len(one.weights) == 1
+    assert one.weights == other.weights
+    for name in ("exit_reason", "steps", "epochs", "eval_accuracy", "eval_loss", "best_accuracy", "skipped_steps"):
+        assert one.result[name] == other.result[name], name
+    steps = [line["step"] for line in one.lines if "epoch" not in line]
+    assert steps == sorted(set(steps))
+    histories = one.history(), other.history()
+    curves = one.curves(), other.curves()
+    assert all(len(points) == len({step for step, _ in points}) for points in curves[0].values())
+    if whole_history:
+        assert histories[0] == histories[1]
+        assert curves[0] == curves[1]
+    else:
+        ends = [[line["eval/loss"] for line in history if "epoch" in line] for history in histories]
+        assert ends[0] == ends[1]
+        assert curves[0]["eval/loss"] == curves[1]["eval/loss"]
+
+
+def _still(job: subprocess.Popen[str]) -> bool:
+    assert job.poll() is None, job.communicate()[0]
+    return True
+
+
+def _has_pending(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = [int(mask, 16) for mask in re.findall(r"^(?:SigPnd|ShdPnd):\s+(\w+)", status, re.MULTILINE)]
+    return any(mask >> (number - 1) & 1 for mask in pending)

@@ -1,0 +1,18 @@
+"""hvdtrain.effnet as launch.bind starts it: SIGUSR1 waits until the run can obey. Says so, then waits to be asked."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+folder = Path(sys.argv.pop(1))
+folder.mkdir(exist_ok=True)
+(folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
+while signal.SIGUSR1 not in signal.sigpending():
+    time.sleep(0.01)
+
+from hvdtrain import effnet, exits  # noqa: E402 (as late as in a real start)
+
+exits.run(effnet.main)

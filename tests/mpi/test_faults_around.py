@@ -1,0 +1,295 @@
+"""Faults of what surrounds the ranks: their data, memory and disk, a port, the launcher, and requests to end."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from hvdtrain import checkpoint
+from tests.mpi.conftest import EFFNET, TIMEOUT_S, left_in, rank_pids, wait_until
+from tests.mpi.launched import argv, finished, started
+from tests.mpi.test_faults import TRAIN, clean, newest, run_folder, slow, weights, words_of
+
+__all__ = ["clean"]  # a fixture
+ENDLESS = [*TRAIN, "--epochs", "100000"]
+CGROUPS = Path("/sys/fs/cgroup")
+MIB = 2**20
+
+
+def step_of(folder, rank=0):
+    """The step that a rank is in, 0 before the first."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((run_folder(folder) / "ranks" / f"rank-{rank}.at").read_text().split()[1])
+    return 0
+
+
+def saved(folder):
+    """The newest checkpoint's step."""
+    found, _ = checkpoint.newest(run_folder(folder) / "checkpoints")
+    return found.step if found else 0
+
+
+def said(folder):
+    return (folder / "out").read_text()
+
+
+def stopped(folder, rank):
+    """The rank's process, once it is stopped."""
+    for pid in rank_pids(run_folder(folder))[rank : rank + 1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if (process := psutil.Process(pid)).status() == psutil.STATUS_STOPPED:
+                return process
+    return None
+
+
+# --- asked to end
+
+
+@pytest.mark.parametrize("place", ["step7", slow("start"), slow("save1"), slow("eval1")])
+def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean, monkeypatch, place):
+    """It comes while rank 0 stands still in this place."""
+    monkeypatch.setenv("HVDTRAIN_FAULT", f"stop@rank0:{place}")
+    with started(tmp_path, argv(program=TRAIN)) as job:
+        rank = wait_until(lambda: stopped(tmp_path, 0), TIMEOUT_S)
+        os.kill(job.pid, signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(0.5)
+        rank.resume()
+        assert job.wait(60) == 0, said(tmp_path)
+    wait_until(lambda: not left_in(tmp_path), 5)
+    left_at = json.loads((run_folder(tmp_path) / "result.json").read_text())["steps"]
+    assert newest(tmp_path) == left_at
+    assert said(tmp_path).splitlines()[-1] == (
+        f"hvdtrain: saved at step {left_at}; the same command with --run r goes on from there"
+    )
+    done = finished(tmp_path, argv(program=TRAIN), HVDTRAIN_FAULT="")
+    assert done.returncode == 0, done.stderr
+    assert f"resumed from runs/effnet/r/checkpoints/step-{left_at:09d}" in done.stdout + done.stderr
+    assert weights(tmp_path) == clean()
+
+
+@pytest.mark.slow
+def test_sigterm_before_there_is_a_run_folder_leaves_nothing(tmp_path):
+    with started(tmp_path, argv(program=TRAIN)) as job:
+        wait_until(lambda: [one for one in left_in(tmp_path) if one.cmdline()[1:3] == EFFNET], 60)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(10) == 143
+    wait_until(lambda: not left_in(tmp_path), 5)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["hvdlaunch", "mpirun"])
+def test_after_kill_9_of_a_launcher_the_same_command_goes_on(tmp_path, clean, monkeypatch, victim):
+    monkeypatch.setenv("HVDTRAIN_FAULT", "sleep@rank1:step12")
+    with started(tmp_path, argv(program=TRAIN)) as job:
+        wait_until(lambda: step_of(tmp_path) == 12, TIMEOUT_S)
+        wait_until(lambda: saved(tmp_path) == 10, 10)
+        (mpirun,) = (one for one in left_in(tmp_path) if Path(one.cmdline()[0]).name == "mpirun")
+        (job if victim == "hvdlaunch" else mpirun).kill()
+        wait_until(lambda: not left_in(tmp_path), 5)
+    done = finished(tmp_path, argv(program=TRAIN), HVDTRAIN_FAULT="")
+    assert done.returncode == 0, done.stderr
+    assert "resumed from runs/effnet/r/checkpoints/step-000000010" in done.stdout + done.stderr
+    assert weights(tmp_path) == clean()
+
+
+# --- data
+
+
+@pytest.fixture
+def on_images(tmp_path):
+    """Words of a training on tmp_path/d, 16 images of which are for training: 2 steps per epoch, endlessly."""
+    noise = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for label in ("a", "b"):
+            folder = tmp_path / "d" / part / label
+            folder.mkdir(parents=True)
+            for number in range(8):
+                Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    words = [*TRAIN, "--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4"]
+    return [*words, "--epochs", "100000", "--hang-timeout-s", "3"]
+
+
+def replaced(folder, kind):
+    """Put something else in the place of one training image."""
+    path, beside = folder / "d" / "train" / "b" / "3.png", folder / "d" / "beside"
+    if kind == "endless":
+        os.mkfifo(beside)  # whoever opens it waits for a writer
+    else:
+        beside.symlink_to("/proc/self/mem")  # whoever reads from its beginning gets EIO
+    beside.replace(path)
+
+
+@pytest.mark.slow
+def test_an_image_whose_reading_never_ends(tmp_path, on_images):
+    with started(tmp_path, argv(program=on_images)) as job:
+        wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
+        replaced(tmp_path, "endless")
+        assert job.wait(60) == 1
+        wait_until(lambda: not left_in(tmp_path), 5)
+    found = re.search(
+        r"^hvdlaunch: rank ([01]) on localhost hung at step \d+: no progress for 0:00:03;", said(tmp_path), re.M
+    )
+    assert found, said(tmp_path)
+    assert words_of(tmp_path, found[1]).startswith("Timeout (0:00:03)!")
+    assert "dataloader.py" in said(tmp_path)  # where it stood
+    assert " working" in (run_folder(tmp_path) / "ranks" / f"rank-{found[1]}.at").read_text()
+    assert " waiting" in (run_folder(tmp_path) / "ranks" / f"rank-{1 - int(found[1])}.at").read_text()
+
+
+@pytest.mark.slow
+def test_an_image_whose_reading_fails_is_left_out_and_counted(tmp_path, on_images):
+    with started(tmp_path, argv(program=on_images)) as job:
+        wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
+        replaced(tmp_path, "EIO")
+        warning = "decoding of an image failed: d/train/b/3.png: Input/output error; training goes on"
+        wait_until(lambda: warning in said(tmp_path), 60)
+        before = step_of(tmp_path)
+        wait_until(lambda: step_of(tmp_path) > before + 10, 60)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(60) == 0, said(tmp_path)
+    result = json.loads((run_folder(tmp_path) / "result.json").read_text())
+    assert result["unreadable_images"] >= 1
+    assert result["skipped_steps"] == 0
+
+
+@pytest.mark.slow
+def test_a_loader_worker_that_is_killed(tmp_path, on_images):
+    with started(tmp_path, argv("--restarts", "1", program=on_images)) as job:
+        wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
+        rank = psutil.Process(rank_pids(run_folder(tmp_path))[1])
+        worker = next(one for one in rank.children() if "spawn_main" in " ".join(one.cmdline()))
+        worker.kill()
+        again = "hvdlaunch: restart 1 of 1 after: rank 1 on localhost ended with status 1 at step "
+        wait_until(lambda: again in said(tmp_path), 60)
+        wait_until(lambda: "resumed from" in said(tmp_path), 60)
+        resumed = int(re.search(r"resumed from .*step-(\d+)", said(tmp_path))[1])
+        wait_until(lambda: saved(tmp_path) > resumed, 60)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(60) == 0, said(tmp_path)
+    (line,) = (line for line in said(tmp_path).splitlines() if line.startswith(again))
+    assert f": DataLoader worker (pid {worker.pid}) is killed by signal: Killed." in line
+
+
+# --- memory
+
+
+@pytest.fixture
+def little_memory():
+    """A function that lets a process have 256 MiB more."""
+    v1, v2 = CGROUPS / "memory", CGROUPS
+    root, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
+    group = root / f"hvdtrain-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(256 * MIB))
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+        pytest.skip(f"no memory limit can be set in {root}: {error.strerror}")
+    for swap in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
+        with contextlib.suppress(OSError):
+            (group / swap).write_text("0" if "max" in swap else str(256 * MIB))
+    yield lambda process: (group / "cgroup.procs").write_text(str(process.pid))
+    group.rmdir()
+
+
+def test_a_rank_that_is_killed_by_its_memory_limit(tmp_path, monkeypatch, little_memory):
+    monkeypatch.setenv("HVDTRAIN_FAULT", "stop@rank1:step7,oom@rank1:step8")
+    with started(tmp_path, argv(program=TRAIN)) as job:
+        rank = wait_until(lambda: stopped(tmp_path, 1), TIMEOUT_S)
+        little_memory(rank)
+        rank.resume()
+        assert job.wait(60) == 137, said(tmp_path)
+        wait_until(lambda: not left_in(tmp_path), 5)
+    line = "hvdlaunch: rank 1 on localhost died of signal 9 (Killed), perhaps out of memory, at step 8"
+    assert line in said(tmp_path).splitlines()
+    assert newest(tmp_path) == 5
+
+
+# --- disk
+
+
+@contextlib.contextmanager
+def read_only(folder):
+    """An empty file system over the folder, on which nothing can be written; files that are open stay."""
+    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=64m", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_checkpoints_that_cannot_be_written_for_a_while(tmp_path):
+    checkpoints = run_folder(tmp_path) / "checkpoints"
+    with started(tmp_path, argv(program=ENDLESS)) as job:
+        wait_until(lambda: checkpoints.is_dir() and saved(tmp_path), TIMEOUT_S)
+        with read_only(checkpoints):
+            wait_until(lambda: "warning: checkpoint write failed: " in said(tmp_path), 60)
+            before = step_of(tmp_path)
+            wait_until(lambda: step_of(tmp_path) > before + 20, 60)
+        wait_until(lambda: saved(tmp_path) > before + 20, 60)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(60) == 0, said(tmp_path)
+    assert said(tmp_path).count("Read-only file system; training goes on") == 1
+    result = json.loads((run_folder(tmp_path) / "result.json").read_text())
+    assert result["checkpoint_write_failures"] >= 4
+    assert newest(tmp_path) == result["steps"]
+
+
+@pytest.mark.slow
+def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
+    """The run trains to its end; asked to leave it says that nothing could be saved, and its status is SIGTERM's."""
+    with started(tmp_path, argv(program=ENDLESS)) as job:
+        wait_until(lambda: step_of(tmp_path) >= 7, TIMEOUT_S)
+        kept = wait_until(lambda: saved(tmp_path), 60)
+        with read_only(run_folder(tmp_path)):
+            wait_until(lambda: "warning: checkpoint write failed: " in said(tmp_path), 60)
+            os.kill(job.pid, signal.SIGTERM)
+            assert job.wait(60) == 143, said(tmp_path)
+            wait_until(lambda: not left_in(tmp_path), 5)
+    assert "asked to leave, and no checkpoint could be written" in said(tmp_path)
+    assert newest(tmp_path) >= kept
+
+
+# --- ports
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_one_line_of_make_board(tmp_path):
+    """Nothing else of ours has a port that is chosen in advance."""
+    (tmp_path / "runs").mkdir()
+    project = Path(__file__).parents[2]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        shown = subprocess.run(
+            ["make", "-n", "board", f"PORT={port}"], cwd=project, capture_output=True, text=True, check=True
+        )
+        board = shlex.split(shown.stdout.splitlines()[-1].partition("&&")[2])
+        done = subprocess.run(
+            [sys.executable, "-m", "tensorboard.main", *board[1:]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert board[0] == "tensorboard"
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1] == f"ERROR: TensorBoard could not bind to port {port}, it was already in use"

@@ -1,0 +1,149 @@
+"""A run that is asked to leave saves, leaves with 0, and loses no step."""
+
+import signal
+import time
+
+import pytest
+
+from hvdtrain import checkpoint
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
+from tests.mpi.interrupted import SHORT, ended, same_end, stopping
+
+# Nothing is saved but for leaving.
+ONLY_ASKED = (*SHORT, "--checkpoint-every-steps", "1000")
+
+
+def left_well(run, said):
+    """The step at which a run left with a checkpoint, nothing lost."""
+    step = run.result["steps"]
+    assert run.result["exit_reason"] == "preempted"
+    assert run.checkpoints[-1] == f"step-{step:09d}"
+    assert checkpoint.newest(run.path / "checkpoints")[1] == []
+    assert not list(run.path.rglob("*.part"))
+    line = f"hvdtrain: saved at step {step}; the same command with --run r goes on from there"
+    assert [one for one in said.splitlines() if "hvdtrain: " in one and "injected" not in one] == [line]
+    return step
+
+
+def goes_on(run, reference, **options):
+    said = run.finish()
+    assert "resumed from runs/effnet/r/checkpoints/step-" in said
+    same_end(run, reference, **options)
+
+
+def test_in_the_middle_of_an_epoch(runs, reference):
+    run = runs(2, ONLY_ASKED)
+    said = run.asked("step9")
+    assert left_well(run, said) in (9, 10)  # what is heard during a step is obeyed after the next
+    goes_on(run, reference(2), whole_history=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("place", "words", "steps"),
+    [
+        ("save5", SHORT, {5, 6, 7}),
+        ("eval1", ONLY_ASKED, {12}),
+        ("step24", ONLY_ASKED, {24}),  # the last one
+        ("step1", ONLY_ASKED, {1, 2}),
+        ("start", ONLY_ASKED, {1, 2}),
+    ],
+)
+def test_wherever_it_is(runs, reference, place, words, steps):
+    run = runs(2, words)
+    assert left_well(run, run.asked(place)) in steps
+    goes_on(run, reference(2), whole_history=words == SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_again_and_again_at_any_moment(runs, reference, tmp_path):
+    """No clock of the test's decides the outcome: at worst the run has finished before it is asked."""
+    run, times = runs(2, ONLY_ASKED), 0
+    for delay_s in (0.1, 0.4, 0.2, 0.6, 0.3):
+        report = tmp_path / f"report-{delay_s}"
+        with stopping(run.start(HVDLAUNCH_REPORT=str(report)), tmp_path) as job:
+            wait_until(lambda report=report: report.exists() and "saves" in report.read_text(), TIMEOUT_S)
+            time.sleep(delay_s)
+            job.send_signal(signal.SIGUSR1)
+            said = ended(job, 0)
+        if run.result["exit_reason"] == "finished":
+            break
+        left_well(run, said)
+        times += 1
+    else:
+        run.finish()
+    assert times > 0
+    same_end(run, reference(2), whole_history=False)
+
+
+@pytest.mark.slow
+def test_before_its_first_step(runs, reference, tmp_path):
+    run = runs(2, ONLY_ASKED)
+    blocked = tmp_path / "blocked"
+    with stopping(run.start(program=(str(PROGRAMS / "wait_unasked.py"), str(blocked))), tmp_path) as job:
+        wait_until(lambda: blocked.exists() and len(list(blocked.iterdir())) == 2, TIMEOUT_S)
+        job.send_signal(signal.SIGUSR1)
+        assert left_well(run, ended(job, 0)) in (1, 2)
+    goes_on(run, reference(2), whole_history=False)
+
+
+# --- one process without a launcher
+
+
+def test_one_process_saves_at_a_first_sigterm_and_at_a_first_ctrl_c(runs, reference):
+    words = (*ONLY_ASKED, "--epochs", "1")
+    run = runs(1, words)
+    assert left_well(run, run.asked("step5", by=signal.SIGTERM)) in (5, 6)
+    assert left_well(run, run.asked("step15", by=signal.SIGINT)) in (15, 16)
+    goes_on(run, reference(1, words), whole_history=False)
+
+
+@pytest.mark.parametrize(
+    ("signals", "status", "reason"),
+    [
+        ([signal.SIGTERM, signal.SIGTERM], 143, "terminated"),
+        pytest.param([signal.SIGINT, signal.SIGINT], 130, "interrupted", marks=pytest.mark.slow),
+    ],
+)
+def test_one_process_leaves_at_once_at_a_second_one(runs, signals, status, reason):
+    """It hangs, so that the first has no effect."""
+    run = runs(1)
+    with run.hanging("step9", saved=8) as job:
+        job.send_signal(signals[0])
+        time.sleep(0.5)
+        assert job.poll() is None
+        job.send_signal(signals[1])
+        job.communicate(timeout=10)
+    assert job.returncode == status
+    assert run.result["exit_reason"] == reason
+    assert checkpoint.newest(run.path / "checkpoints")[0].step == 8
+
+
+# --- not the way to ask
+
+
+@pytest.mark.slow
+def test_sigterm_to_mpirun_ends_the_ranks_and_leaves_the_checkpoints(runs, reference, tmp_path):
+    run = runs(2)
+    with run.hanging("step9", saved=8) as job:
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=15)
+        assert job.returncode not in (0, None)
+    wait_until(lambda: not left_in(tmp_path), 5)
+    assert run.result["exit_reason"] == "terminated"
+    found, passed_over = checkpoint.newest(run.path / "checkpoints")
+    assert (found.step, passed_over) == (8, [])
+    goes_on(run, reference(2))
+
+
+@pytest.mark.slow
+def test_sigusr1_before_there_is_a_handler_ends_the_ranks_but_never_hangs(runs, tmp_path):
+    """Without hvdlaunch, which blocks it until then."""
+    run = runs(2)
+    with stopping(run.start(), tmp_path) as job:
+        wait_until(lambda: len(left_in(tmp_path)) == 3, TIMEOUT_S)
+        job.send_signal(signal.SIGUSR1)
+        job.communicate(timeout=TIMEOUT_S)
+        assert job.returncode != 0
+        wait_until(lambda: not left_in(tmp_path), 5)

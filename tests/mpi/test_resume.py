@@ -1,0 +1,218 @@
+"""A run that was interrupted ends as if it had not been: the same bits, and each step once in its logs."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.mpi.conftest import PROGRAMS
+from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """A run of 2 ranks that was killed after step 1 and after step 8, with checkpoints of steps 7 and 8."""
+    run = Runs(folder=tmp_path_factory.mktemp("half"), ranks=2, words=SHORT)
+    run.killed("step2", saved=1)
+    run.killed("step9", saved=8)
+    return run
+
+
+# --- the same number of ranks
+
+
+def interrupted(run, ends):
+    for place, saved in ends:
+        run.killed(place, saved=saved)
+    said = run.finish()
+    assert f"resumed from runs/effnet/r/checkpoints/step-{ends[-1][1]:09d}, epoch " in said
+
+
+def test_from_step_1_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path, reference):
+    run = half.copied(tmp_path)
+    interrupted(run, [("eval1", 12)])
+    same_end(run, reference(2))
+    assert run.result["resumed"] == 3
+
+
+@pytest.mark.slow
+def test_three_ranks(runs, reference):
+    words = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", *EVERY_STEP, "--deterministic", "--sync-bn")
+    run = runs(3, words)
+    interrupted(run, [("step5", 4)])
+    same_end(run, reference(3, words))
+
+
+MIX = {
+    "adamw": (2, ["--accumulate-steps", "2", "--batch-size-per-rank", "32", "--dropout", "0.3"], [1, 7, 12, 13]),
+    "bf16": (2, ["--precision", "bf16", "--optimizer", "rmsprop", "--ema-epochs", "0", "--epochs", "1"], [5]),
+    "lamb": (2, ["--optimizer", "lamb", "--sync-bn", "--clip-norm", "1", "--ema-epochs", "0"], [3, 12]),
+    "lars": (3, ["--optimizer", "lars", "--deterministic", "--check-replicas-every", "3", "--cutout", "6"], [8, 11]),
+    "adam": (3, ["--optimizer", "adam", "--deterministic", "--precision", "bf16", "--epochs", "1"], [2, 8]),
+    "one": (1, ["--stochastic-depth", "0.3", "--schedule", "constant", "--decay-all", "--no-augment"], [6, 23]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", MIX)
+def test_every_way_to_train(runs, reference, name):
+    ranks, words, ends = MIX[name]
+    words = (*SHORT, *words)
+    per_epoch = math.ceil(1438 / (64 * ranks))
+    run = runs(ranks, words)
+    interrupted(run, [("eval1" if step == per_epoch else f"step{step + 1}", step) for step in ends])
+    same_end(run, reference(ranks, words))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_image_folders_with_loader_workers(runs, reference, tmp_path):
+    folder_of_images(tmp_path / "images")
+    words = ("--data", "imagefolder", "--data-dir", str(tmp_path / "images"), "--model", "efficientnet_tiny")
+    words = (*words, "--batch-size-per-rank", "8", "--epochs", "2", "--dropout", "0.5", *EVERY_STEP)
+    run = runs(2, words)
+    interrupted(run, [("step3", 2), ("eval1", 4)])
+    same_end(run, reference(2, words))
+
+
+def folder_of_images(folder):
+    """Two classes of 40: 64 to train on."""
+    import numpy as np
+    from PIL import Image
+
+    noise = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (folder / label).mkdir(parents=True)
+        for number in range(40):
+            Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / label / f"{number}.png")
+
+
+# --- another number of ranks
+
+
+def visits(folder, steps=None):
+    """The images of all ranks, by step."""
+    ranks = [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.iterdir())]
+    return [[image for rank in step for image in rank] for step in zip(*ranks, strict=True)][:steps]
+
+
+NOTING = (str(PROGRAMS / "note_visits.py"),)
+
+
+TOLD = {
+    "--batch-size-per-rank": "the batch per rank is kept, 192 images per step in place of 128",
+    "--global-batch-size": "the global batch is kept, 96 images per step in place of 96",
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "whole"),  # `whole`: the images that the schedule counts in an epoch, of whole batches
+    [
+        ((2, 3), ["--batch-size-per-rank", "64"], 12 * 128),
+        pytest.param((3, 2), ["--global-batch-size", "96"], 15 * 96, marks=pytest.mark.slow),
+    ],
+)
+def test_every_image_once_over_both_attempts(runs, tmp_path, ranks, batch, whole):
+    words = (*TINY, *batch, "--epochs", "2", "--no-scale-lr", "--checkpoint-every-steps", "1")
+    words = (*words, "--report-every-steps", "1", "--warmup-epochs", "0")
+    first, second = (runs(count, words) for count in ranks)
+    first.killed("step6", saved=5, program=(*NOTING, str(tmp_path / "first")))
+    said = second.finish(program=(*NOTING, str(tmp_path / "second")))
+    kept = f"{ranks[1]} ranks in place of {ranks[0]}: {TOLD[batch[0]]}"
+    assert f"{kept}; random numbers are new ones" in said.splitlines()
+
+    steps = visits(tmp_path / "first", 5) + visits(tmp_path / "second")
+    seen = [image for step in steps for image in step]
+    assert sorted(seen[:1438]) == list(range(1438))
+    assert sorted(seen[1438:]) == list(range(1438))
+
+    # one curve over the images, whatever the batch they came in
+    places = [divmod(done, 1438) for done in itertools.accumulate(map(len, steps[:-1]), initial=0)]
+    rates = [0.05 * (1 + math.cos(math.pi * (epoch * whole + visited) / (2 * whole))) for epoch, visited in places]
+    assert [line["train/lr"] for line in second.lines if "epoch" not in line] == pytest.approx(rates)
+
+
+# --- other settings, and damage
+
+
+@pytest.mark.slow
+def test_a_changed_setting_is_named_and_the_command_lines_holds(half, tmp_path):
+    run = half.copied(tmp_path, ranks=1)
+    said = run.finish("--epochs", "1", "--lr", "0.01", "--weight-decay", "0.1").splitlines()
+    assert "--epochs was 2, now 1: the command line's holds" in said
+    assert "--lr was None, now 0.01: the command line's holds" in said
+    assert "--weight-decay was 0.0005, now 0.1: the command line's holds" in said
+    assert run.result["epochs"] == 1
+    assert [line["epoch"] for line in run.lines if "epoch" in line] == [1]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--seed", "1"], "--seed 1: this run's checkpoint has 0: give that, another --run, or --resume never"),
+        pytest.param(
+            ["--optimizer", "lamb"], "--optimizer lamb: this run's checkpoint has sgd", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["--model", "efficientnet_b0"], "this run's checkpoint has efficientnet_tiny", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["--data", "synthetic"], "is of 1438 training images, now there are 50000", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_another_run_is_refused_and_nothing_is_lost(half, tmp_path, words, named):
+    run = half.copied(tmp_path, ranks=1)
+    before = files_under(run.path)
+    said = run.finish(*words, status=2)
+    assert named in refusal(said)
+    assert files_under(run.path) == before
+
+
+def damage(run, name):
+    path = run.path / "checkpoints" / name / "state.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference):
+    run = half.copied(tmp_path)
+    damage(run, "step-000000008")
+    said = run.finish()
+    assert "hvdtrain: passed over runs/effnet/r/checkpoints/step-000000008/state.pt is damaged" in said
+    assert "resumed from runs/effnet/r/checkpoints/step-000000007, epoch 1" in said
+    same_end(run, reference(2))
+
+
+@pytest.mark.slow
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(half, tmp_path):
+    run = half.copied(tmp_path, ranks=1)
+    for name in run.checkpoints:
+        damage(run, name)
+    before = files_under(run.path)
+    line = refusal(run.finish(status=2))
+    assert "step-000000008" in line
+    assert "--resume never" in line
+    assert files_under(run.path) == before
+
+
+@pytest.mark.slow
+def test_never_begins_anew(half, tmp_path, reference):
+    run = half.copied(tmp_path)
+    run.finish("--resume", "never")
+    same_end(run, reference(2))
+    assert run.result["resumed"] == 0
+
+
+@pytest.mark.slow
+def test_a_second_run_in_one_folder_is_refused_and_the_first_untouched(half, tmp_path):
+    run = half.copied(tmp_path)
+    with run.hanging("step11", saved=10):
+        before = files_under(run.path)
+        line = refusal(replace(run, ranks=1).finish(status=2))
+        assert "runs/effnet/r is in use, by process " in line
+        assert files_under(run.path) == before

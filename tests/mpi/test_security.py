@@ -1,0 +1,194 @@
+"""What a run leaves is its owner's alone and holds no secret; nothing of ours listens; strangers' files run no code."""
+
+import contextlib
+import copy
+import hashlib
+import io
+import re
+import secrets as random
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from hvdtrain import checkpoint
+from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
+from tests.mpi.launched import argv, environment
+from tests.mpi.secrets import NAMES, listening, on_command_lines, open_to_others, told, watched
+from tests.unit.test_checkpoint_strangers import payloads
+
+PROJECT = Path(__file__).parents[2]
+RUN = Path("runs/effnet/r")
+SAVED = [*EFFNET, *QUICK, "--run", "r", "--checkpoint-every-steps", "4"]
+TRAIN = [*SAVED, "--epochs", "2", "--profile", "on", "--torch-profile", "2"]
+LEFT = {
+    *("config.json", "environment.json", "placement.json", "metrics.jsonl", "result.json", "phases.json", "lock"),
+    *("phases.png", "rank-0.json", "rank-1.json", "rank-1.at", "rank-1.pt.trace.json.gz", "manifest.json", "state.pt"),
+}
+
+
+@pytest.fixture
+def secret():
+    return f"canary-{random.token_hex(8)}"
+
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@contextlib.contextmanager
+def started(folder, words, secret, **more):
+    """In `folder`, with the secret in its environment, by a user whose files all others may read."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    own = environment(folder, **dict.fromkeys(NAMES, secret), **AS_ROOT, TMPDIR=str(folder / "tmp"), **more)
+    with (folder / "out").open("a") as out:
+        job = subprocess.Popen(words, cwd=folder, env=own, stdout=out, stderr=out, umask=0o022)
+    try:
+        yield job
+    finally:
+        job.terminate()
+        job.wait(20)
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("horovodrun", marks=pytest.mark.slow), "hvdlaunch"])
+def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_path, launcher, secret):
+    program = [sys.executable, *TRAIN]
+    words = {
+        "mpirun": ["mpirun", "--oversubscribe", "-np", "2", "-x", "WANDB_API_KEY", *program, "--timeline"],
+        "horovodrun": ["horovodrun", "-np", "2", *program],
+        "hvdlaunch": argv("--restarts", "1", "-x", "WANDB_API_KEY", program=program),
+    }[launcher]
+    fault = {"HVDTRAIN_FAULT": "raise@rank1:step9"}
+    attempts = [fault] if launcher == "hvdlaunch" else [fault, {}]
+    for own in attempts:
+        with started(tmp_path, words, secret, **own) as job:
+            said, heard, wrote = watched(
+                lambda: job.poll() is None,
+                lambda: on_command_lines(secret),
+                lambda: listening(tmp_path),
+                lambda: set(told(secret, tmp_path / "tmp")),
+            )
+        assert (job.returncode == 0) == (own is attempts[-1]), (tmp_path / "out").read_text()
+        assert said == set()
+        assert wrote == set()
+        assert {program for program, _ in heard} == {"mpirun"}  # its daemon's: no option of Open MPI 4 binds it
+    assert "resumed from" in (tmp_path / "out").read_text()
+    wait_until(lambda: not left_in(tmp_path), 5)
+    left = {path.name for path in (tmp_path / RUN).rglob("*")}
+    assert left >= (LEFT if launcher != "mpirun" else {*LEFT, "timeline.json"}), left
+    assert any(name.startswith("events.out.tfevents.") for name in left)
+    assert open_to_others(tmp_path / "runs") == []
+    assert told(secret, tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def torn_off(tmp_path_factory):
+    """A run by one process that has ended at step 14, so that the checkpoint of step 8 is whole."""
+    folder = tmp_path_factory.mktemp("torn")
+    with started(folder, [sys.executable, *SAVED], "", HVDTRAIN_FAULT="raise@rank0:step14") as job:
+        assert job.wait(100) == 1, (folder / "out").read_text()
+    return folder
+
+
+def resumed(folder, torn_off, *words):
+    """The same command once more, in a copy with what a stranger has put there; status and what it said."""
+    shutil.copytree(torn_off / "runs", folder / "runs", symlinks=True, dirs_exist_ok=True)
+    with started(folder, [sys.executable, *SAVED, *words], "") as job:
+        status = job.wait(100)
+    return status, (folder / "out").read_text()
+
+
+def forge(folder, torn_off, step, change=lambda _: None, **contents):
+    """The newest true checkpoint as one of a later step, with other contents and a manifest that is right for them."""
+    true = checkpoint.open_one(torn_off / RUN / "checkpoints/step-000000008")
+    forged = folder / RUN / f"checkpoints/step-{step:09d}"
+    shutil.copytree(true.folder, forged)
+    for name, content in contents.items():
+        (forged / f"{name}.pt").write_bytes(content)
+    about = copy.deepcopy(true.about)
+    change(about)
+    files = {
+        path.name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for path in forged.glob("*.pt")
+        for content in [path.read_bytes()]
+    }
+    facts = {"format": checkpoint.FORMAT, "step": step, "about": about, "files": files}
+    (forged / checkpoint.MANIFEST).write_bytes(checkpoint._sealed(facts))
+    return forged
+
+
+@pytest.mark.parametrize(("document", "kind"), [("state", "system"), ("ranks", "nested")])
+def test_a_run_does_not_begin_from_a_strangers_checkpoint_that_would_run_code(tmp_path, torn_off, document, kind):
+    canary = tmp_path / "ran"
+    forged = forge(tmp_path, torn_off, 99, **{document: payloads(canary)[kind]})
+    status, said = resumed(tmp_path, torn_off)
+    assert (status, said.count("\n")) == (2, 1), said
+    assert said.startswith(f"hvdtrain: {forged.relative_to(tmp_path)}/{document}.pt is refused (")
+    assert not canary.exists()
+
+
+def test_code_hidden_in_a_ranks_own_state_does_not_run(tmp_path, torn_off):
+    canary = tmp_path / "ran"
+    hidden = torch.frombuffer(bytearray(payloads(canary)["system"]), dtype=torch.uint8)
+    packed = io.BytesIO()
+    torch.save([hidden], packed)
+    forge(tmp_path, torn_off, 99, ranks=packed.getvalue())
+    status, said = resumed(tmp_path, torn_off)
+    assert status in (1, 2), said
+    assert not canary.exists()
+
+
+def test_damaged_and_foreign_checkpoints_are_passed_over(tmp_path, torn_off):
+    canary = tmp_path / "ran"
+    unsealed = forge(tmp_path, torn_off, 95, state=payloads(canary)["system"]) / checkpoint.MANIFEST
+    unsealed.write_bytes(unsealed.read_bytes().replace(b'"step": 95', b'"step": 96'))
+    forge(tmp_path, torn_off, 96)
+    (tmp_path / RUN / "checkpoints/step-000000096/state.pt").write_bytes(payloads(canary)["plain pickle"])
+    pickled = forge(tmp_path, torn_off, 97) / checkpoint.MANIFEST
+    pickled.write_bytes(payloads(canary)["protocol 0"])
+    forge(tmp_path, torn_off, 98).rename(tmp_path / "elsewhere")
+    (tmp_path / RUN / "checkpoints/step-000000098").symlink_to(tmp_path / "elsewhere")
+    status, said = resumed(tmp_path, torn_off)
+    assert status == 0, said
+    assert re.findall(r"^hvdtrain: passed over \S+/step-0+(\d+)", said, re.MULTILINE) == ["98", "97", "96", "95"]
+    newest = checkpoint.newest(torn_off / RUN / "checkpoints")[0]
+    assert f"resumed from {RUN}/checkpoints/step-{newest.step:09d}, epoch 1\n" in said
+    assert not canary.exists()
+
+
+def test_a_strangers_run_folder_leads_to_no_file_of_ours(tmp_path, torn_off):
+    ours = tmp_path / "ours"
+    ours.write_text("keep me")
+
+    def lead_there(about):
+        about["tracker"] |= {"events_file": str(ours), "events_bytes": 0}
+
+    forge(tmp_path, torn_off, 13, lead_there)
+    status, said = resumed(tmp_path, torn_off)
+    assert "step-000000013" in said
+    assert status == 0, said
+    assert ours.read_text() == "keep me"
+
+
+def test_pretrained_weights_of_a_stranger_run_no_code(tmp_path):
+    canary, weights = tmp_path / "ran", tmp_path / "weights.pt"
+    weights.write_bytes(payloads(canary)["system"])
+    with started(tmp_path, [sys.executable, *EFFNET, *QUICK, "--pretrained", str(weights)], "") as job:
+        assert job.wait(100) == 2
+    said = (tmp_path / "out").read_text()
+    assert said == f"hvdtrain: --pretrained {weights}: not a file of tensors that torch.save wrote\n"
+    assert not canary.exists()
+
+
+def test_the_board_listens_on_loopback_alone(tmp_path):
+    """By the very words of `make board`."""
+    (words,) = re.findall(r"tensorboard .*", (PROJECT / "Makefile").read_text())
+    with started(tmp_path, shlex.split(words.replace("$(PORT)", "0")), "") as job:
+        wait_until(lambda: "Press CTRL+C" in (tmp_path / "out").read_text(), 60)
+        sockets = psutil.Process(job.pid).net_connections(kind="tcp")
+        waiting = [one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN]
+    assert waiting == ["127.0.0.1"]

@@ -1,0 +1,185 @@
+"""What lint refuses, and that nothing names a secret where others read it."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdtrain import comm, compare, models, tracking
+from hvdtrain.exits import BadInput
+from hvdtrain.folder import open_folder
+from scripts.check_loads import complaints
+from tests.unit.runfolders import make_run
+from tests.unit.test_checkpoint_strangers import payloads
+
+PROJECT = Path(__file__).parents[2]
+CANARY = "canary-5f0c2e"
+
+
+def by_ruff(source, name):
+    """The security rules that ruff, with the project's settings, finds broken in a file of this name."""
+    ruff = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=concise", f"--stdin-filename={name}"]
+    done = subprocess.run([*ruff, "-"], input=source, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(name)]
+    return [rule for rule in found if rule.startswith("S")]
+
+
+@pytest.mark.parametrize("folder", ["hvdtrain", "launch", "scripts", "bench", "tests/unit"])
+@pytest.mark.parametrize(
+    ("rule", "source"),
+    [
+        ("S301", "import pickle\n\npickle.load(file)\n"),
+        ("S301", "from pickle import loads as read\n\nread(content)\n"),
+        ("S301", "import pickle\n\npickle.Unpickler(file)\n"),
+        ("S301", "import dill\n\ndill.loads(content)\n"),
+        ("S506", "import yaml\n\nyaml.load(file)\n"),
+        ("S506", "import yaml\n\nyaml.load(file, Loader=yaml.Loader)\n"),
+        ("S602", "import subprocess\n\nsubprocess.run(words, shell=True)\n"),
+        ("S602", "from subprocess import Popen\n\nPopen(words, shell=True)\n"),
+        ("S604", "run(words, shell=True)\n"),
+        ("S605", "import os\n\nos.system(words)\n"),
+    ],
+)  # fmt: skip
+def test_ruff_refuses(rule, source, folder):
+    assert rule in by_ruff(source, f"{folder}/new.py")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.load(file)",
+        "import torch\ntorch.load(file, weights_only=False)",
+        "import torch\ntorch.load(file, weights_only=flag)",
+        "import torch\ntorch.load(file, **options)",
+        "import torch as t\nt.load(file)",
+        "from torch import load\nload(file)",
+        "from torch import load as read\nread(file)",
+        "import torch.nn\ntorch.load(file)",
+        "import torch\nread = torch.load\nread(file)",
+        "import torch\nlist(map(torch.load, files))",
+        "import torch.serialization\ntorch.serialization.load(file)",
+        "from torch import serialization as s\ns.load(file)",
+        "from torch.serialization import load\nload(file)",
+        "def f():\n    from torch import load\n    return load(file)",
+        "import torch\ntorch.hub.load_state_dict_from_url(url)",
+        "import torch\ntorch.hub.load(repository, name)",
+        "import numpy as np\nnp.load(file, allow_pickle=True)",
+        "import numpy as np\nnp.load(file, allow_pickle=flag)",
+        "import numpy as np\nnp.load(file, None, True)",
+        "import numpy as np\nnp.load(file, **options)",
+        "from numpy import load\nload(file, allow_pickle=True)",
+        "import joblib\njoblib.load(file)",
+        "from joblib import load as read\nread(file)",
+        "import dill\ndill.load(file)",
+        "import cloudpickle\ncloudpickle.load(file)",
+        "import cloudpickle\ncloudpickle.loads(content)",
+        "import pickle\nlist(map(pickle.loads, contents))",
+        "import yaml\nread = yaml.load",
+    ],
+)
+def test_check_loads_refuses(source):
+    assert len(list(complaints(source))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.load(file, weights_only=True)",
+        "from torch import load\nload(file, map_location='cpu', weights_only=True)",
+        "import numpy as np\nnp.load(file)\nnp.load(file, 'r')\nnp.load(file, allow_pickle=False)",
+        "import json\njson.load(file)",
+        "from hvdtrain import checkpoint\ncheckpoint.load(found, name)",
+        "import torch\ntorch.save(value, file)",
+    ],
+)
+def test_check_loads_has_nothing_against(source):
+    assert list(complaints(source)) == []
+
+
+def test_make_lint_checks_all_that_is_shipped(tmp_path):
+    (command,) = re.findall(r"python (scripts/check_loads\.py [\w ]+)", (PROJECT / "Makefile").read_text())
+    script, *folders = command.split()
+    assert {"hvdtrain", "launch", "scripts", "bench"} == set(folders)
+    for folder in folders:
+        (tmp_path / folder).mkdir()
+    check = [sys.executable, str(PROJECT / script), *folders]
+    clean = subprocess.run(check, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert (clean.returncode, clean.stdout + clean.stderr) == (0, "")
+    (tmp_path / "launch" / "deep").mkdir()
+    (tmp_path / "launch" / "deep" / "bad.py").write_text("import torch\n\ntorch.load('x')\n")
+    bad = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert bad.returncode == 1
+    assert bad.stderr.startswith("launch/deep/bad.py:3: torch.load without weights_only=True")
+
+
+def test_a_run_folder_that_was_open_to_others_is_not_any_more(tmp_path):
+    tmp_path.chmod(0o755)
+    os.close(open_folder(tmp_path, overwrite=False, resume=True).lock)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_a_comparison_is_its_owners_alone(tmp_path):
+    make_run(tmp_path / "a")
+    compare.main([str(tmp_path / "a"), "--out", str(tmp_path / "out")])
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o700
+
+
+def test_the_environment_of_a_run_is_written_down_without_secrets(monkeypatch):
+    for name in ("HOROVOD_SECRET_KEY", "HOROVOD_TOKEN", "NCCL_PASSWORD", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, CANARY)
+    for name in ("HOROVOD_AUTOTUNE", "NCCL_DEBUG"):
+        monkeypatch.setenv(name, "told")
+    known = tracking.environment()
+    assert CANARY not in str(known)
+    assert known["horovod_settings"]["HOROVOD_AUTOTUNE"] == known["nccl_settings"]["NCCL_DEBUG"] == "told"
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        (f"WANDB_API_KEY={CANARY}", "WANDB_API_KEY=..."),
+        (f"--api-key={CANARY}", "--api-key=..."),
+        (f"aws_secret={CANARY}=={CANARY}", "aws_secret=..."),
+        ("WANDB_API_KEY", "WANDB_API_KEY"),
+        ("--data-dir=/keys/token", "--data-dir=/keys/token"),
+        ("OMP_NUM_THREADS=1", "OMP_NUM_THREADS=1"),
+    ],
+)
+def test_the_command_of_a_run_is_written_down_without_secrets(monkeypatch, word, shown):
+    monkeypatch.setattr(sys, "orig_argv", ["mpirun", "-x", word, "python"])
+    assert tracking.environment()["command"] == ["mpirun", "-x", shown, "python"]
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [("", "^tcp"), ("^openib", "^openib,tcp"), ("self,vader", "self,vader"), ("self,tcp", "self,tcp")],
+)
+def test_ranks_of_one_host_leave_tcp_alone_unless_it_was_asked_for(given, used):
+    assert comm._without_tcp(given) == used
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "lock", "result.json.part", "events.out.tfevents.1.x.1.0"])
+def test_a_link_in_a_run_folder_leads_to_no_file_of_ours(tmp_path, name):
+    ours, folder = tmp_path / "ours", tmp_path / "run"
+    ours.write_text("keep me")
+    (folder / "ranks").mkdir(parents=True)
+    (folder / name).symlink_to(ours)
+    with pytest.raises(BadInput, match=f"holds what is not a run's, as {re.escape(name)}: give another --run"):
+        open_folder(folder, overwrite=True, resume=True)
+    assert ours.read_text() == "keep me"
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("kind", payloads("x"))
+def test_pretrained_weights_of_a_stranger_run_no_code(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    canary, weights = tmp_path / "ran", tmp_path / "weights.pt"
+    weights.write_bytes(payloads(canary)[kind])
+    with pytest.raises(BadInput, match=r"weights\.pt: not a file of tensors"):
+        models.pretrained_weights("efficientnet_tiny", str(weights))
+    assert not canary.exists()
