@@ -67,7 +67,9 @@ def run(main: Callable[[], None]) -> NoReturn:
     sys.excepthook = _leave_with_traceback(None, lambda _: None)
     try:
         main()
+        _no_more_asking()
     except (BadInput, EndOfRun) as error:
+        _no_more_asking()
         if launched_rank() == 0:
             line = f"hvdtrain: {' '.join(str(error).split())}"
             print(line, file=sys.stderr, flush=True)
@@ -75,6 +77,11 @@ def run(main: Callable[[], None]) -> NoReturn:
         # MPI_Finalize, on the way out, waits for rank 0, so that nobody's status ends the job before its line is out.
         sys.exit(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
     sys.exit(0)
+
+
+def _no_more_asking() -> None:
+    """Python gives SIGUSR1 back its default, to kill, before the process has quite ended: ignored, it stays so."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def on_early_end(

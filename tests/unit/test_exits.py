@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -13,6 +14,9 @@ from hvdtrain.exits import BadInput, EndOfRun
 def hook_is_put_back(monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr(os, "environ", {})
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
 
 
 def raising(error):
@@ -123,3 +127,12 @@ def test_the_line_that_rank_0_prints_is_reported(report, capsys, error, rank):
     line = "hvdtrain: --lr 0 is wrong"
     assert capsys.readouterr().err == ("" if rank == "1" else f"{line}\n")
     assert (json.loads(report.read_text()) if report.exists() else {}) == ({} if rank == "1" else {"said": line})
+
+
+@pytest.mark.parametrize("main", [lambda: None, raising(EndOfRun("saved", status=0, reason="preempted"))])
+def test_a_late_request_to_leave_does_not_kill_a_rank_that_has_finished(monkeypatch, main):
+    """Python would give the signal back its default before the process has ended."""
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    with pytest.raises(SystemExit):
+        exits.run(main)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
