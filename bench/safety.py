@@ -10,7 +10,6 @@ before it is its whole cost. Rank 0 prints ratios, and the cost's share of the d
 import argparse
 import dataclasses
 import itertools
-import random
 import statistics
 import tempfile
 import threading
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 
 import torch
+from profile_overhead import interval
 from torch import Tensor
 
 from hvdtrain import data, models
@@ -133,13 +133,6 @@ def per_save(comm: Comm, training: Training, inputs: list[tuple[Tensor, Tensor]]
                 f"({min(spent):.0f} to {max(spent):.0f}, n = {count}): {statistics.median(spent) / every_ms:.3%} of "
                 f"{every_ms / 1000:.0f} s"
             )
-
-
-def interval(ratios: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the median, by the bootstrap."""
-    chance = random.Random(0)  # noqa: S311
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(2000))
-    return medians[50], medians[1949]
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.probe import ask_over_ssh, is_local
-from launch.process import stop_asking
+from launch.probe import ask_over_ssh, at_once, is_local
 
 ANSWER_S = 10.0
 GONE_S = 3.0  # SIGKILL is as fast as the driver that a process waits for
@@ -33,13 +31,7 @@ def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[
         except LaunchError as error:
             return error
 
-    with ThreadPoolExecutor(max_workers=min(128, len(hosts) + 1)) as pool:
-        try:
-            return dict(zip(hosts, pool.map(end_there, hosts), strict=True))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            stop_asking()
-            raise
+    return at_once(end_there, hosts)
 
 
 def end_here(job: str) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 from launch import nvidia_smi, nvml, rocm_smi, system
 from launch.errors import HostError, LaunchError, ProcessError
@@ -32,6 +33,8 @@ SSH_OPTIONS = (
 )
 ASK_TIMEOUT_S = 12.0  # a driver that wakes up takes seconds; a run must refuse within 15
 MARK = "hvdlaunch-facts "
+
+Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +109,14 @@ def answers(
             f"host {host}: {mpirun.path} {there}, here it is {mpirun}: install the same MPI at the same path"
         )
 
+    return at_once(facts_of, hosts)
+
+
+def at_once(question: Callable[[str], Reply], hosts: Sequence[str]) -> dict[str, Reply]:
+    """What `question` returns for each host, all asked side by side; an error, or a signal, ends the asking."""
     with ThreadPoolExecutor(max_workers=min(128, len(hosts) + 1)) as pool:
         try:
-            return dict(zip(hosts, pool.map(facts_of, hosts), strict=True))
+            return dict(zip(hosts, pool.map(question, hosts), strict=True))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             stop_asking()

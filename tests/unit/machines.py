@@ -1,6 +1,9 @@
 """Machines for the tests of placing and starting, as records and as the texts that describe them."""
 
+from dataclasses import replace
+
 from launch.hostfile import Host
+from launch.prepare import Wanted
 from launch.topology import Gpu, Interface, Link, Nic, NumaNode, Topology
 
 # The ring that avoids SYS goes 0-2-1-3. GPU 0 and 1 are at node 0, GPU 2 and 3 at node 1.
@@ -45,3 +48,20 @@ def machine(gpus=4, *, nics=(), interfaces=(), unusable=None, cores=range(16)):
 
 def hosts(**slots):
     return tuple(Host(name=name, slots=count) for name, count in slots.items())
+
+
+def wanted(**changes):
+    """A run as a command line without options asks for it."""
+    plain = Wanted(
+        np=2,
+        program=("prog", "--lr", "0.1"),
+        hosts=None,
+        topologies={},
+        launcher="auto",
+        gpus="auto",
+        binding="numa",
+        apptainer=None,
+        exports=(),
+        as_root=False,
+    )
+    return replace(plain, **changes)

@@ -6,33 +6,16 @@ import pytest
 
 from launch import prepare
 from launch.errors import CommandError, HostError, HostfileError, PlacementError
-from launch.prepare import Wanted
 from launch.probe import HostFacts, Mpi
 from launch.process import Answer
 from launch.topology import Interface
-from tests.unit.machines import RING, hosts, machine
+from tests.unit.machines import RING, hosts, machine, wanted
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 HIDDEN = "s3cret!"
 ENVIRONMENT = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "MY_TOKEN": HIDDEN}
 CLUSTER = {"h1": (("eth0", "10.0.0.1/24"), ("docker0", "172.17.0.1/16")), "h2": (("ens5", "10.0.0.2/24"),)}
 ADAPTERS = (("mlx5_0", "PIX PIX SYS SYS"), ("mlx5_1", "SYS SYS PIX PIX"))
-
-
-def wanted(**changes):
-    plain = Wanted(
-        np=2,
-        program=("prog", "--lr", "0.1"),
-        hosts=None,
-        topologies={},
-        launcher="auto",
-        gpus="auto",
-        binding="numa",
-        apptainer=None,
-        exports=(),
-        as_root=False,
-    )
-    return replace(plain, **changes)
 
 
 @pytest.fixture(autouse=True)

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from hvdtrain.comm import SerialComm
-from hvdtrain.divergence import Skipped, Spike
+from hvdtrain.divergence import Spike
 from hvdtrain.gauges import Gauges
-from hvdtrain.reports import MOST_CURVES, Report, Reports, Totals, Window
+from hvdtrain.reports import MOST_CURVES, Reports, Totals, Window
 from hvdtrain.save_points import Asked
+from tests.unit.reported import report_of
 
 CPU = torch.device("cpu")
 SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0)
@@ -94,26 +95,6 @@ def test_reports_are_due_every_so_many_steps_and_at_the_last_one():
     reports = Reports(SerialComm(), fixed(), every_steps=20, device=CPU)
     assert [step for step in range(1, 47) if reports.due(step, last=46)] == [20, 40, 46]
     assert [step for step in range(47, 93) if reports.due(step, last=92)] == [60, 80, 92]
-
-
-def report_of(**changes):
-    facts = {
-        "step": 20,
-        "steps": 20,
-        "totals": Totals(loss=10.0, right=5.0, count=20.0),
-        "unreadable": 0,
-        "skipped": [(7, Skipped(rank=1, source="loss"))],
-        "spikes": [],
-        "lr": 0.1,
-        "grad_norm": 2.5,
-        "loss_scale": 1024.0,
-        "images_per_s": [100.0, 50.0],
-        "hosts": {"usage/one/cpu_percent": 12.0},
-        "visited": 40,
-        "asked": Asked(save=False, leave=False),
-        "end": None,
-    }
-    return Report(**{**facts, **changes})
 
 
 def test_the_numbers_by_name():

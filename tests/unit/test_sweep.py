@@ -18,19 +18,9 @@ from launch.prepare import Wanted
 from launch.process import Answer
 from launch.run import Ended
 from launch.sweep import Study
+from tests.unit.machines import wanted
 
-WANTED = Wanted(
-    np=1,
-    program=("python", "-m", "some.training"),
-    hosts=None,
-    topologies={},
-    launcher="auto",
-    gpus="auto",
-    binding="numa",
-    apptainer=None,
-    exports=(),
-    as_root=True,
-)
+WANTED = wanted(np=1, program=("python", "-m", "some.training"), as_root=True)
 STUDY = Study(
     wanted=WANTED,
     sizes=(4, 1, 2),

@@ -19,8 +19,8 @@ from hvdtrain import tracking
 from hvdtrain.divergence import Skipped, Spike
 from hvdtrain.events import Column
 from hvdtrain.exits import FINISHED
-from hvdtrain.reports import Report, Totals
-from hvdtrain.save_points import Asked
+from hvdtrain.reports import Totals
+from tests.unit.reported import report_of
 
 RESULT_KEYS = [
     "np",
@@ -85,26 +85,6 @@ COLUMNS = [
     Column(name="recipe", value="scaled", first=True),
     Column(name="data", value="digits"),
 ]
-
-
-def report_of(step, **changes):
-    facts = {
-        "step": step,
-        "steps": 5,
-        "totals": Totals(loss=10.0, right=5.0, count=20.0),
-        "unreadable": 0,
-        "skipped": [],
-        "spikes": [],
-        "lr": 0.1,
-        "grad_norm": 2.5,
-        "loss_scale": 1.0,
-        "images_per_s": [100.0, 50.0],
-        "hosts": {"usage/one/cpu_percent": 12.0},
-        "visited": 40,
-        "asked": Asked(save=False, leave=False),
-        "end": None,
-    }
-    return Report(**{**facts, **changes})
 
 
 def first_epoch(tracker, **changes):
