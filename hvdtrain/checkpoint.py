@@ -84,7 +84,7 @@ def write(
         _sync(root)
         undo.pop_all()
     with contextlib.suppress(OSError):  # `clean` does it later
-        _remove(old)
+        remove(old)
     return folder
 
 
@@ -142,7 +142,8 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """A folder with all that is in it, a file or a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -155,11 +156,11 @@ def clean(root: Path) -> None:
     To be called before `newest`, while nobody else writes there.
     """
     for part in root.glob(".*-*.part"):
-        _remove(part)
+        remove(part)
     for old in root.glob(".*-*.old"):
         folder = root / old.name[1 : -len(".old")]
         if folder.exists():
-            _remove(old)
+            remove(old)
         else:
             old.rename(folder)
 
@@ -336,7 +337,7 @@ class Writer:
 
     def _drop(self, folder: Path) -> None:
         with self._guard("checkpoint removal", folder):
-            _remove(folder)
+            remove(folder)
 
 
 def _copied(value: Document) -> Document:

@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -15,8 +14,9 @@ from hvdtrain import checkpoint
 from hvdtrain.exits import FINISHED, BadInput
 
 _LOCK = "lock"
+_BEFORE = "ranks-before"  # what the ranks of the attempt before have left
 _OURS = (
-    *("*.json", "*.part", "*.png", "metrics.jsonl", "ranks", "profile", "events.out.tfevents.*"),
+    *("*.json", "*.part", "*.png", "metrics.jsonl", "ranks", _BEFORE, "profile", "events.out.tfevents.*"),
     *("checkpoints", _LOCK),
 )
 
@@ -61,7 +61,8 @@ def open_folder(
         found, passed_over = None, list[str]()
         (folder / "checkpoints").mkdir(exist_ok=True)
         checkpoint.clean(folder / "checkpoints")
-        if resume and not _is_finished(folder):
+        goes_on = resume and not _is_finished(folder)
+        if goes_on:
             found, passed_over = checkpoint.newest(folder / "checkpoints")
             if found is None and passed_over:
                 raise BadInput(
@@ -70,7 +71,11 @@ def open_folder(
                 )
         if found is not None:
             accept(found)
-        _clear(folder, but=(_LOCK,) if found is None else (_LOCK, "checkpoints", "metrics.jsonl", "events.out.*"))
+        if goes_on and any((folder / "ranks").iterdir()):
+            checkpoint.remove(folder / _BEFORE)
+            (folder / "ranks").rename(folder / _BEFORE)
+        kept = (_LOCK, *((_BEFORE,) if goes_on else ()))
+        _clear(folder, but=kept if found is None else (*kept, "checkpoints", "metrics.jsonl", "events.out.*"))
         (folder / "ranks").mkdir()
         (folder / "checkpoints").mkdir(exist_ok=True)
         nonce = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
@@ -133,12 +138,8 @@ def _locked(folder: Path, patience_s: float) -> int:
 
 def _clear(folder: Path, *, but: tuple[str, ...]) -> None:
     for path in folder.iterdir():
-        if any(path.match(kept) for kept in but):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        if not any(path.match(kept) for kept in but):
+            checkpoint.remove(path)
 
 
 def _is_finished(folder: Path) -> bool:

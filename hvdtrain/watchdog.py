@@ -37,7 +37,7 @@ LEAST_S = 60.0
 SLOW_S = 600.0  # a first step, a first batch of an evaluation, a checkpoint, all that precedes the first step
 SLOW_TIMES = 10  # the same, times a timeout that was given
 # The culprit began its work no later than the others began to wait for it, so that it fires first.
-PATIENCE_S = 1.0
+PATIENCE_S = 0.5
 
 _LINE_LENGTH = 64  # one cache line: a reader on this host sees no half of it
 

@@ -27,7 +27,7 @@ SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR
 # Signals by which a launcher or an MPI ends the others.
 CONSEQUENT = (signal.SIGABRT, signal.SIGTERM)
 AT = re.compile(r"(?:step (?P<step>\d+)|start) (?P<doing>[a-z]+)\s*")
-WATCHDOG = re.compile(r"^Timeout \((?P<after>[\d:.]+)\)!", re.MULTILINE)  # faulthandler's
+WATCHDOG = re.compile(r"^Timeout \((?P<after>[\d:]+(\.\d*[1-9])?)0*\)!", re.MULTILINE)  # faulthandler's
 STACK = "(most recent call first):"  # faulthandler's, too
 LAST_WORDS, STOOD = "; its last words:", "; it stood here:"
 

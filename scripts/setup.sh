@@ -13,7 +13,7 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 refuse() { say "$*"; exit 2; }
 
 # An active environment must not lend its mpirun or its nvcc: the machine decides.
-PATH=$(printf '%s' "$PATH" | tr : '\n' | grep -vxF "$venv/bin" | paste -sd :)
+PATH=$(printf '%s' "$PATH" | tr : '\n' | grep -vxF -e "$venv/bin" -e "${VIRTUAL_ENV:-$venv}/bin" | paste -sd :)
 
 if command -v mpirun >/dev/null && command -v mpicxx >/dev/null; then
     mpi="the system's, $(command -v mpirun)"

@@ -30,6 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.mpi)
 
 
+def slow(*values: Any) -> Any:
+    """Parameters that are left to make test-slow."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def command(launcher: str, ranks: int, words: list[str]) -> list[str]:
     python = [sys.executable, *words]
     if launcher == "mpirun":

@@ -1,12 +1,14 @@
 import pytest
 
+from tests.mpi.conftest import slow
+
 LAUNCHES = [
     ("python", 1),
-    ("mpirun", 1),
-    ("mpirun", 2),
+    slow("mpirun", 1),
     ("mpirun", 3),
+    slow("mpirun", 2),
     ("horovodrun", 2),
-    ("horovodrun", 3),
+    slow("horovodrun", 3),
     ("gloo", 2),
 ]
 
@@ -30,7 +32,7 @@ def test_every_collective_under_every_launcher(run_program, launcher, ranks):
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16"])
-@pytest.mark.parametrize(("launcher", "ranks"), [("python", 1), ("mpirun", 2), ("horovodrun", 3)])
+@pytest.mark.parametrize(("launcher", "ranks"), [("python", 1), ("mpirun", 2), slow("horovodrun", 3)])
 def test_gradients_are_summed_whatever_their_layout_and_number(run_program, launcher, ranks, compression):
     answers = run_program(launcher, ranks, "gradients.py", compression)
     assert all(answer == answers[0] for answer in answers)

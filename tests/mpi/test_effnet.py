@@ -12,7 +12,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hvdtrain
-from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, left_in, one_torn_image, rank_pids, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, left_in, one_torn_image, rank_pids, slow, wait_until
 
 LONG = [*QUICK[:-1], "1000", "--run", "r"]
 
@@ -25,7 +25,9 @@ def only_line(done):
     return lines[0]
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("python", 1), ("mpirun", 2), ("horovodrun", 2), ("mpirun", 3)])
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [("python", 1), ("mpirun", 2), slow("horovodrun", 2), slow("mpirun", 3)]
+)
 def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     done = run(launcher, ranks, [*EFFNET, *QUICK[:-1], "2", "--run", "r", "--experiment", "e"])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,12 +100,12 @@ def test_one_process_needs_no_mpi(run, tmp_path):
     ("words", "named"),
     [
         (["--model", "resnet50"], ["resnet50", "efficientnet_b0"]),
-        (["--nonsense", "1"], ["--nonsense"]),
+        slow(["--nonsense", "1"], ["--nonsense"]),
         (["--batch-size-per-rank", "800"], ["800", "719", "2 ranks"]),
-        (["--precision", "fp16"], ["fp16", "bf16"]),
+        slow(["--precision", "fp16"], ["fp16", "bf16"]),
         (["--data", "cifar10", "--data-dir", "d"], ["CIFAR-10", "--data digits"]),
-        (["--data", "imagefolder", "--data-dir", "nowhere"], ["nowhere"]),
-        (["--pretrained", "missing.pth"], ["missing.pth"]),
+        slow(["--data", "imagefolder", "--data-dir", "nowhere"], ["nowhere"]),
+        slow(["--pretrained", "missing.pth"], ["missing.pth"]),
         (["--runs-dir", "file/below"], ["file/below"]),
     ],
     ids=lambda value: value[0] if value[0].startswith("--") else "",
@@ -135,6 +137,7 @@ def test_more_ranks_than_images(run, tmp_path):
     assert "3 ranks" in line
 
 
+@pytest.mark.slow
 def test_the_model_does_not_notice_how_many_ranks_share_a_global_batch(run, tmp_path):
     losses = []
     for launcher, ranks in (("python", 1), ("mpirun", 2)):
@@ -246,6 +249,7 @@ def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(started, tmp_pat
     assert not list(folder.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job(started, tmp_path):
     job = started("mpirun", 2, [*EFFNET, *LONG])
     folder = tmp_path / "runs" / "effnet" / "r"
@@ -258,6 +262,7 @@ def test_a_killed_rank_ends_the_job(started, tmp_path):
     assert json.loads((folder / "result.json").read_text())["exit_reason"] in ("terminated", "failed")
 
 
+@pytest.mark.slow
 def test_a_failing_rank_leaves_its_last_words_and_ends_the_job(run, tmp_path):
     done = run("mpirun", 2, [*EFFNET, *QUICK, "--run", "r"], HVDTRAIN_FAULT="raise@rank1:step3")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -271,6 +276,7 @@ def test_a_failing_rank_leaves_its_last_words_and_ends_the_job(run, tmp_path):
     assert json.loads((folder / "result.json").read_text())["exit_reason"] in ("terminated", "failed")
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_decoded_is_left_out_and_counted(run, tmp_path):
     """Its header is whole, its pixels are not: only decoding it shows."""
     one_torn_image(tmp_path / "d")

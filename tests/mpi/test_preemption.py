@@ -91,6 +91,7 @@ def test_before_its_first_step(runs, reference, tmp_path):
 # --- one process without a launcher
 
 
+@pytest.mark.slow
 def test_one_process_saves_at_a_first_sigterm_and_at_a_first_ctrl_c(runs, reference):
     words = (*ONLY_ASKED, "--epochs", "1")
     run = runs(1, words)

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.mpi.conftest import slow
+
 # Sums over ranks and over images are taken in another order, and each of the 10 steps carries the difference on.
 # Two orders of one float32 sum differ by about 1e-7 of it; a thousandfold is left for 10 steps through 8 blocks, while
 # one image more or less in one of 50 moves the weights by a hundredth of their way.
@@ -23,8 +25,7 @@ def distance(one, other, answers):
 
 @pytest.mark.parametrize(
     ("launcher", "ranks", "micro_batch"),
-    [("mpirun", 2, 25), ("mpirun", 3, 17), ("horovodrun", 2, 25), ("mpirun", 2, 7)],
-    ids=["halves", "thirds", "halves-horovodrun", "halves-accumulated"],
+    [("mpirun", 3, 17), ("mpirun", 2, 7), slow("mpirun", 2, 25), slow("horovodrun", 2, 25)],
 )
 def test_more_ranks_give_the_weights_of_one(run_program, launcher, ranks, micro_batch):
     # 201 images in batches of 50: the last batch holds one image, so that all ranks but one have none
@@ -36,7 +37,7 @@ def test_more_ranks_give_the_weights_of_one(run_program, launcher, ranks, micro_
         assert torch.equal(weights(many, rank), weights(many))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, slow(3)])
 def test_synced_batch_norm_is_that_of_one_rank(run_program, ranks):
     """Weights and running statistics; 67 images are not shared equally."""
     one = run_program("python", 1, "train_steps.py", "67", "67", "none", "synced")

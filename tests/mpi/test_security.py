@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hvdtrain import checkpoint
-from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
 from tests.mpi.launched import argv, environment
 from tests.mpi.secrets import NAMES, listening, on_command_lines, open_to_others, told, watched
 from tests.unit.test_checkpoint_strangers import payloads
@@ -54,7 +54,7 @@ def started(folder, words, secret, **more):
         job.wait(20)
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("horovodrun", marks=pytest.mark.slow), "hvdlaunch"])
+@pytest.mark.parametrize("launcher", ["hvdlaunch", slow("mpirun"), slow("horovodrun")])
 def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_path, launcher, secret):
     program = [sys.executable, *TRAIN]
     words = {
@@ -121,7 +121,7 @@ def forge(folder, torn_off, step, change=lambda _: None, **contents):
     return forged
 
 
-@pytest.mark.parametrize(("document", "kind"), [("state", "system"), ("ranks", "nested")])
+@pytest.mark.parametrize(("document", "kind"), [("state", "system"), slow("ranks", "nested")])
 def test_a_run_does_not_begin_from_a_strangers_checkpoint_that_would_run_code(tmp_path, torn_off, document, kind):
     canary = tmp_path / "ran"
     forged = forge(tmp_path, torn_off, 99, **{document: payloads(canary)[kind]})
@@ -131,6 +131,7 @@ def test_a_run_does_not_begin_from_a_strangers_checkpoint_that_would_run_code(tm
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_code_hidden_in_a_ranks_own_state_does_not_run(tmp_path, torn_off):
     canary = tmp_path / "ran"
     hidden = torch.frombuffer(bytearray(payloads(canary)["system"]), dtype=torch.uint8)
@@ -160,6 +161,7 @@ def test_damaged_and_foreign_checkpoints_are_passed_over(tmp_path, torn_off):
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_a_strangers_run_folder_leads_to_no_file_of_ours(tmp_path, torn_off):
     ours = tmp_path / "ours"
     ours.write_text("keep me")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.mpi.conftest import PROGRAMS, left_in, wait_until
 
+pytestmark = pytest.mark.slow  # that a whole run is right is shown by default
+
 
 @pytest.fixture
 def trap(run_program):

@@ -103,9 +103,9 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     )
     put(clone / "scripts" / "build_horovod.sh", "echo horovod.whl")
 
-    def set_up():
+    def set_up(**env):
         before = len(asked.read_text().splitlines())
-        done = start(clone, programs)
+        done = start(clone, programs, **env)
         assert done.returncode == 0, done.stderr
         return asked.read_text().splitlines()[before:], done.stderr
 
@@ -114,6 +114,11 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     assert "requirements-mpi.lock" in installs[0]
     assert "horovod.whl" in installs[1]
     assert set_up() == ([], "")
+    other = tmp_path / "another" / "bin"
+    other.mkdir(parents=True)
+    for tool in ("mpirun", "mpicxx"):  # of an active environment: not the machine's
+        put(other / tool, "true")
+    assert set_up(PATH=f"{other}:{programs}", VIRTUAL_ENV=str(other.parent)) == ([], "")
     for tool in ("mpirun", "mpicxx"):
         put(programs / tool, "true")
     installs, said = set_up()

@@ -210,7 +210,7 @@ def small_disk(disk):
 
     yield root, leave
     for path in [*disk.iterdir()]:
-        checkpoint._remove(path)
+        checkpoint.remove(path)
 
 
 @pytest.mark.parametrize("room_is_checked", [True, False])
@@ -248,7 +248,7 @@ def test_the_oldest_makes_room_on_a_full_disk(small_disk, start, monkeypatch, ca
         assert (writer.steps, writer.counts) == ([1, 2, 3], {}), pages
         assert is_whole(newest(root)[0], 3)
         assert names(root) == (["step-000000002", "step-000000003"])
-        checkpoint._remove(root)
+        checkpoint.remove(root)
         leave(200)
     assert capsys.readouterr().err == ""
 

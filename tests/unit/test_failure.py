@@ -181,6 +181,20 @@ def test_a_rank_whose_own_work_hangs_is_named_with_its_stack(slots, tmp_path):
     assert in_one_line(said) == "rank 1 on h1 hung at step 7: no progress for 0:01:00"
 
 
+@pytest.mark.parametrize(
+    ("fired", "said"),
+    [
+        ("0:01:00.500000", "0:01:00.5"),
+        ("0:01:00.050000", "0:01:00.05"),
+        ("1:10:10", "1:10:10"),
+        ("0:00:00.100000", "0:00:00.1"),
+    ],
+)
+def test_how_long_it_waited_is_told_without_noughts(slots, tmp_path, fired, said):
+    report = folder_with(tmp_path, rank_1=FIRED.replace(b"0:01:00", fired.encode()))
+    assert line(1, BY_RANK[1], slots, report) == f"rank 1 on h1 hung: no progress for {said}"
+
+
 def test_a_rank_that_waits_in_vain_names_those_that_did_not_come(slots, tmp_path):
     report = folder_with(tmp_path, rank_0=FIRED)
     at(tmp_path, rank_0="step 8 waiting", rank_1="step 8 waiting", rank_2="step 7 saving")

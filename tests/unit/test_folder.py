@@ -59,6 +59,22 @@ def test_unfinished_run_is_replaced(tmp_path, result, overwrite):
     (folder / "ranks").mkdir()
     (folder / "ranks" / "rank-0.json").write_text("{}")
     opened(folder, overwrite=overwrite)
+    assert files_under(folder) == {"ranks-before/rank-0.json": b"{}"}
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_last_words_of_the_attempt_before_are_kept(tmp_path, saved):
+    folder = tmp_path / "run"
+    for words in ("its first", "its second"):
+        opened(folder)
+        put(folder / "ranks", rank_1_err=words)
+    if saved:
+        checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
+    for _ in range(2):  # an attempt that leaves no word takes none away
+        opened(folder)
+        assert (folder / "ranks-before" / "rank_1_err").read_text() == "its second"
+        assert not any((folder / "ranks").iterdir())
+    opened(folder, resume=False)
     assert files_under(folder) == {}
 
 
