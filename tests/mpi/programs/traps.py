@@ -110,6 +110,8 @@ def inf_on_one_rank_under_amp() -> dict[str, Any]:
     model = Linear()
     scaler = GradScaler("cpu", enabled=True, init_scale=1024.0)
     wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    if RANK == 1:
+        time.sleep(1.0)  # so that rank 0 looks before the sum, which would put it right, is there
     scaler.scale(model(batch()[0]).sum() * (torch.inf if RANK == 1 else 1.0)).backward()
     naive_error = error_of(lambda: (scaler.step(wrapped), scaler.update()))
     if RANK == 1:
