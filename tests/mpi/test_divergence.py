@@ -12,7 +12,7 @@ from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
 @pytest.mark.parametrize(
     ("precision", "where", "culprit", "ranks"),
     [
-        ("fp32", "gradients", 1, 2),
+        slow("fp32", "gradients", 1, 2),
         ("fp16", "loss", 1, 2),
         slow("fp32", "loss", 1, 2),
         slow("fp32", "gradients", 2, 3),

@@ -31,6 +31,7 @@ def goes_on(run, reference, **options):
     same_end(run, reference, **options)
 
 
+@pytest.mark.slow
 def test_in_the_middle_of_an_epoch(runs, reference):
     run = runs(2, ONLY_ASKED)
     said = run.asked("step9")

@@ -108,11 +108,12 @@ TOLD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "batch", "whole"),  # `whole`: the images that the schedule counts in an epoch, of whole batches
     [
         ((2, 3), ["--batch-size-per-rank", "64"], 12 * 128),
-        pytest.param((3, 2), ["--global-batch-size", "96"], 15 * 96, marks=pytest.mark.slow),
+        ((3, 2), ["--global-batch-size", "96"], 15 * 96),
     ],
 )
 def test_every_image_once_over_both_attempts(runs, tmp_path, ranks, batch, whole):

@@ -63,6 +63,7 @@ def test_every_sample_is_seen_once_per_epoch(run_program):
     assert orders[0] != orders[1]
 
 
+@pytest.mark.slow
 def test_fp16_compression_costs_at_most_its_rounding(run_program):
     """fp16 rounds by 2^-11 = 0.05 % per element; 10 steps stay within 1 % of the way, and are not exact."""
     exact = run_program("mpirun", 2, "train_steps.py", "50", "25", "none", "frozen")
