@@ -143,7 +143,7 @@ def _sync(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A folder with all that is in it, a file or a link."""
+    """Remove a folder with all that is in it, a file or a link, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
