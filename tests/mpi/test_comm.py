@@ -7,7 +7,7 @@ LAUNCHES = [
     slow("mpirun", 1),
     ("mpirun", 3),
     slow("mpirun", 2),
-    ("horovodrun", 2),
+    slow("horovodrun", 2),
     slow("horovodrun", 3),
     ("gloo", 2),
 ]

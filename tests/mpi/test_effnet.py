@@ -185,6 +185,7 @@ def test_ranks_that_disagree_on_a_setting_are_told_both_values(run, tmp_path):
     assert "'3'" in line
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree_on_the_code_are_told(run, tmp_path):
     shutil.copytree(Path(hvdtrain.__file__).parent, tmp_path / "other" / "hvdtrain")
     with (tmp_path / "other" / "hvdtrain" / "loop.py").open("a") as file:
@@ -194,6 +195,7 @@ def test_ranks_that_disagree_on_the_code_are_told(run, tmp_path):
     assert "code" in only_line(done)
 
 
+@pytest.mark.slow
 def test_ranks_that_disagree_on_the_steps_are_told(run, tmp_path):
     for where, images in (("one", 10), ("two", 20)):
         for label in ("a", "b"):

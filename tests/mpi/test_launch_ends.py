@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
-from tests.mpi.launched import LAUNCHERS, PLACE, argv, finished, lines, recorder, running, signals, started
+from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
+from tests.mpi.launched import PLACE, argv, finished, lines, recorder, running, signals, started
 
 HERE = os.uname().nodename
 STAY = [*PLACE, "--stay"]
@@ -53,7 +53,7 @@ def test_a_failing_training_shows_the_tail_of_its_error_file(tmp_path):
     assert "mpirun" not in done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("horovodrun", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
 def test_a_bad_training_option_is_one_line(tmp_path, launcher):
     done = finished(tmp_path, argv("--launcher", launcher, program=["python", *EFFNET, *QUICK, "--recipe", "soup"]))
     assert done.returncode == 2
@@ -103,7 +103,7 @@ def test_root_must_say_so(tmp_path):
     assert not record.exists()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
 def test_a_missing_launcher_is_named(tmp_path, launcher):
     (tmp_path / "bin").mkdir()
     if launcher == "horovodrun":
@@ -166,7 +166,7 @@ def test_a_launcher_that_hears_nothing_is_ended_after_a_while(tmp_path):
         wait_until(lambda: not left_in(tmp_path), 1)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
 def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path, launcher):
     with started(tmp_path, argv("--launcher", launcher, program=[*STAY, "--deaf"])) as job:
         pids = [one["pid"] for one in running(tmp_path)]
@@ -180,7 +180,7 @@ def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path, launcher):
     assert signals(tmp_path) == [["SIGUSR1", "SIGTERM"]] * 2
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
 def test_sigusr1_is_kept_until_the_ranks_can_live_with_it(tmp_path, launcher):
     """It comes the moment that mpirun starts, when neither it nor the ranks handle or block it."""
     with started(tmp_path, argv("--launcher", launcher, program=STAY)) as job:
@@ -191,7 +191,7 @@ def test_sigusr1_is_kept_until_the_ranks_can_live_with_it(tmp_path, launcher):
         assert job.poll() is None
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
 @pytest.mark.parametrize("victims", ["hvdlaunch", "mpirun", "hvdlaunch mpirun"])
 def test_nothing_outlives_kill_9(tmp_path, launcher, victims):
     with started(tmp_path, argv("--launcher", launcher, program=STAY)) as job:

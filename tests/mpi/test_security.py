@@ -143,6 +143,7 @@ def test_code_hidden_in_a_ranks_own_state_does_not_run(tmp_path, torn_off):
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_damaged_and_foreign_checkpoints_are_passed_over(tmp_path, torn_off):
     canary = tmp_path / "ran"
     unsealed = forge(tmp_path, torn_off, 95, state=payloads(canary)["system"]) / checkpoint.MANIFEST

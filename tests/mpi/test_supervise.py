@@ -34,7 +34,7 @@ def said(folder):
 
 @pytest.mark.parametrize(
     ("launcher", "number"),
-    [("mpirun", signal.SIGTERM), ("mpirun", signal.SIGUSR1), ("horovodrun", signal.SIGTERM)],
+    [("mpirun", signal.SIGTERM), ("mpirun", signal.SIGUSR1), slow("horovodrun", signal.SIGTERM)],
 )
 def test_asked_to_end_it_saves_and_the_same_command_goes_on(tmp_path, launcher, number):
     with started(tmp_path, argv("--launcher", launcher, program=[*STEPS, *ENDLESS])) as job:
