@@ -8,7 +8,6 @@ before it is its whole cost. Rank 0 prints ratios, and the cost's share of the d
 """
 
 import argparse
-import dataclasses
 import itertools
 import statistics
 import tempfile
@@ -18,17 +17,17 @@ from pathlib import Path
 
 import torch
 from profile_overhead import interval
+from synthetic import synthetic_training
 from torch import Tensor
 
-from hvdtrain import data, models
 from hvdtrain import watchdog as dogs
-from hvdtrain.comm import Comm, choose_device, connect
+from hvdtrain.comm import Comm
 from hvdtrain.config import scaled
 from hvdtrain.loop import Position
 from hvdtrain.save_points import NEVER, AgreedSavePoints, SavePoints
 from hvdtrain.saves import Saves
 from hvdtrain.tracking import Tracker
-from hvdtrain.training import Training, assemble
+from hvdtrain.training import Training
 
 STEPS_PER_SAVE = 20
 
@@ -41,14 +40,9 @@ def main() -> None:
     arguments.add_argument("--saves", type=int, default=10)
     chosen = arguments.parse_args()
 
-    config = dataclasses.replace(scaled(), data="synthetic", model=chosen.model, batch_size_per_rank=chosen.batch)
-    comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
-    device = choose_device(comm)
-    comm.start()
-    images = data.load("synthetic", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
-    training = assemble(comm, config, images, models.build(chosen.model, classes=10), device)
-    training.step.model.train()
-    raw, labels = next(images.train.batches([torch.arange(chosen.batch)], device))
+    training = synthetic_training(chosen.model, chosen.batch)
+    comm, device = training.step.comm, training.device
+    raw, labels = next(training.images.train.batches([torch.arange(chosen.batch)], device))
     inputs = [(training.pictures.for_evaluation(raw), labels)]
     if comm.rank == 0:
         print(f"{chosen.model}, batch {chosen.batch} per rank, {comm.size} ranks, {device.type}")

@@ -8,7 +8,6 @@ and the time of the reports alone against that of the steps.
 """
 
 import argparse
-import dataclasses
 import itertools
 import math
 import statistics
@@ -18,15 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from synthetic import synthetic_training
 from torch import Tensor
 
-from hvdtrain import data, models
-from hvdtrain.comm import choose_device, connect
-from hvdtrain.config import scaled
+from hvdtrain import data
 from hvdtrain.reports import Window
 from hvdtrain.save_points import Asked
 from hvdtrain.tracking import Tracker
-from hvdtrain.training import Training, assemble
+from hvdtrain.training import Training
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -38,17 +36,10 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=20)
     chosen = arguments.parse_args()
 
-    config = dataclasses.replace(
-        scaled(), data="synthetic", model=chosen.model, batch_size_per_rank=chosen.batch, ema_epochs=0.0
-    )
-    comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
-    device = choose_device(comm)
-    comm.start()
-    images = data.load("synthetic", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
-    training = assemble(comm, config, images, models.build(chosen.model, classes=10), device)
-    training.step.model.train()
+    training = synthetic_training(chosen.model, chosen.batch, ema_epochs=0.0)
+    comm, device = training.step.comm, training.device
     pieces = list(data.pieces(torch.arange(8 * chosen.batch), chosen.batch))
-    batches = itertools.cycle(list(images.train.batches(pieces, device)))
+    batches = itertools.cycle(list(training.images.train.batches(pieces, device)))
     with tempfile.TemporaryDirectory() as folder:
         tracker = Tracker(Path(folder), writes=comm.rank == 0, result={})
         take(training, batches, None, 0)  # warm-up
@@ -60,9 +51,9 @@ def main() -> None:
             shares.append(spent[True][1] / spent[False][0])
         tracker.conclude("finished")
     if comm.rank == 0:
-        steps_ms = 1000 * spent[False][0] / config.report_every_steps
+        steps_ms = 1000 * spent[False][0] / training.config.report_every_steps
         print(f"{chosen.model}, batch {chosen.batch} per rank, {comm.size} ranks, {steps_ms:.1f} ms per step")
-        show(f"a report every {config.report_every_steps} steps against none", ratios)
+        show(f"a report every {training.config.report_every_steps} steps against none", ratios)
         show("the reports alone against the steps", shares)
 
 
