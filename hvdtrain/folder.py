@@ -56,12 +56,13 @@ def open_folder(
     except OSError as error:
         raise _unwritable(folder, error) from error
     try:
-        if _is_finished(folder) and not overwrite:
+        finished = _is_finished(folder)
+        if finished and not overwrite:
             raise BadInput(f"{folder} holds a finished run: give another --run, or --overwrite to replace it")
         found, passed_over = None, list[str]()
         (folder / "checkpoints").mkdir(exist_ok=True)
         checkpoint.clean(folder / "checkpoints")
-        goes_on = resume and not _is_finished(folder)
+        goes_on = resume and not finished
         if goes_on:
             found, passed_over = checkpoint.newest(folder / "checkpoints")
             if found is None and passed_over:
