@@ -23,11 +23,12 @@ import torch
 from scipy import stats
 from sklearn.model_selection import StratifiedKFold
 
-from hvdtrain import data, models
-from hvdtrain.comm import connect
-from hvdtrain.config import RECIPES
-from hvdtrain.loop import Position
-from hvdtrain.training import assemble
+from hvdtrain.ranks.comm import connect
+from hvdtrain.train.loop import Position
+from hvdtrain.train.training import assemble
+from hvdtrain.vision import images as data
+from hvdtrain.vision import models
+from hvdtrain.vision.config import RECIPES
 
 SIZES = {1: 1, 2: 2, 4: 4, 8: 8, 32: 2, 64: 2}  # ranks, virtual or not -> processes
 FOLDS = 5

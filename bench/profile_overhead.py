@@ -18,10 +18,12 @@ from typing import get_args
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain import data, models, optim
-from hvdtrain.comm import choose_device, connect
-from hvdtrain.phases import OFF, Mode, Phases, clock
-from hvdtrain.step import TrainingStep
+from hvdtrain.ranks.comm import choose_device, connect
+from hvdtrain.timing.phases import OFF, Mode, Phases, clock
+from hvdtrain.train import optim
+from hvdtrain.train.step import TrainingStep
+from hvdtrain.vision import images as data
+from hvdtrain.vision import models
 
 WARMUP_STEPS = 6
 

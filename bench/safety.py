@@ -20,14 +20,14 @@ from profile_overhead import interval
 from synthetic import synthetic_training
 from torch import Tensor
 
-from hvdtrain import watchdog as dogs
-from hvdtrain.comm import Comm
-from hvdtrain.config import scaled
-from hvdtrain.loop import Position
-from hvdtrain.save_points import NEVER, AgreedSavePoints, SavePoints
-from hvdtrain.saves import Saves
-from hvdtrain.tracking import Tracker
-from hvdtrain.training import Training
+from hvdtrain.checkpoint.save_points import NEVER, AgreedSavePoints, SavePoints
+from hvdtrain.checkpoint.saves import Saves
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.record.tracker import Tracker
+from hvdtrain.safety import watchdog as dogs
+from hvdtrain.train.loop import Position
+from hvdtrain.train.training import Training
+from hvdtrain.vision.config import scaled
 
 STEPS_PER_SAVE = 20
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain import data, models, optim
-from hvdtrain.comm import choose_device, connect
-from hvdtrain.loop import Pictures
-from hvdtrain.step import TrainingStep
+from hvdtrain.ranks.comm import choose_device, connect
+from hvdtrain.train import optim
+from hvdtrain.train.loop import Pictures
+from hvdtrain.train.step import TrainingStep
+from hvdtrain.vision import images as data
+from hvdtrain.vision import models
 
 WARMUP_STEPS = 4
 

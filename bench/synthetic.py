@@ -4,10 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import data, models
-from hvdtrain.comm import choose_device, connect
-from hvdtrain.config import scaled
-from hvdtrain.training import Training, assemble
+from hvdtrain.ranks.comm import choose_device, connect
+from hvdtrain.train.training import Training, assemble
+from hvdtrain.vision import images as data
+from hvdtrain.vision import models
+from hvdtrain.vision.config import scaled
 
 
 def synthetic_training(model: str, batch: int, **settings: Any) -> Training:

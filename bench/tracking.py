@@ -20,11 +20,11 @@ import torch
 from synthetic import synthetic_training
 from torch import Tensor
 
-from hvdtrain import data
-from hvdtrain.reports import Window
-from hvdtrain.save_points import Asked
-from hvdtrain.tracking import Tracker
-from hvdtrain.training import Training
+from hvdtrain.checkpoint.save_points import Asked
+from hvdtrain.record.tracker import Tracker
+from hvdtrain.train.reports import Window
+from hvdtrain.train.training import Training
+from hvdtrain.vision import images as data
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 

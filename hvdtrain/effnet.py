@@ -18,21 +18,23 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from hvdtrain import exits, phase_picture, tracking, watchdog
-from hvdtrain.comm import Comm, agreed, require_own_device
-from hvdtrain.console import say, show, show_events
-from hvdtrain.description import describe_run
-from hvdtrain.divergence import parameter_hashes, weights_hash
-from hvdtrain.exits import EndOfRun
-from hvdtrain.faults import Faults
-from hvdtrain.loop import Position
-from hvdtrain.phases import Phases
-from hvdtrain.preflight import build_model, join_ranks, load_images, make_run_folder, usable_device
-from hvdtrain.save_points import AgreedSavePoints, SavePoints
-from hvdtrain.saves import Saves, resume
-from hvdtrain.training import Training, assemble, step_clock
-from hvdtrain.verdict import Profile, over_ranks
-from hvdtrain.watchdog import Watchdog
+from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
+from hvdtrain.checkpoint.saves import Saves, resume
+from hvdtrain.ranks.comm import Comm, agreed, require_own_device
+from hvdtrain.record import tracker as tracking
+from hvdtrain.record.console import say, show, show_events
+from hvdtrain.record.description import describe_run
+from hvdtrain.safety import exits, watchdog
+from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.safety.faults import Faults
+from hvdtrain.safety.watchdog import Watchdog
+from hvdtrain.timing import picture as phase_picture
+from hvdtrain.timing.phases import Phases
+from hvdtrain.timing.verdict import Profile, over_ranks
+from hvdtrain.train.divergence import parameter_hashes, weights_hash
+from hvdtrain.train.loop import Position
+from hvdtrain.train.preflight import build_model, join_ranks, load_images, make_run_folder, usable_device
+from hvdtrain.train.training import Training, assemble, step_clock
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """`python -m launch` is hvdlaunch."""
 
-from launch.cli import main
+from launch.cli.main import main
 
 if __name__ == "__main__":
     main()

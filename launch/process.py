@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.bind import PR_SET_PDEATHSIG
 from launch.errors import ProcessError
 
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # mpirun takes about one second to end its ranks, on every host, when it is asked to.
 TERMINATE_S = 2.0
 MOST_BYTES = 16 << 20  # of an answer; a topology has some thousand
-# From the fork or the ssh that starts a rank to launch.bind, which blocks SIGUSR1: Python starts in between.
+# From the fork or the ssh that starts a rank to launch.rank.bind, which blocks SIGUSR1: Python starts in between.
 BIND_S = 2.0
 
 

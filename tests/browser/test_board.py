@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from hvdtrain.divergence import Skipped
-from hvdtrain.events import Column
-from hvdtrain.exits import FINISHED
-from hvdtrain.reports import Report, Totals
-from hvdtrain.save_points import Asked
-from hvdtrain.tracking import Tracker
+from hvdtrain.checkpoint.save_points import Asked
+from hvdtrain.record.events import Column
+from hvdtrain.record.tracker import Tracker
+from hvdtrain.safety.exits import FINISHED
+from hvdtrain.train.divergence import Skipped
+from hvdtrain.train.reports import Report, Totals
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

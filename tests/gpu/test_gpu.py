@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from hvdtrain import data
+from hvdtrain.vision import images as data
 
 pytestmark = [
     pytest.mark.gpu,

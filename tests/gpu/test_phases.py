@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from hvdtrain.phases import DeviceClock, HostClock, clock
+from hvdtrain.timing.phases import DeviceClock, HostClock, clock
 
 pytestmark = [
     pytest.mark.gpu,

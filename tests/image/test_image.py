@@ -20,7 +20,7 @@ HOME = Path("home/hvdtrain")
 TRAIN = shlex.split("python -m hvdtrain.effnet --data digits --model efficientnet_tiny --stem-stride 1")
 OF_LAUNCH = sorted(
     str(path.relative_to(PROJECT))
-    for path in (PROJECT / "tests/unit").glob("test_*.py")
+    for path in (PROJECT / "tests/unit").rglob("test_*.py")
     if "from launch" in path.read_text()
 )
 MakeContainer = Callable[..., Container]

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from hvdtrain import checkpoint
+from hvdtrain.checkpoint import files as checkpoint
 from tests.mpi.conftest import EFFNET, QUICK, slow
 from tests.mpi.launched import argv, finished
 
@@ -169,7 +169,7 @@ def test_the_run_outlives_a_save_that_takes_longer_than_a_step_may(tmp_path):
     slow_disk = tmp_path / "slow.py"
     slow_disk.write_text(
         "import runpy, time\n"
-        "from hvdtrain import checkpoint\n"
+        "from hvdtrain.checkpoint import files as checkpoint\n"
         "def write(*arguments, original=checkpoint.write, **more):\n"
         f"    time.sleep({2 * HANG_S})\n"
         "    return original(*arguments, **more)\n"

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from hvdtrain import checkpoint
+from hvdtrain.checkpoint import files as checkpoint
 from tests.mpi.conftest import EFFNET, TIMEOUT_S, left_in, rank_pids, slow, wait_until
 from tests.mpi.launched import argv, finished, started
 from tests.mpi.test_faults import TRAIN, clean, newest, run_folder, weights, words_of

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hvdtrain.guard import QUIET_S
+from hvdtrain.safety.guard import QUIET_S
 from tests.mpi.conftest import EFFNET, QUICK
 from tests.mpi.interrupted import SHORT, files_under, same_end
 

@@ -21,7 +21,7 @@ from tests.mpi.launched import (
     recorder,
     stand_in,
 )
-from tests.unit.test_nvml import BUSES, MATRIX, NAME, QUERY
+from tests.unit.machine.test_nvml import BUSES, MATRIX, NAME, QUERY
 
 ROOT = Path(__file__).parents[2]
 HERE = os.uname().nodename
@@ -50,7 +50,7 @@ def fake_nvml(tmp_path):
     folder = tmp_path / "fake"
     folder.mkdir()
     (folder / "pynvml.py").write_text(
-        "from tests.unit.test_nvml import Nvml, NVMLError\n"
+        "from tests.unit.machine.test_nvml import Nvml, NVMLError\n"
         "_nvml = Nvml()\n"
         "_nvml.processes.clear()\n"
         "nvmlInit = nvmlShutdown = lambda: None\n"

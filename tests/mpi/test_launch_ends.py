@@ -184,7 +184,9 @@ def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path, launcher):
 def test_sigusr1_is_kept_until_the_ranks_can_live_with_it(tmp_path, launcher):
     """It comes the moment that mpirun starts, when neither it nor the ranks handle or block it."""
     with started(tmp_path, argv("--launcher", launcher, program=STAY)) as job:
-        wait_until(lambda: [one for one in psutil.Process(job.pid).children() if "launch.bind" in one.cmdline()], 10)
+        wait_until(
+            lambda: [one for one in psutil.Process(job.pid).children() if "launch.rank.bind" in one.cmdline()], 10
+        )
         time.sleep(0.02)  # it has started the launcher, and takes over its signals next
         os.kill(job.pid, signal.SIGUSR1)
         wait_until(lambda: signals(tmp_path) == [["SIGUSR1"]] * 2, 10)

@@ -7,8 +7,8 @@ import socket
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hvdtrain.phases import PHASES, WARMUP_STEPS
-from hvdtrain.torch_trace import BEFORE_STEPS
+from hvdtrain.timing.phases import PHASES, WARMUP_STEPS
+from hvdtrain.timing.trace import BEFORE_STEPS
 from tests.mpi.conftest import EFFNET, PROGRAMS, QUICK
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hvdtrain import checkpoint
+from hvdtrain.checkpoint import files as checkpoint
 from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
 from tests.mpi.interrupted import SHORT, ended, same_end, stopping
 

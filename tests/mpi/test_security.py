@@ -16,11 +16,11 @@ import psutil
 import pytest
 import torch
 
-from hvdtrain import checkpoint
+from hvdtrain.checkpoint import files as checkpoint
 from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
 from tests.mpi.launched import argv, environment
 from tests.mpi.secrets import NAMES, listening, on_command_lines, open_to_others, told, watched
-from tests.unit.test_checkpoint_strangers import payloads
+from tests.unit.checkpoint.test_strangers import payloads
 
 PROJECT = Path(__file__).parents[2]
 RUN = Path("runs/effnet/r")

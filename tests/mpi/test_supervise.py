@@ -164,7 +164,9 @@ def test_nothing_outlives_hvdlaunch_and_its_keeper(tmp_path):
     """They look alike: who kills the one by name kills both."""
     with started(tmp_path, argv(program=[*STEPS, *ENDLESS])) as job:
         wait_until(lambda: saved(tmp_path), 20)
-        alike = [one for one in left_in(tmp_path) if "launch" in one.cmdline() and "launch.bind" not in one.cmdline()]
+        alike = [
+            one for one in left_in(tmp_path) if "launch" in one.cmdline() and "launch.rank.bind" not in one.cmdline()
+        ]
         assert len(alike) == 2
         for one in alike:
             one.kill()

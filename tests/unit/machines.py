@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from launch.hostfile import Host
-from launch.prepare import Wanted
-from launch.topology import Gpu, Interface, Link, Nic, NumaNode, Topology
+from launch.hosts.hostfile import Host
+from launch.machine.topology import Gpu, Interface, Link, Nic, NumaNode, Topology
+from launch.start.prepare import Wanted
 
 # The ring that avoids SYS goes 0-2-1-3. GPU 0 and 1 are at node 0, GPU 2 and 3 at node 1.
 PIX4 = """\

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain import comm, compare, models, tracking
-from hvdtrain.exits import BadInput
-from hvdtrain.folder import open_folder
+from hvdtrain.checkpoint.folder import open_folder
+from hvdtrain.compare import __main__ as compare
+from hvdtrain.ranks import comm
+from hvdtrain.record import tracker as tracking
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.vision import models
 from scripts.check_loads import complaints
-from tests.unit.runfolders import make_run
-from tests.unit.test_checkpoint_strangers import payloads
+from tests.unit.checkpoint.test_strangers import payloads
+from tests.unit.compare.runfolders import make_run
 
 PROJECT = Path(__file__).parents[2]
 CANARY = "canary-5f0c2e"
@@ -93,7 +96,7 @@ def test_check_loads_refuses(source):
         "from torch import load\nload(file, map_location='cpu', weights_only=True)",
         "import numpy as np\nnp.load(file)\nnp.load(file, 'r')\nnp.load(file, allow_pickle=False)",
         "import json\njson.load(file)",
-        "from hvdtrain import checkpoint\ncheckpoint.load(found, name)",
+        "from hvdtrain.checkpoint import files\nfiles.load(found, name)",
         "import torch\ntorch.save(value, file)",
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hvdtrain.comm import connect
+from hvdtrain.ranks.comm import connect
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 gathered = comm.gather({"rank": comm.rank, "text": "ä" * (comm.rank + 1)})

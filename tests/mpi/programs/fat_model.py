@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.comm import connect
-from hvdtrain.phases import HostClock
-from hvdtrain.step import TrainingStep
-from hvdtrain.verdict import over_ranks
+from hvdtrain.ranks.comm import connect
+from hvdtrain.timing.phases import HostClock
+from hvdtrain.timing.verdict import over_ranks
+from hvdtrain.train.step import TrainingStep
 
 folder = Path(sys.argv[1])
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)

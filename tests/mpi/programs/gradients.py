@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hvdtrain.comm import connect
+from hvdtrain.ranks.comm import connect
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from hvdtrain import data, effnet, exits
+from hvdtrain import effnet
+from hvdtrain.safety import exits
+from hvdtrain.vision import images as data
 
 TRAINING_IMAGES = 1438  # of the digits
 

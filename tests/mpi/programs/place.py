@@ -1,4 +1,4 @@
-"""Every rank writes rank-<r>.json into the folder it is given: its place, as the launcher and launch.bind left it.
+"""Every rank writes rank-<r>.json into the folder it is given: its place, as the launcher and launch.rank.bind left it.
 
     place.py FOLDER                        then it ends
     place.py FOLDER --end RANK HOW         that rank ends with this status, or of SIGKILL, the others stay

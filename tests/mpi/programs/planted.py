@@ -8,7 +8,8 @@ import runpy
 import sys
 import time
 
-from hvdtrain import data, models
+from hvdtrain.vision import images as data
+from hvdtrain.vision import models
 
 cause = sys.argv.pop(1)
 this_rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")

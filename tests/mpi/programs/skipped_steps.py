@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain import models, optim
-from hvdtrain.comm import connect
-from hvdtrain.step import TrainingStep
+from hvdtrain.ranks.comm import connect
+from hvdtrain.train import optim
+from hvdtrain.train.step import TrainingStep
+from hvdtrain.vision import models
 
 folder, precision, where, culprit = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)

@@ -11,14 +11,18 @@ from typing import ClassVar
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain import data, gauges, models, optim, sync_bn
-from hvdtrain.comm import connect
-from hvdtrain.divergence import SpikeWatch
-from hvdtrain.gauges import Gauges
-from hvdtrain.loop import Limits, Pictures, Position, train_epoch
-from hvdtrain.reports import Reports
-from hvdtrain.schedule import LearningRate
-from hvdtrain.step import TrainingStep
+from hvdtrain.ranks.comm import connect
+from hvdtrain.record import gauges
+from hvdtrain.record.gauges import Gauges
+from hvdtrain.train import batch_norm as sync_bn
+from hvdtrain.train import optim
+from hvdtrain.train.divergence import SpikeWatch
+from hvdtrain.train.loop import Limits, Pictures, Position, train_epoch
+from hvdtrain.train.reports import Reports
+from hvdtrain.train.schedule import LearningRate
+from hvdtrain.train.step import TrainingStep
+from hvdtrain.vision import images as data
+from hvdtrain.vision import models
 
 folder, global_batch, micro_batch = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 compression, batch_norm = sys.argv[4], sys.argv[5]

@@ -13,10 +13,13 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain import data, exits, models, optim
-from hvdtrain.comm import connect
-from hvdtrain.loop import Pictures, evaluate
-from hvdtrain.step import TrainingStep
+from hvdtrain.ranks.comm import connect
+from hvdtrain.safety import exits
+from hvdtrain.train import optim
+from hvdtrain.train.loop import Pictures, evaluate
+from hvdtrain.train.step import TrainingStep
+from hvdtrain.vision import images as data
+from hvdtrain.vision import models
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()

@@ -1,4 +1,4 @@
-"""hvdtrain.effnet as launch.bind starts it: SIGUSR1 waits until the run can obey. Says so, then waits to be asked."""
+"""hvdtrain.effnet as launch.rank.bind starts it: SIGUSR1 waits until the run can obey. Says so, then waits."""
 
 import os
 import signal
@@ -13,6 +13,7 @@ folder.mkdir(exist_ok=True)
 while signal.SIGUSR1 not in signal.sigpending():
     time.sleep(0.01)
 
-from hvdtrain import effnet, exits  # noqa: E402 (as late as in a real start)
+from hvdtrain import effnet  # noqa: E402 (as late as in a real start)
+from hvdtrain.safety import exits  # noqa: E402
 
 exits.run(effnet.main)

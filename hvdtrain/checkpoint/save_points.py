@@ -1,0 +1,65 @@
+"""When to save and whether to leave: agreed on by all ranks at every step."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from hvdtrain.ranks.comm import Comm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What all ranks do after a step."""
+
+    save: bool
+    leave: bool  # the run, once it is saved
+
+
+class SavePoints(Protocol):
+    """Asked by all ranks together."""
+
+    def ask(self, step: int) -> Callable[[], Asked]:
+        """Begin to agree on what to do after this step, hidden behind it; calling the answer waits."""
+
+    def saved(self) -> None:
+        """A checkpoint was taken now."""
+
+
+class _Never:
+    def ask(self, step: int) -> Callable[[], Asked]:
+        return lambda: Asked(save=False, leave=False)
+
+    def saved(self) -> None:
+        pass
+
+
+NEVER: SavePoints = _Never()
+
+
+class AgreedSavePoints:
+    """Saves by rank 0's clock or by steps, and leaves when any rank has been asked to."""
+
+    def __init__(self, comm: Comm, leave: threading.Event, *, every_s: float, every_steps: int | None) -> None:
+        self._comm = comm
+        self._leave = leave
+        self._every_s = every_s
+        self._every_steps = every_steps
+        self._saved_at = time.monotonic()
+
+    def ask(self, step: int) -> Callable[[], Asked]:
+        due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
+        answer = self._comm.sum_later(torch.tensor([due and self._comm.rank == 0, self._leave.is_set()]).int())
+        by_steps = self._every_steps is not None and step % self._every_steps == 0
+
+        def asked() -> Asked:
+            save, leave = answer().tolist()
+            return Asked(save=bool(save or leave or by_steps), leave=bool(leave))
+
+        return asked
+
+    def saved(self) -> None:
+        self._saved_at = time.monotonic()

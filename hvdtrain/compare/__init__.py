@@ -1,0 +1,1 @@
+"""Run folders side by side: tables, pictures, a page; reads files alone."""

@@ -1,0 +1,114 @@
+"""Run folders side by side: what differs, what came out, and whether the difference is more than that between seeds.
+
+    python -m hvdtrain.compare runs/effnet                       all runs below, into ./comparison
+    python -m hvdtrain.compare runs/effnet/a runs/effnet/b --out /tmp/ab
+    python -m hvdtrain.compare --sweep sweeps/NAME/sweep.json    the table and picture of a scaling study
+
+Runs that differ in the seed alone are one row, mean +- standard deviation; the first finished row is what the others
+are held against, by the rule in hvdtrain.compare.spread. Writes table.md, table.csv, curves.png and report.html.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from hvdtrain.compare import drawings, groups, page, spread, study_table
+from hvdtrain.compare import runs as runfolder
+from hvdtrain.compare.groups import Group
+from hvdtrain.compare.results import write_all
+from hvdtrain.compare.tables import Column, as_csv, markdown, measured, three_digits, whole
+from hvdtrain.safety import exits
+from hvdtrain.safety.exits import BadInput
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compare what the command line names."""
+    options = _parser().parse_args(argv)
+    if (options.sweep is None) == (not options.runs):
+        raise BadInput("nothing to compare: give run folders, or --sweep FILE, not both")
+    if options.sweep is not None:
+        if options.out is not None:
+            raise BadInput("--out is for run folders: a study's files are written beside its sweep.json")
+        text, complaints = study_table.compare(options.sweep)
+    else:
+        text, complaints = compare(options.runs, options.out or Path("comparison"))
+    print(text, end="")
+    for line in complaints:
+        print(f"hvdtrain: {line}", file=sys.stderr)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}; see --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m hvdtrain.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="*", type=Path, metavar="FOLDER", help="run folders, or folders above them")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; default: ./comparison")
+    parser.add_argument("--sweep", type=Path, metavar="FILE", help="the sweep.json of a scaling study")
+    return parser
+
+
+def compare(places: Sequence[Path], out: Path) -> tuple[str, list[str]]:
+    """Write the comparison into `out`; the text to print, and a line for each thing that could not be read."""
+    complaints: list[str] = []
+    runs = runfolder.with_own_names([runfolder.read(folder, complaints) for folder in runfolder.find(places)])
+    together = groups.grouped(runs)
+    columns = table(together)
+    verdicts = groups.verdicts(together)
+    notes = [line for line in (groups.refusal(together), *groups.remarks(together)) if line]
+    text = markdown(columns)
+    for verdict in verdicts:
+        text += f"\n- {verdict.what} of {verdict.here} against {verdict.base}: {verdict.text}"
+    text += "".join(f"\n\n{line}" for line in [*notes, *([spread.RULE] if verdicts else [])]).rstrip() + "\n"
+    curves = drawings.curves(together)
+    document = page.document(together, columns, verdicts, [*notes, *complaints], drawings.svg(curves))
+    write_all(
+        out,
+        {
+            "table.md": text.encode(),
+            "table.csv": as_csv(columns).encode(),
+            "curves.png": drawings.png(curves),
+            "report.html": document.encode(),
+        },
+    )
+    return f"{text}\n{out / 'report.html'}\n", complaints
+
+
+def table(together: Sequence[Group]) -> list[Column]:
+    """Names, what differs, results."""
+    first = [group.runs[0] for group in together]
+    seeds = [", ".join("-" if run.seed is None else str(run.seed) for run in group.runs) for group in together]
+    counts = [len(group.runs) for group in together]
+    columns = [
+        Column(title="run", texts=[group.name for group in together]),
+        Column(title="n", texts=list(map(str, counts)), values={"n": counts}, right=True),
+        Column(title="seeds", texts=seeds),
+    ]
+    for name in groups.differing([run for group in together for run in group.runs]):
+        texts = [run.settings.get(name, runfolder.MISSING) for run in first]
+        columns.append(Column(title=name, texts=texts, setting=True))
+    for title, name, form in (
+        ("time s", "wall_time_s", three_digits),
+        ("images/s", "train_images_per_s", three_digits),
+        ("accuracy %", "accuracy_percent", "{:.2f}".format),
+        ("loss", "eval_loss", "{:.4f}".format),
+        ("steps", "steps", whole),
+        ("skipped steps", "skipped_steps", whole),
+    ):
+        means = [group.accuracy() if name == "accuracy_percent" else group.mean(name) for group in together]
+        columns.append(measured(title, name, means, form))
+    columns.append(Column(title="exit reason", texts=[run.ended for run in first]))
+    return columns
+
+
+if __name__ == "__main__":
+    exits.run(main)

@@ -1,0 +1,149 @@
+"""Runs that are one average, what keeps the others apart, and whether their results differ."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hvdtrain.compare.runs import FINISHED, MISSING, Run
+from hvdtrain.compare.spread import Difference, Mean, difference, mean_of
+from hvdtrain.compare.tables import three_digits
+
+What = Literal["accuracy", "time"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Runs that differ in the seed alone, in the order in which they were found."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def finished(self) -> bool:
+        return self.runs[0].ended == FINISHED
+
+    def mean(self, name: str) -> Mean | None:
+        """Of a number of result.json; None if no run has it."""
+        return mean_of([value for run in self.runs if (value := run.number(name)) is not None])
+
+    def accuracy(self) -> Mean | None:
+        """Percent."""
+        return mean_of([100 * value for run in self.runs if (value := run.number("eval_accuracy")) is not None])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What two groups' difference amounts to."""
+
+    here: str
+    base: str
+    what: What
+    says: Literal["inside", "outside", "unknown"]
+    text: str
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Finished runs with the same settings, versions and size; any other run stays alone."""
+    together: dict[object, list[Run]] = {}
+    for run in runs:
+        key = tuple(sorted(run.settings.items())) if run.settings and run.ended == FINISHED else run.folder
+        together.setdefault(key, []).append(run)
+    names = [run.name for run in runs]
+    return [Group(name=_common([run.name for run in one], names), runs=tuple(one)) for one in together.values()]
+
+
+def _common(names: Sequence[str], of_all: Sequence[str]) -> str:
+    """As a shell would match these and no others, or the first one's."""
+    if len(names) == 1:
+        return names[0]
+    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    start = "".join(letters[0] for letters in same)
+    matched = sum(name.startswith(start) for name in of_all)
+    return f"{start}*" if matched == len(names) and start else f"{names[0]} and {len(names) - 1} more"
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Names of the settings that are not the same in all runs; those of the size first."""
+    known = [run.settings for run in runs if run.settings]
+    names = dict.fromkeys(name for settings in known for name in settings)
+    return [name for name in names if len({settings.get(name, MISSING) for settings in known}) > 1]
+
+
+def refusal(groups: Sequence[Group]) -> str | None:
+    """Why these groups are not one average; None if there is one only."""
+    if len(groups) < 2:
+        return None
+    runs = [run for group in groups for run in group.runs]
+    reasons = [
+        f"{name} ({', '.join(dict.fromkeys(run.settings.get(name, MISSING) for run in runs if run.settings))})"
+        for name in differing(runs)
+    ]
+    if len(ends := dict.fromkeys(run.ended for run in runs)) > 1:
+        reasons.append(f"how they ended ({', '.join('no result' if end == MISSING else end for end in ends)})")
+    if unknown := [run.name for run in runs if not run.settings]:
+        reasons.append(f"settings that are unknown ({', '.join(unknown)})")
+    return f"Not averaged over each other: {len(groups)} groups, which differ in {'; '.join(reasons)}."
+
+
+def remarks(groups: Sequence[Group]) -> list[str]:
+    """What a reader of the averages should know."""
+    lines = []
+    for group in groups:
+        seeds = [run.seed for run in group.runs]
+        if len(set(seeds)) < len(seeds):
+            again = ", ".join(str(seed) for seed, count in Counter(seeds).items() if count > 1)
+            lines.append(
+                f"{group.name}: {len(seeds)} runs, but seed {again} more than once: not the spread over seeds."
+            )
+        if len(places := dict.fromkeys(" ".join(run.hosts) for run in group.runs)) > 1:
+            lines.append(f"{group.name}: on different hosts ({'; '.join(places)}): times include their difference.")
+        if not group.finished and group.runs[0].result:
+            lines.append(f"{group.name}: {group.runs[0].ended}, so its results are held against no others.")
+    return lines
+
+
+def verdicts(groups: Sequence[Group]) -> list[Verdict]:
+    """Each finished group against the first one: accuracy, then time."""
+    finished = [group for group in groups if group.finished]
+    found = []
+    for group in finished[1:]:
+        base = finished[0]
+        for what, here, there in _compared(group, base):
+            change = difference(here, there)
+            text = told(what, change, here, there)
+            found.append(Verdict(here=group.name, base=base.name, what=what, says=change.says, text=text))
+    return found
+
+
+def _compared(group: Group, base: Group) -> Iterator[tuple[What, Mean, Mean]]:
+    accuracies, times = (group.accuracy(), base.accuracy()), (group.mean("wall_time_s"), base.mean("wall_time_s"))
+    if accuracies[0] and accuracies[1]:
+        yield "accuracy", accuracies[0], accuracies[1]
+    if times[0] and times[1]:
+        yield "time", times[0], times[1]
+
+
+def told(what: What, change: Difference, here: Mean, base: Mean) -> str:
+    """The difference in words."""
+    if what == "accuracy":
+        size, unit = f"{change.change:+.2f} points", ""
+        ends = [f"{change.change + sign * (change.half_width or 0):+.2f}" for sign in (-1, 1)]
+    else:
+        share = f" ({100 * change.change / base.mean:+.0f} %)" if base.mean else ""
+        size, unit = f"{_signed(change.change)} s{share}", " s"
+        ends = [_signed(change.change + sign * (change.half_width or 0)) for sign in (-1, 1)]
+    interval = f"95 % interval {ends[0]} to {ends[1]}{unit}"
+    if change.says == "inside":
+        return f"{size}: inside the spread over seeds, no difference shown ({interval})"
+    if change.says == "outside":
+        return f"{size}: outside the spread over seeds ({interval})"
+    if 1 in (here.n, base.n):
+        few = "n = 1" if here.n == base.n else f"n = {here.n} against {base.n}"
+        return f"{size}: the spread over seeds is not known ({few}), so nothing can be said of it"
+    return f"{size}: no spread at all in n = {here.n} and {base.n} runs, too few to tell it from chance"
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{three_digits(abs(value))}"

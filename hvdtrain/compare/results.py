@@ -1,0 +1,18 @@
+"""Files of a comparison, written whole or not at all."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from hvdtrain.safety.exits import BadInput
+
+
+def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write each file beside its target and rename it; BadInput where the folder cannot be written."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, content in files.items():
+            beside = folder / f"{name}.part"
+            beside.write_bytes(content)
+            beside.replace(folder / name)
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be written ({error.strerror or error}): give another --out") from error

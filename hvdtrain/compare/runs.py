@@ -1,0 +1,206 @@
+"""Run folders as they lie on disk: whole, still being written, torn, or of an older version."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.safety.exits import BadInput
+
+FINISHED = "finished"
+MISSING = "-"
+# What may differ between runs of one average.
+_OF_ONE_RUN = {
+    *("seed", "run", "runs_dir", "experiment", "overwrite", "host", "command"),
+    *("resume", "checkpoint_every_s", "checkpoint_every_steps", "keep", "hang_timeout_s"),
+}
+# Of the HOROVOD_ variables: where a process was started, not how it computes.
+_OF_ONE_PROCESS = ("RANK", "SIZE", "ADDR", "PORT", "HOSTNAME", "HOST", "IFACE", "TIMELINE", "SECRET_KEY", "ID")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One value of a learning curve; what its line did not tell is None."""
+
+    step: float
+    epoch: float | None
+    seconds: float | None
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one run folder tells."""
+
+    folder: Path
+    name: str  # of the folder; with its parents where two runs have the same
+    settings: dict[str, str]  # all that must be equal within one average, as text; empty if unknown
+    seed: int | None
+    result: dict[str, Any]  # empty if there is none
+    metrics: tuple[dict[str, Any], ...]  # lines of metrics.jsonl but for events
+    hosts: tuple[str, ...]
+    on_gpus: bool
+
+    @property
+    def ended(self) -> str:
+        """Why the run ended; '-' without a result."""
+        return str(self.result.get("exit_reason") or MISSING)
+
+    def number(self, name: str) -> float | None:
+        """A number of the result; None if it is not there."""
+        return _number(self.result.get(name))
+
+    def curve(self, name: str) -> list[Point]:
+        """A metric over the run; of train/ metrics those of report steps, where the run has any."""
+        lines = [line for line in self.metrics if _number(line.get(name)) is not None]
+        if name.startswith("train/"):
+            lines = [line for line in lines if "eval/accuracy" not in line] or lines
+        steps_per_epoch = _number(_json_number(self.settings.get("steps_per_epoch")))
+        points = []
+        for line in lines:
+            step, epoch = _number(line.get("step")), _number(line.get("epoch"))
+            if step is not None:
+                if epoch is None and steps_per_epoch:
+                    epoch = step / steps_per_epoch
+                seconds = _number(line.get("seconds"))
+                points.append(Point(step=step, epoch=epoch, seconds=seconds, value=float(line[name])))
+        return points
+
+
+def find(places: Sequence[Path]) -> list[Path]:
+    """Run folders at or below each place, each once, in the order of the places; BadInput if there are none."""
+    found: dict[Path, Path] = {}
+    for place in places:
+        if not place.is_dir():
+            raise BadInput(f"{place} is not a folder: give run folders, or folders above them")
+        found |= {folder.resolve(): folder for folder in _below(place) if folder.resolve() not in found}
+    if not found:
+        raise BadInput(
+            f"no run in {', '.join(map(str, places))}: give folders with a config.json or result.json in or below them"
+        )
+    return list(found.values())
+
+
+def _below(place: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(place):
+        folders.sort()
+        if {"result.json", "config.json"} & set(files):
+            folders.clear()  # checkpoints are no runs
+            yield Path(parent)
+
+
+def read(folder: Path, complaints: list[str]) -> Run:
+    """The run of this folder; what is missing or cannot be read gets a line in `complaints`, the rest is kept."""
+    config = _json(folder / "config.json", complaints)
+    placement = _json(folder / "placement.json", complaints)
+    environment = _json(folder / "environment.json", complaints)
+    result = _json(folder / "result.json", complaints)
+    if not (folder / "result.json").exists():
+        complaints.append(f"{folder} has no result.json: it is still running, or was torn off; shown without results")
+    if not (folder / "config.json").exists():
+        complaints.append(f"{folder} has no config.json: its settings are unknown, it is averaged with no other run")
+    ranks = [rank for rank in placement.get("ranks") or [] if isinstance(rank, dict)]
+    hosts = tuple(sorted(map(str, result.get("hosts") or {rank.get("host") for rank in ranks})))
+    seed = config.get("seed")
+    return Run(
+        folder=folder,
+        name=folder.resolve().name,
+        settings=_settings(config, environment, ranks, np=result.get("np") or len(ranks) or None, hosts=len(hosts)),
+        seed=seed if isinstance(seed, int) else None,
+        result=result,
+        metrics=_metrics(folder / "metrics.jsonl", complaints),
+        hosts=hosts,
+        on_gpus=any(str(rank.get("device", "")).startswith("cuda") for rank in ranks),
+    )
+
+
+def with_own_names(runs: Sequence[Run]) -> list[Run]:
+    """The same, those of one name told apart by the shortest end of their paths that differs."""
+    named = list(runs)
+    paths = [run.folder.resolve().parts for run in runs]
+    for length in range(2, max(map(len, paths), default=0) + 1):
+        often = Counter(run.name for run in named)
+        named = [
+            replace(run, name="/".join(path[-length:])) if often[run.name] > 1 else run
+            for run, path in zip(named, paths, strict=True)
+        ]
+    return named
+
+
+def _settings(
+    config: dict[str, Any], environment: dict[str, Any], ranks: list[dict[str, Any]], *, np: int | None, hosts: int
+) -> dict[str, str]:
+    """Settings, versions and size as text, by name; nothing if the configuration is unknown."""
+    if not config:
+        return {}
+    known = {**config, **_mapping(config.get("derived")), **environment}
+    for variables in ("horovod_settings", "nccl_settings"):
+        known |= _mapping(environment.get(variables))
+    nested = {"derived", "horovod_settings", "nccl_settings"}
+    shown = {
+        name: text(value)
+        for name, value in known.items()
+        if name not in _OF_ONE_RUN | nested and not (name.isupper() and name.endswith(_OF_ONE_PROCESS))
+    }
+    devices = sorted({str(rank.get("device_name") or rank.get("device") or MISSING) for rank in ranks})
+    return {"np": text(np), "hosts": str(hosts or MISSING), "device": " ".join(devices) or MISSING, **shown}
+
+
+def text(value: Any) -> str:
+    """A setting as people read it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _json(path: Path, complaints: list[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise TypeError("not an object")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as error:
+        complaints.append(f"{path} cannot be read ({error}): shown without it")
+        return {}
+    return found
+
+
+def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        complaints.append(f"{path} cannot be read ({error.strerror}): no learning curve of this run")
+        return ()
+    found, torn = [], []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            torn.append(number)
+    if torn:
+        which = f"line {torn[0]}" if len(torn) == 1 else f"{len(torn)} lines, the first is {torn[0]}"
+        complaints.append(f"{path}: {which} of {len(lines)} torn or no JSON; the rest is shown")
+    return tuple(line for line in found if "event" not in line)
+
+
+def _json_number(told: str | None) -> Any:
+    try:
+        return json.loads(told or "null")
+    except ValueError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,1 @@
+"""What a run writes for people: TensorBoard, JSON lines, result, console."""

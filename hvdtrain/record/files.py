@@ -1,0 +1,146 @@
+"""Files that tell about a run: a disk that is full never stops the training, and leaves no half-written record."""
+
+import contextlib
+import json
+import os
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, Protocol
+
+from hvdtrain.safety.guard import Guard
+
+# Records that wait for room; at one report every 20 steps those of 200,000 steps.
+MOST_WAITING = 10_000
+RESULT_BYTES = 16_384
+LOG_WRITE = "log write"  # as what a failure is counted
+
+
+class Appends(Protocol):
+    """Takes records, one after the other."""
+
+    def append(self, record: bytes) -> None:
+        """Write a whole record, or keep it for later."""
+
+    def size(self) -> int:
+        """Bytes in the file."""
+
+    def close(self) -> None:
+        """Write what waits if there is room; nothing may be appended afterwards."""
+
+
+class Nowhere:
+    """Where ranks write that have nothing to write."""
+
+    def append(self, record: bytes) -> None:
+        pass
+
+    def size(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+class RecordFile:
+    """A file of records: each is written whole or not at all, and one that finds no room waits for the next time.
+
+    SummaryWriter does neither: its thread leaves half a record, after which TensorBoard reads no further, and raises
+    the error at some later call, in the middle of the training.
+    """
+
+    def __init__(self, path: Path, guard: Guard, *, keep: int | None = None) -> None:
+        """Go on after what is there, or after its first `keep` bytes."""
+        self.path = path
+        self._guard = guard
+        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._lock = threading.Lock()  # a stop signal closes the file from a thread of its own
+        self._descriptor: int | None = None
+        self._closed = False
+        if keep is not None:
+            self._cut(keep)
+        self._write()
+
+    def append(self, record: bytes) -> None:
+        with self._lock:
+            if not self._closed:
+                self._waiting.append(record)
+                self._write()
+
+    def size(self) -> int:
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_size
+        return 0
+
+    def close(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._write()
+            self._closed = True
+            if self._descriptor is not None:
+                with self._guard(LOG_WRITE, self.path):
+                    os.close(self._descriptor)
+
+    def _cut(self, keep: int) -> None:
+        with self._guard(LOG_WRITE, self.path):
+            if self.size() > keep:
+                os.truncate(self.path, keep)
+
+    def _write(self) -> None:
+        with self._guard(LOG_WRITE, self.path):
+            if self._descriptor is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, 0o666)
+            while self._waiting:
+                _append_whole(self._descriptor, self._waiting[0])
+                self._waiting.popleft()
+
+
+def _append_whole(descriptor: int, record: bytes) -> None:
+    before = os.fstat(descriptor).st_size
+    rest = memoryview(record)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, before)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write beside the target and rename, so that a reader never sees half a file."""
+    write_whole(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The same for any content."""
+    beside = _beside(path)
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def reserve(path: Path) -> None:
+    """Take room for a file that `write_reserved` is going to write, on a disk that may be full by then."""
+    _beside(path).write_bytes(b" " * RESULT_BYTES)
+
+
+def write_reserved(path: Path, value: Any) -> None:
+    """Write JSON into the room taken by `reserve`, and rename it; without such room like `write_json`."""
+    content = (json.dumps(value, indent=2, default=str) + "\n").encode()
+    try:
+        with _beside(path).open("r+b") as file:
+            file.write(content)
+            file.truncate()
+        _beside(path).replace(path)
+    except FileNotFoundError:
+        write_whole(path, content)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(path.name + ".part")

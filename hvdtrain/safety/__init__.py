@@ -1,0 +1,1 @@
+"""Exit statuses, watchdog, guard, and injected faults."""

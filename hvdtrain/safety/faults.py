@@ -1,0 +1,137 @@
+"""Injected faults, for the tests of what survives them: only the variable HVDTRAIN_FAULT turns them on.
+
+    HVDTRAIN_FAULT=kill@rank1:step7                     rank 1 kills itself before the work of step 7
+    HVDTRAIN_FAULT=nan@rankall:step3,stop@rank0:save2   several, separated by commas
+
+Places are `start` (before the first step), `stepN` (before its work), `saveN` (in the N-th checkpoint of this process)
+and `evalN` (in its N-th evaluation). Each fault fires once, in the first attempt of a run alone.
+"""
+
+import collections
+import ctypes
+import itertools
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+from hvdtrain.safety.exits import BadInput
+
+if TYPE_CHECKING:
+    from torch import nn
+
+VARIABLE = "HVDTRAIN_FAULT"
+
+Place = Literal["start", "step", "save", "eval"]
+Kind = Literal[
+    "kill",  # SIGKILL to itself
+    "term",  # SIGTERM
+    "stop",  # SIGSTOP
+    "raise",  # RuntimeError
+    "segv",  # reads address 0
+    "exit3",  # leaves at once with status 3
+    "gil",  # a loop that never releases the GIL
+    "sleep",  # hangs in Python
+    "oom",  # takes memory until it is killed or gets a MemoryError
+    "nan",  # the step's loss becomes NaN
+    "bitflip",  # the sign of one weight
+]
+
+_OF_A_STEP = ("nan", "bitflip")
+_SPELLING = re.compile(rf"({'|'.join(get_args(Kind))})@rank(all|0|[1-9]\d*):(start|(step|save|eval)([1-9]\d*))")
+_HOARD_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault of this rank."""
+
+    spelled: str
+    kind: Kind
+    place: Place
+    number: int  # from 1; 0 at the start
+
+
+class Faults:
+    """The faults that one rank still has before it."""
+
+    def __init__(self, announcement: str | None, pending: tuple[Fault, ...]) -> None:
+        self.announcement = announcement  # for stderr, from one rank; None where nothing is injected anywhere
+        self._pending = list(pending)
+
+    @classmethod
+    def parse(cls, environment: Mapping[str, str], rank: int) -> "Faults":
+        """Those of this rank; NONE without the variable and where a run has been started again.
+
+        Raises BadInput, alike on all ranks, where the spelling is wrong.
+        """
+        text = environment.get(VARIABLE, "")
+        if not text:
+            return NONE
+        faults = tuple(fault for word in text.split(",") for fault in _of_rank(rank, word.strip()))
+        if environment.get("HVDLAUNCH_ATTEMPT", "0") != "0":
+            return NONE
+        return cls(f"hvdtrain: faults are injected into this run: {VARIABLE}={text}", faults)
+
+    def at(self, place: Place, number: int = 0, *, model: "nn.Module | None" = None) -> None:
+        """Do what is due here; most kinds do not return. `model` is for steps."""
+        for fault in self._due(place, number):
+            if fault.kind != "nan":
+                self._pending.remove(fault)
+                _inflict(fault, model)
+
+    def poisons_loss(self, step: int) -> bool:
+        """Whether this rank's loss of this step is to be NaN; asked once per step."""
+        due = [fault for fault in self._due("step", step) if fault.kind == "nan"]
+        self._pending = [fault for fault in self._pending if fault not in due]
+        return bool(due)
+
+    def _due(self, place: Place, number: int) -> list[Fault]:
+        return [fault for fault in self._pending if (fault.place, fault.number) == (place, number)]
+
+
+NONE = Faults(None, ())
+
+
+def _of_rank(rank: int, word: str) -> list[Fault]:
+    parts = _SPELLING.fullmatch(word)
+    if parts is None:
+        raise BadInput(
+            f"{VARIABLE}: {word!r} is no fault: write KIND@rankR:PLACE, with KIND one of {', '.join(get_args(Kind))}, "
+            f"R a number or all, PLACE start, stepN, saveN or evalN with N from 1; as in kill@rank1:step7"
+        )
+    kind, where, start, place, number = parts.groups()
+    if kind in _OF_A_STEP and place != "step":
+        raise BadInput(f"{VARIABLE}: {word!r}: {kind} is a fault of a step: write {kind}@rank{where}:stepN")
+    if where not in ("all", str(rank)):
+        return []
+    there = cast("Place", place or start)
+    return [Fault(spelled=word, kind=cast("Kind", kind), place=there, number=int(number or 0))]
+
+
+def _inflict(fault: Fault, model: "nn.Module | None") -> None:
+    match fault.kind:
+        case "kill" | "term" | "stop":
+            os.kill(os.getpid(), signal.Signals[f"SIG{fault.kind.upper()}"])
+        case "raise":
+            raise RuntimeError(f"injected fault {fault.spelled}")
+        case "segv":
+            ctypes.string_at(0)
+        case "exit3":
+            os._exit(3)
+        case "gil":
+            collections.deque(itertools.repeat(None), maxlen=0)  # a loop in C: not even signals reach Python
+        case "sleep":
+            while True:
+                time.sleep(3600)
+        case "oom":
+            hoard = []
+            while True:
+                hoard.append(bytearray(_HOARD_BYTES))
+        case "bitflip":
+            assert model is not None
+            weights = next(model.parameters()).detach()
+            weights[(0,) * weights.dim()].neg_()  # its sign bit

@@ -1,0 +1,85 @@
+"""A trace by torch.profiler of some steps, its phases as ranges, for Perfetto and TensorBoard's profile plugin."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from hvdtrain.timing.phases import Phase, Phases, StepMeans
+
+_UNTRACED_STEPS = 1
+_WARMUP_STEPS = 2  # traced and thrown away: the profiler's own start costs time
+BEFORE_STEPS = _UNTRACED_STEPS + _WARMUP_STEPS
+
+
+def unmeasured_steps(steps: int) -> int:
+    """How many steps tracing so many of them slows down: the one after the last waits for every rank's file."""
+    return BEFORE_STEPS + steps + 1
+
+
+class TorchTrace:
+    """Phases that also trace `steps` steps into `file`, once the first BEFORE_STEPS are done.
+
+    Every rank traces, since one that did so alone would keep the others waiting; `phases` had better start to measure
+    after `unmeasured_steps` of them, for the ranks write for different times. A trace that cannot be written is
+    told in one line, and the training goes on.
+    """
+
+    def __init__(self, phases: Phases, file: Path, *, steps: int, device: torch.device) -> None:
+        self._phases = phases
+        self._file = file
+        self._left = BEFORE_STEPS + steps
+        if device.type != "cuda":  # else the profiler calls a missing GPU an error
+            os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self._profiler = profile(
+            activities=activities,
+            schedule=schedule(wait=_UNTRACED_STEPS, warmup=_WARMUP_STEPS, active=steps, repeat=1),
+            on_trace_ready=self._write,
+            acc_events=True,  # without it torch warns that there is only one cycle, which is what is asked for
+        )
+        self._range: record_function | None = None
+        self._profiler.start()
+
+    def enter(self, phase: Phase) -> None:
+        self._phases.enter(phase)
+        if self._left:
+            self._end_range()
+            self._range = record_function(phase)
+            self._range.__enter__()
+
+    def step_done(self) -> None:
+        self._phases.step_done()
+        if self._left:
+            self._end_range()
+            self._profiler.step()
+            self._left -= 1
+            if not self._left:
+                self._profiler.stop()
+
+    def means(self) -> StepMeans | None:
+        return self._phases.means()
+
+    def close(self) -> None:
+        """Write what there is, where the run was shorter than planned."""
+        self._phases.close()
+        if self._left:
+            self._left = 0
+            self._end_range()
+            self._profiler.stop()
+
+    def _end_range(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def _write(self, profiler: "profile") -> None:
+        beside = self._file.with_name(f"part-{self._file.name}")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(beside))
+            beside.replace(self._file)
+        except (OSError, RuntimeError) as error:
+            print(f"hvdtrain: no trace in {self._file}: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""One training loop for any model: order, step, optimizer, reports."""

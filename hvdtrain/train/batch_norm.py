@@ -1,0 +1,62 @@
+"""Batch normalisation over the images of all ranks, on CPUs as on GPUs.
+
+torch.nn.SyncBatchNorm and Horovod's own need CUDA. N images of this rank, C channels, H W pixels.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.ranks.comm import Comm
+
+
+class SyncBatchNorm2d(nn.BatchNorm2d):
+    """As nn.BatchNorm2d would be with the batches of all ranks put together; a rank's part may be empty."""
+
+    def __init__(self, like: nn.BatchNorm2d, comm: Comm, name: str) -> None:
+        device, dtype = like.weight.device, like.weight.dtype
+        super().__init__(like.num_features, eps=like.eps, momentum=like.momentum, device=device, dtype=dtype)
+        self.load_state_dict(like.state_dict())
+        self.train(like.training)
+        for own, other in zip(self.parameters(), like.parameters(), strict=True):
+            own.requires_grad_(other.requires_grad)
+        self._comm = comm
+        self._name = name
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "SyncBatchNorm2d":
+        return SyncBatchNorm2d(self, self._comm, self._name)  # the ranks are not copied
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C, H, W) to the same shape and type; statistics in float32."""
+        if not self.training:
+            return super().forward(images)
+        values = images.float()
+        here = torch.tensor([values.numel() / self.num_features], device=values.device)
+        sums = self._sum(torch.cat([values.sum((0, 2, 3)), here]), "mean")  # (C + 1,)
+        count = sums[-1].detach()
+        mean = sums[:-1] / count  # (C,)
+        centred = values - mean[:, None, None]
+        variance = self._sum(centred.square().sum((0, 2, 3)), "variance") / count  # (C,)
+        self._remember(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
+        scale = self.weight * torch.rsqrt(variance + self.eps)  # (C,)
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(images.dtype)
+
+    def _sum(self, values: Tensor, what: str) -> Tensor:
+        return self._comm.differentiable_sum(values, f"{self._name}.{what}")
+
+    @torch.no_grad()
+    def _remember(self, mean: Tensor, unbiased_variance: Tensor) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(unbiased_variance, self.momentum)
+
+
+def convert(model: nn.Module, comm: Comm) -> None:
+    """Replace every nn.BatchNorm2d inside `model` by one over all ranks."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, SyncBatchNorm2d(layer, comm, f"sync_bn.{name}"))

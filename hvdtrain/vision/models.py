@@ -1,0 +1,116 @@
+"""EfficientNets by name: torchvision's, and a tiny one made of torchvision's own blocks."""
+
+from http.client import HTTPException
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torchvision.models import EfficientNet
+from torchvision.models.efficientnet import MBConvConfig
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.vision.download import giving_up
+
+TINY = "efficientnet_tiny"
+MODELS = (*(name for name in torchvision.models.list_models() if name.startswith("efficientnet_")), TINY)
+
+
+def build(
+    name: str,
+    *,
+    classes: int,
+    stem_stride: int = 2,
+    dropout: float | None = None,
+    stochastic_depth: float | None = None,
+) -> EfficientNet:
+    """An EfficientNet for (N, 3, H, W) images with `classes` logits.
+
+    `stem_stride` 1 keeps the resolution of small images; None for dropout (a probability) and stochastic depth (that
+    of the last block) leaves the model's own.
+    """
+    options: dict[str, float] = {}
+    if dropout is not None:
+        options["dropout"] = dropout
+    if stochastic_depth is not None:
+        options["stochastic_depth_prob"] = stochastic_depth
+    model = _tiny(classes, options) if name == TINY else _from_torchvision(name, classes, options)
+    stem = model.features[0][0]
+    stem.stride = (stem_stride, stem_stride)
+    return model
+
+
+def image_size(name: str) -> int:
+    """The side in pixels of the images the model was designed for."""
+    if name == TINY:
+        return 32
+    return int(torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size[0])
+
+
+def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
+    """A state dict for model `name` from a file, or from torchvision's hub when `source` is 'hub'.
+
+    Raises BadInput where the file is missing or is no state dict, or the hub cannot be reached.
+    """
+    if source == "hub":
+        if name == TINY:
+            raise BadInput(f"--pretrained hub: torchvision has no weights for {TINY}; give a file or another --model")
+        weights = torchvision.models.get_model_weights(name).DEFAULT
+        try:
+            with giving_up():
+                return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
+        except (OSError, RuntimeError, HTTPException) as error:
+            raise BadInput(
+                f"--pretrained hub: cannot download {weights.url} ({error}); download it elsewhere and give the file"
+            ) from error
+    if not Path(source).is_file():
+        raise BadInput(f"--pretrained {source}: no such file; give one, or 'hub' for torchvision's weights")
+    try:
+        state = torch.load(Path(source), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises whatever the damaged archive makes it raise
+        raise BadInput(f"--pretrained {source}: not a file of tensors that torch.save wrote") from error
+    if not isinstance(state, dict) or not all(isinstance(one, str) for one in state):
+        raise BadInput(f"--pretrained {source}: holds no state dict (name -> tensor)")
+    if not all(isinstance(value, Tensor) for value in state.values()):
+        raise BadInput(f"--pretrained {source}: holds no state dict (name -> tensor)")
+    return state
+
+
+def load_weights(model: EfficientNet, state: dict[str, Tensor], source: str) -> None:
+    """Copy a state dict into the model; a head for another number of classes stays as it was initialised."""
+    head = {f"classifier.1.{name}": value for name, value in model.classifier[1].state_dict().items()}
+    other_classes = any(name in state and state[name].shape != value.shape for name, value in head.items())
+    kept = {name: value for name, value in state.items() if not (other_classes and name in head)}
+    try:
+        missing, unexpected = model.load_state_dict(kept, strict=False)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise BadInput(f"--pretrained {source}: the weights are of another model ({reason})") from error
+    wrong = [name for name in missing if name not in head] + unexpected
+    if wrong:
+        raise BadInput(f"--pretrained {source}: the weights are of another model ({len(wrong)} names, as {wrong[0]})")
+
+
+def _from_torchvision(name: str, classes: int, options: dict[str, float]) -> EfficientNet:
+    if name not in MODELS:
+        raise BadInput(f"--model {name!r} is unknown: choose one of {', '.join(MODELS)}")
+    model = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    assert isinstance(model, EfficientNet)
+    return model
+
+
+def _tiny(classes: int, options: dict[str, float]) -> EfficientNet:
+    """b0's blocks (MBConv, squeeze-excitation, SiLU), fewer and narrower: 74 thousand parameters for 10 classes."""
+    blocks = [  # expansion, kernel, stride, in, out, repeats
+        MBConvConfig(1, 3, 1, 16, 16, 1),
+        MBConvConfig(4, 3, 2, 16, 24, 1),
+        MBConvConfig(4, 3, 2, 24, 40, 2),
+        MBConvConfig(4, 3, 2, 40, 64, 1),
+    ]
+    settings = {"dropout": 0.1, "stochastic_depth_prob": 0.0, **options}
+    return EfficientNet(blocks, last_channel=256, num_classes=classes, **settings)
+
+
+def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    """The model's batch normalisation layers."""
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]

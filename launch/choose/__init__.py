@@ -1,0 +1,1 @@
+"""Pure decisions: which GPUs, which ring, which network, which rank where."""

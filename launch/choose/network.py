@@ -1,0 +1,55 @@
+"""Pure: which networks the hosts of a run share, and by which interface each of them is on it."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+
+from launch.errors import PlacementError
+from launch.machine.topology import Interface
+
+LOOPBACK = "127.0.0.0/8"
+
+
+def shared_network(interfaces: Mapping[str, Sequence[Interface]], reached: Mapping[str, str]) -> str:
+    """The network, as CIDR, that every host has an interface on, each with an address of its own.
+
+    A docker0 with the same address on every host is none. Of several networks the one wins over which most hosts were
+    `reached` by ssh (host -> its address there), then the first of the first host. PlacementError where there is none.
+    """
+    first, *others = interfaces
+    shared = [
+        network
+        for network in map(_network, interfaces[first])
+        if all(_on(interfaces[host], network) for host in others) and _addresses_differ(interfaces, network)
+    ]
+    if not shared:
+        seen = "; ".join(
+            f"{host} has {', '.join(f'{one.name} {one.cidr}' for one in own) or 'no address'}"
+            for host, own in interfaces.items()
+        )
+        raise PlacementError(f"the hosts share no network: {seen}. Give hosts that are on one network")
+    votes = Counter(network for network in shared for address in reached.values() if IPv4Address(address) in network)
+    return str(max(shared, key=lambda network: votes[network]))  # of equals the first
+
+
+def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
+    """The name of the interface that is on the network."""
+    return next((one.name for one in interfaces if _network(one) == IPv4Network(network)), None)
+
+
+def network_of(interfaces: Sequence[Interface], address: str) -> str:
+    """The network, as CIDR, of the interface that has this address."""
+    return next(str(_network(one)) for one in interfaces if str(IPv4Interface(one.cidr).ip) == address)
+
+
+def _network(interface: Interface) -> IPv4Network:
+    return IPv4Interface(interface.cidr).network
+
+
+def _on(interfaces: Sequence[Interface], network: IPv4Network) -> bool:
+    return any(_network(one) == network for one in interfaces)
+
+
+def _addresses_differ(interfaces: Mapping[str, Sequence[Interface]], network: IPv4Network) -> bool:
+    addresses = [IPv4Interface(one.cidr).ip for own in interfaces.values() for one in own if _network(one) == network]
+    return len(addresses) == len(set(addresses))

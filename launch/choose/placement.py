@@ -1,0 +1,178 @@
+"""Pure: hosts and what they have -> one RankSlot per process.
+
+Ranks fill the hosts in the order given, as `mpirun --map-by slot` does. On a host with GPUs local rank i gets the
+i-th GPU of the best ring, and the cores of that GPU's NUMA node.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.choose.selection import ring_order, select
+from launch.errors import PlacementError
+from launch.hosts.hostfile import Host
+from launch.machine.topology import PCIE_KINDS, Gpu, Topology
+
+Cores = tuple[int, ...]
+Binding = Literal["numa", "cores", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSlot:
+    """Where one rank runs."""
+
+    rank: int
+    host: str  # as in the list of hosts
+    local_rank: int  # 0, 1, 2... on its host
+    gpu: int | None  # index in PCI order; None: the rank runs on CPUs
+    gpu_uuid: str | None
+    numa: tuple[int, ...]  # NUMA nodes of its cores; empty where not known
+    cores: Cores  # empty: the rank is not bound
+    threads: int | None  # its share of these cores; None where not known
+
+
+def place(
+    hosts: Sequence[Host],
+    topologies: Mapping[str, Topology],
+    *,
+    np: int,
+    gpus: Literal["auto", "none"] | Collection[int],
+    binding: Binding,
+) -> tuple[RankSlot, ...]:
+    """One slot per rank; `gpus` is 'auto' (the best free ones), 'none' (CPUs) or the indices to use on every host.
+
+    With 'auto' the ranks run on CPUs if no host has a GPU. Raises PlacementError where ranks do not fit.
+    """
+    share = ranks_per_host(hosts, np)
+    used = {host: topologies[host] for host in share}
+    with_gpus = [host for host, topology in used.items() if topology.gpus]
+    on_cpus = gpus == "none" or (gpus == "auto" and not with_gpus)
+    if not on_cpus and len(with_gpus) < len(used):
+        bare = next(host for host in used if host not in with_gpus)
+        what = f"{with_gpus[0]} has" if with_gpus else "--gpus asks for some"
+        raise PlacementError(f"host {bare} has no GPU, but {what}: leave it out, or give --gpus none")
+    slots: list[RankSlot] = []
+    for host, ranks in share.items():
+        chosen = [None] * ranks if on_cpus else _gpus(host, used[host], ranks, gpus)
+        slots += _slots_of(host, used[host], chosen, first=len(slots), binding=binding)
+    return tuple(slots)
+
+
+def ranks_per_host(hosts: Sequence[Host], np: int) -> dict[str, int]:
+    """How many ranks each host gets, without the hosts that get none."""
+    room = sum(host.slots for host in hosts)
+    if np < 1:
+        raise PlacementError(f"-np {np}: a run has at least one rank")
+    if np > room:
+        places = ", ".join(f"{host.name} {host.slots}" for host in hosts)
+        raise PlacementError(f"-np {np} is more than the {room} slots there are ({places}): give more hosts or slots")
+    share: dict[str, int] = {}
+    for host in hosts:
+        share[host.name] = min(host.slots, np - sum(share.values()))
+    return {name: ranks for name, ranks in share.items() if ranks}
+
+
+def _gpus(host: str, topology: Topology, ranks: int, wanted: str | Collection[int]) -> list[Gpu | None]:
+    by_index = {gpu.index: gpu for gpu in topology.gpus}
+    if isinstance(wanted, str):
+        free = [gpu for gpu in topology.gpus if gpu.unusable is None]
+        if len(free) < ranks:
+            taken = "; ".join(f"GPU {gpu.index}: {gpu.unusable}" for gpu in topology.gpus if gpu.unusable)
+            raise PlacementError(
+                f"host {host} has {len(free)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
+                "start fewer ranks there, or give --gpus none"
+            )
+        return [by_index[index] for index in select(topology, ranks).best.ring]
+    if len(wanted) < ranks:
+        raise PlacementError(f"--gpus names {len(wanted)} for the {ranks} ranks on host {host}: name more")
+    wanted = tuple(wanted)[:ranks]
+    if unknown := sorted(set(wanted) - set(by_index)):
+        raise PlacementError(f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, by_index))}")
+    for index in wanted:
+        if (why := by_index[index].unusable) is not None:
+            raise PlacementError(f"GPU {index} of host {host} cannot be used ({why}): choose others with --gpus")
+    return [by_index[index] for index in ring_order(topology, wanted)]
+
+
+def _slots_of(
+    host: str, topology: Topology, gpus: Sequence[Gpu | None], *, first: int, binding: Binding
+) -> list[RankSlot]:
+    """The slots of one host, whose ranks start at `first`."""
+    near = [_near(topology, gpu, local_rank, len(gpus)) for local_rank, gpu in enumerate(gpus)]
+    usable = {core for node in topology.numa_nodes for core in node.cores} or {core for own in near for core in own}
+    slots = []
+    for local_rank, gpu in enumerate(gpus):
+        cores = near[local_rank]
+        sharing = [other for other in range(len(gpus)) if set(near[other]) & set(cores)]
+        # A container that hides most cores would put all its ranks on the few that are left: better unbound.
+        bound = binding != "none" and 0 < len(sharing) <= len(cores)
+        if binding == "cores" and any(near[other] != cores for other in sharing):
+            bound = False  # lists of cores that only overlap cannot be cut so that no two ranks share one
+        sharers = len(sharing) if bound else len(gpus)
+        if bound and binding == "cores":
+            cores, sharers = split(cores, len(sharing))[sharing.index(local_rank)], 1
+        slots.append(
+            RankSlot(
+                rank=first + local_rank,
+                host=host,
+                local_rank=local_rank,
+                gpu=None if gpu is None else gpu.index,
+                gpu_uuid=None if gpu is None else gpu.uuid,
+                numa=tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(cores))
+                or (gpu.numa if gpu is not None else ()),
+                cores=cores if bound else (),
+                threads=None if not usable else max(1, len(cores if bound else usable) // sharers),
+            )
+        )
+    return slots
+
+
+def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> Cores:
+    """The cores near a rank's GPU; for a rank on CPUs, those of its share of the NUMA nodes."""
+    nodes = [node for node in topology.numa_nodes if node.cores]
+    usable = {core for node in nodes for core in node.cores}
+    if gpu is None:
+        count = len(nodes)
+        mine = range(
+            local_rank * count // ranks, max((local_rank + 1) * count // ranks, local_rank * count // ranks + 1)
+        )
+        return tuple(sorted(core for node in mine if node < count for core in nodes[node].cores))
+    # A virtual machine may give every GPU all cores as near, and still tell its NUMA node.
+    node_cores = {core for node in nodes if node.id in gpu.numa for core in node.cores}
+    near = set(gpu.cores) & node_cores or set(gpu.cores) or node_cores
+    return tuple(sorted(near & usable if usable else near))
+
+
+def split(cores: Cores, parts: int) -> list[Cores]:
+    """Cores cut into equal parts that share no core; what is left over stays idle.
+
+    Linux numbers the second hardware threads of all cores after the first ones, as in 0-23,48-71, so each run of
+    numbers is cut by itself where it can be: then a part has both threads of its cores.
+    """
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and runs[-1][-1] == core - 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    if any(len(run) < parts for run in runs):
+        runs = [list(cores)]
+    return [
+        tuple(core for run in runs for core in run[part * (len(run) // parts) : (part + 1) * (len(run) // parts)])
+        for part in range(parts)
+    ]
+
+
+def nearest_nics(topology: Topology, gpus: Collection[int]) -> tuple[str, ...]:
+    """The InfiniBand or RoCE adapters that are nearest to one of these GPUs (by index), in their own order.
+
+    None where a saved text has cut off the legend that tells what NIC0 is called.
+    """
+    near: set[str] = set()
+    nics = [nic for nic in topology.nics if not re.fullmatch(r"NIC\d+", nic.name)]
+    for position, gpu in enumerate(topology.gpus):
+        if gpu.index in gpus and nics:
+            away = {nic.name: PCIE_KINDS.index(nic.links[position].kind) for nic in nics}
+            near |= {name for name, steps in away.items() if steps == min(away.values())}
+    return tuple(nic.name for nic in nics if nic.name in near)

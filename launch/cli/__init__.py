@@ -1,0 +1,1 @@
+"""hvdlaunch's words in, its exit status out."""

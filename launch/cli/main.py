@@ -1,0 +1,329 @@
+"""hvdlaunch topo | gpus | hostfile | plan | run | sweep: the command line."""
+
+import argparse
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from launch.cli.options import parser
+from launch.errors import CommandError, LaunchError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from launch.choose.selection import Choice
+    from launch.hosts.hostfile import Host
+    from launch.machine.topology import Topology
+    from launch.start.prepare import Ready, Wanted
+    from launch.watch.supervise import Again
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Do what the command line says, and end with its status."""
+    _open_standard_files()
+    words = list(sys.argv[1:] if argv is None else argv)
+    words, program = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    options = parser().parse_args(words)
+    options.program, options.words = program, words
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.watch.run has them
+        signal.signal(number, _leave)
+    try:
+        if program and options.command not in ("plan", "run", "sweep"):
+            raise CommandError(f"{options.command} takes no program: leave out what stands after --")
+        status = _do(options)
+        sys.stdout.flush()
+    except LaunchError as error:
+        print(f"hvdlaunch: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(error.status)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            print(f"hvdlaunch: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(status)
+
+
+def _do(options: argparse.Namespace) -> int:
+    do = {"topo": _topo, "gpus": _gpus, "hostfile": _hostfile, "plan": _plan, "run": _run, "sweep": _sweep}
+    return do[options.command](options)
+
+
+def _open_standard_files() -> None:
+    """Give a caller that has closed them /dev/null, so that no file of ours gets their numbers."""
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(free)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _leave(number: int, _: "FrameType | None") -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _read(file: str) -> tuple[str, str]:
+    """A file's text and its name for messages."""
+    try:
+        if file == "-":
+            return sys.stdin.buffer.read().decode(), "standard input"
+        return Path(file).read_bytes().decode(), file  # as they are, line ends too
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+
+
+def _write(file: Path, text: str) -> None:
+    beside = file.with_name(f"{file.name}.part")
+    try:
+        beside.write_text(text)
+        beside.replace(file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _topology(options: argparse.Namespace) -> "Topology":
+    if options.source is not None:
+        from launch.machine.saved import read_topology as read_saved
+
+        text, name = _read(options.source)
+        return read_saved(text, name=name, gpu_name=options.gpu_name)
+    if options.gpu_name is not None:
+        raise LaunchError("--gpu-name is for a saved text, --from FILE; this host is asked for its own")
+    from launch.reach.probe import this_topology
+
+    return this_topology(gpus=True)
+
+
+def _topo(options: argparse.Namespace) -> int:
+    from launch.machine import saved
+    from launch.machine.show import table
+    from launch.machine.topology import PeerAccess, to_json
+
+    if options.source is not None and not (options.json or options.picture or options.pair):
+        text, name = _read(options.source)
+        found = saved.read_text(text, name=name, gpu_name=options.gpu_name)
+        print(table.peer_table(found) if isinstance(found, PeerAccess) else table.table(found))
+        return 0
+    topology = _topology(options)
+    if options.picture is not None:
+        from launch.machine.show.picture import draw
+
+        draw(topology, options.picture)
+    if options.pair is not None:
+        if len(options.pair) != 2:
+            raise LaunchError("--pair takes two GPUs, as in 0,1")
+        print(table.describe_pair(topology, *options.pair))
+    elif options.json:
+        import json
+
+        print(json.dumps(to_json(topology), indent=1))
+    elif options.picture is None:
+        print(table.table(topology))
+    return 0
+
+
+def _gpus(options: argparse.Namespace) -> int:
+    from launch.choose.selection import select
+    from launch.reach.probe import restrict
+
+    topology = _topology(options)
+    if options.source is None:
+        topology = restrict(topology, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not topology.gpus:
+        raise LaunchError("no GPU found on this host: give a saved topology with --from FILE")
+    found = select(topology, options.k, busy=options.busy)
+    others = {"runner-up": found.runner_up, "worst": found.worst}
+    if options.json:
+        import json
+
+        told: dict[str, Any] = {
+            "gpus": list(found.best.gpus),
+            "ring": list(found.best.ring),
+            "bandwidth_gbps": found.best.bandwidth_gbps,
+            "reason": found.best.reason,
+        }
+        for name, choice in others.items():
+            told[name.replace("-", "_")] = None if choice is None else list(choice.gpus)
+            told[f"{name.replace('-', '_')}_bandwidth_gbps"] = None if choice is None else choice.bandwidth_gbps
+        print(json.dumps(told))
+        return 0
+    print(f"GPUs {','.join(map(str, found.best.gpus))}, ring {'-'.join(map(str, found.best.ring))}{_speed(found.best)}")
+    print(f"why: {found.best.reason}")
+    for name, choice in others.items():
+        if choice is not None:
+            print(f"{name}: {','.join(map(str, choice.gpus))}{_speed(choice)}")
+    return 0
+
+
+def _speed(choice: "Choice") -> str:
+    return "" if choice.bandwidth_gbps is None else f", {choice.bandwidth_gbps:g} GB/s"
+
+
+def _hostfile(options: argparse.Namespace) -> int:
+    from launch.hosts import hostfile
+
+    hosts = _hosts(options)
+    assert hosts is not None  # the parser requires one of its sources
+    text = hostfile.write(hosts, options.format)
+    if options.output is None:
+        print(text, end="")
+    else:
+        _write(options.output, text)
+    return 0
+
+
+def _hosts(options: argparse.Namespace) -> "tuple[Host, ...] | None":
+    from launch.hosts import hostfile
+
+    if options.hosts is not None:
+        return hostfile.from_option(options.hosts)
+    if options.slurm_nodes is not None:
+        return hostfile.from_slurm(options.slurm_nodes)
+    file = options.source if "source" in options else options.hostfile
+    if file is None:
+        return None
+    text, name = _read(file)
+    return hostfile.read(text, name=name)
+
+
+def _wanted(options: argparse.Namespace) -> "Wanted":
+    from launch.hosts import hostfile
+    from launch.machine.saved import read_topology
+    from launch.start.prepare import Wanted
+
+    if not options.program:
+        raise CommandError("no program: put it after --, as in hvdlaunch run -np 2 -- python -m hvdtrain.effnet")
+    topologies = {}
+    for given in options.topology:
+        host, equals, file = given.partition("=")
+        if not equals or not file or [one.name for one in hostfile.from_option(host)] != [host]:
+            raise CommandError(f"--topology {given!r}: give HOST=FILE, one host")
+        if host in topologies:
+            raise CommandError(f"--topology {given!r}: {host} has one already, give each host once")
+        text, name = _read(file)
+        topologies[host] = read_topology(text, name=name)
+    return Wanted(
+        np=options.np,
+        program=tuple(options.program),
+        hosts=_hosts(options),
+        topologies=topologies,
+        launcher=options.launcher,
+        gpus=options.gpus,
+        binding=options.bind,
+        apptainer=options.apptainer,
+        exports=tuple(options.exports),
+        as_root=options.allow_run_as_root,
+    )
+
+
+def _prepared(options: argparse.Namespace) -> "Ready":
+    from launch.start.prepare import prepare
+
+    return prepare(_wanted(options), os.environ, Path.cwd())
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from launch.start.plan import show
+
+    print(show(_prepared(options)))
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.topology and not options.dry_run:
+        raise CommandError("--topology is for plan and --dry-run: a run asks its hosts")
+    if not 0 <= options.grace_s < math.inf:
+        raise CommandError(f"--grace-s {options.grace_s:g}: give a number of seconds, at least 0")
+    again = _again(options)
+    if options.sbatch is not None:
+        return _sbatch(options)
+    if again is not None and not options.dry_run:
+        from launch.watch.supervise import supervise
+
+        return supervise(_reader(options), again, os.environ)
+    ready = _prepared(options)
+    for remark in ready.remarks:
+        print(f"hvdlaunch: {remark}", file=sys.stderr, flush=True)
+    if options.dry_run:
+        from launch.start.plan import shell_line
+
+        print(shell_line(ready))
+        return 0
+    from launch.watch.run import run
+
+    return run(ready, grace_s=options.grace_s).status
+
+
+def _again(options: argparse.Namespace) -> "Again | None":
+    from launch.watch.supervise import Again
+
+    if options.restarts < 0:
+        raise CommandError(f"--restarts {options.restarts}: give a number of at least 0")
+    if options.min_np is not None and not options.restarts:
+        raise CommandError("--min-np is for a run that is started again: add --restarts N")
+    least = options.np if options.min_np is None else options.min_np
+    if not 1 <= least <= max(1, options.np):
+        raise CommandError(f"--min-np {least}: give a number from 1 to -np, which is {options.np}")
+    return Again(restarts=options.restarts, min_np=least, grace_s=options.grace_s) if options.restarts else None
+
+
+def _reader(options: argparse.Namespace) -> "Callable[[], Wanted]":
+    """What is wanted, with the hostfile as it is then; standard input can be read but once."""
+    first = _wanted(options)
+    return (lambda: first) if options.hostfile == "-" else (lambda: _wanted(options))
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from launch.study.sweep import Study, sweep
+
+    options.np = max(options.sizes)
+    study = Study(
+        wanted=_wanted(options),
+        sizes=options.sizes,
+        seeds=options.seeds,
+        mode=options.mode,
+        name=options.name,
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        target_accuracy=options.target_accuracy,
+        min_efficiency=options.min_efficiency,
+        max_accuracy_loss=options.max_accuracy_loss,
+    )
+    return sweep(study, os.environ)
+
+
+def _sbatch(options: argparse.Namespace) -> int:
+    from launch.start.command import sbatch
+
+    wanted = _wanted(options)
+    words = [sys.executable, "-P", "-m", "launch", "run", *_without_sbatch(options.words[1:]), "--", *options.program]
+    name = Path(wanted.program[-1] if len(wanted.program) == 1 else wanted.program[0]).name
+    nodes = [host.name for host in wanted.hosts or ()]
+    script = sbatch(
+        words,
+        name=name,
+        folder=str(Path.cwd()),
+        np=wanted.np,
+        nodes=nodes,
+        gpus=wanted.gpus != "none",
+        grace_s=options.grace_s,
+    )
+    _write(options.sbatch, script)
+    print(f"submit it with: sbatch {options.sbatch}")
+    return 0
+
+
+def _without_sbatch(words: list[str]) -> list[str]:
+    """The same command without --sbatch FILE."""
+    kept, skip = [], False
+    for word in words:
+        if skip or word == "--sbatch" or word.startswith("--sbatch="):
+            skip = word == "--sbatch"
+        else:
+            kept.append(word)
+    return kept

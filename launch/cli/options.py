@@ -1,0 +1,162 @@
+"""The words that hvdlaunch takes: its commands and their options."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launch.watch.stops import GRACE_S
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"hvdlaunch: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
+        sys.exit(2)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    top = _Parser(
+        prog="hvdlaunch",
+        description="From the machine's topology to running ranks.",
+        allow_abbrev=False,
+        epilog="hvdlaunch COMMAND --help tells the options of a command.",
+    )
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+
+    def command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
+        one = commands.add_parser(name, help=text, description=text, allow_abbrev=False, **more)
+        one.set_defaults(command=name)
+        return one
+
+    topo = command("topo", "show how GPUs, NUMA nodes and NICs of this host are connected")
+    _add_source(topo)
+    topo.add_argument("--json", action="store_true", help="for programs, and for --from")
+    topo.add_argument("--picture", type=Path, metavar="FILE", help="draw it, as .svg or .png")
+    topo.add_argument("--pair", type=_indices, metavar="A,B", help="say how two GPUs are connected, and how fast")
+
+    gpus = command("gpus", "choose the best K GPUs and their ring order, and say why")
+    gpus.add_argument("-k", type=int, required=True, metavar="K", help="how many")
+    _add_source(gpus)
+    gpus.add_argument("--busy", type=_indices, default=(), metavar="A,B...", help="GPUs that are taken")
+    gpus.add_argument("--json", action="store_true", help="for programs")
+
+    hostfile = command("hostfile", "read a list of hosts in any spelling, write it in another")
+    hosts = hostfile.add_mutually_exclusive_group(required=True)
+    hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help="hosts and their slots")
+    hosts.add_argument("--slurm-nodes", metavar="NODES", help="as Slurm spells them: 'node[01-03,07]:8'")
+    hosts.add_argument("--from", dest="source", metavar="FILE", help="a hostfile, rankfile or hosts.toml; - for stdin")
+    hostfile.add_argument(
+        "--format", choices=("openmpi", "mpich", "horovod", "rankfile"), default="openmpi", help="what to write"
+    )
+    hostfile.add_argument("-o", dest="output", type=Path, metavar="FILE", help="where to; else standard output")
+
+    usage = "hvdlaunch {} -np N [options] -- PROGRAM [ARGUMENT]..."
+    plan = command("plan", "show who would run where, the files and the exact command", usage=usage.format("plan"))
+    run = command("run", "start a program on GPUs or CPUs of one host or many", usage=usage.format("run"))
+    for one in (plan, run):
+        one.add_argument("-np", type=int, required=True, metavar="N", help="how many ranks")
+        _add_run_options(one)
+        one.add_argument(
+            "--topology", action="append", default=[], metavar="HOST=FILE", help="a saved topology; no host is asked"
+        )
+    _add_ends(run)
+    run.add_argument(
+        "--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script that does it, start nothing"
+    )
+    run.add_argument("--dry-run", action="store_true", help="print the exact command, start nothing")
+    sweep = command(
+        "sweep",
+        "run a program at several sizes, tell what each gives in time, accuracy and cost; continues where it stopped",
+        usage="hvdlaunch sweep -np 1,2,4 [options] -- PROGRAM [ARGUMENT]...",
+    )
+    _add_sweep_options(sweep)
+    _add_run_options(sweep)
+    return top
+
+
+def _add_source(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--from",
+        dest="source",
+        metavar="FILE",
+        help="what nvidia-smi topo -m or rocm-smi --showtopo printed; - for stdin",
+    )
+    command.add_argument("--gpu-name", metavar="NAME", help="the GPUs' model, which a saved text does not say: A100")
+
+
+def _add_run_options(command: argparse.ArgumentParser) -> None:
+    """The options of every command that starts, or would start, a program."""
+    hosts = command.add_mutually_exclusive_group()
+    hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help="hosts and their slots; default: this host")
+    hosts.add_argument("--hostfile", metavar="FILE", help="the same from a file, in any spelling")
+    hosts.add_argument("--slurm-nodes", metavar="NODES", help="the same as Slurm spells it; default in an allocation")
+    command.add_argument("--launcher", choices=("auto", "mpirun", "horovodrun"), default="auto", help="default: mpirun")
+    command.add_argument(
+        "--gpus", type=_gpus_option, default="auto", metavar="auto|0,3...|none", help="default: the best free ones"
+    )
+    command.add_argument(
+        "--bind",
+        choices=("numa", "cores", "none"),
+        default="numa",
+        help="to the near NUMA node, or to cores of its own",
+    )
+    command.add_argument("--apptainer", metavar="IMAGE", help="run the program inside this image")
+    command.add_argument(
+        "-x", dest="exports", action="append", default=[], metavar="NAME", help="give this variable to every rank"
+    )
+    command.add_argument("--allow-run-as-root", action="store_true", help="needed as root, as in containers")
+
+
+def _add_sweep_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-np", dest="sizes", type=_sizes, required=True, metavar="1,2,4...", help="ranks of each run")
+    command.add_argument("--seeds", type=int, default=1, metavar="S", help="runs of each size, with seeds 0, 1...")
+    command.add_argument(
+        "--mode", choices=("weak", "strong"), default="weak", help="the program keeps the batch per rank, or the global"
+    )
+    command.add_argument("--price-per-gpu-hour", type=float, metavar="X", help="for the cost, in any currency")
+    command.add_argument("--target-accuracy", type=float, metavar="PERCENT", help="tell the time to it")
+    command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="limit for the advice")
+    command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="limit for the advice")
+    command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
+    command.set_defaults(topology=[])
+
+
+def _add_ends(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="after a failure start again, from the newest checkpoint, on the hosts that are left; at most N times",
+    )
+    run.add_argument(
+        "--min-np", type=int, metavar="M", help="with --restarts: go on with as few ranks as these; default: -np"
+    )
+    run.add_argument(
+        "--grace-s",
+        type=float,
+        default=GRACE_S,
+        metavar="S",
+        help=f"asked to end, the program has so many seconds to save; default: {GRACE_S:g}",
+    )
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    indices = tuple(int(word) for word in words if word.isascii() and word.isdecimal())
+    if len(set(indices)) < len(words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPU indices, each once, as in 0,3")
+    return indices
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    words = text.split(",")
+    sizes = {int(word) for word in words if word.isascii() and word.isdecimal()} - {0}
+    if len(sizes) < len(words):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks, each once, as in 1,2,4")
+    return tuple(sorted(sizes))
+
+
+def _gpus_option(text: str) -> str | tuple[int, ...]:
+    return text if text in ("auto", "none") else _indices(text)

@@ -1,0 +1,1 @@
+"""Lists of hosts in every spelling."""

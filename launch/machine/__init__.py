@@ -1,0 +1,1 @@
+"""What one host has: its topology and who reads it."""

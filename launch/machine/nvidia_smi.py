@@ -1,0 +1,287 @@
+"""What nvidia-smi prints -> a topology: `topo -m`, `topo -p2p`, `--query-gpu` and `--query-compute-apps`."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from launch.cores import parse_cores
+from launch.errors import TopologyError
+from launch.machine.speeds import Speeds, asked_for, by_name, link
+from launch.machine.topology import P2P_WORDS, Gpu, Link, Nic, PeerAccess, Topology, why_unusable
+
+QUERY = "index,uuid,name,pci.bus_id,mig.mode.current"
+QUERY_APPS = "gpu_uuid,pid"
+
+# nvidia-smi underlines its header; text that went through a browser has often lost the escape character alone.
+_ESCAPES = re.compile(r"\x1b?\[[0-9;]*m")
+_AFFINITY = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID")
+_LINK_WORDS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE, SYS"
+_TAB = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Header:
+    devices: tuple[str, ...]  # GPU0, GPU1, ..., then NICs, as the columns go
+    affinities: tuple[tuple[str, int], ...]  # the words of a column behind them, and where on the line it starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    number: int  # of the line, from 1
+    words: tuple[str, ...]  # one for each device
+    affinity: dict[str, str]  # CPU Affinity, NUMA Affinity, GPU NUMA ID: those that the row has
+
+
+def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
+    """Read what `nvidia-smi topo -m` or `nvidia-smi topo -p2p` has printed.
+
+    Args:
+        text: with tabs or spaces; without NIC rows or legends if the text was cut.
+        name: of the file, for messages and for `Topology.source`.
+        gpu_name: the model, which the text does not say; without it no speed is known.
+
+    Raises:
+        TopologyError: anything in the text that is not understood, with file, line and what was expected.
+    """
+    lines = [
+        (number, _ESCAPES.sub("", line).expandtabs(_TAB).rstrip())
+        for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
+    ]
+    lines = [(number, line) for number, line in lines if line]
+    if not lines:
+        raise TopologyError(f"{name}: empty; expected what `nvidia-smi topo -m` prints")
+    header = _header(name, *lines[0])
+    end = next((i for i, (_, line) in enumerate(lines) if line.strip() in {"Legend:", "NIC Legend:"}), len(lines))
+    rows: dict[str, _Row] = {}
+    for number, line in lines[1:end]:
+        label = line.split()[0]
+        if label not in header.devices:
+            _wrong(name, number, f"found {label[:40]!r}", "a row of one of the header's devices, or 'Legend:'")
+        if label in rows:
+            _wrong(name, number, f"{label} appears twice", "one row for each device")
+        rows[label] = _row(name, number, line, header)
+    words, nic_names = _legends(name, lines[end:])
+    gpus = sorted((device for device in header.devices if _is_gpu(device)), key=lambda gpu: int(gpu[3:]))
+    for missing in [gpu for gpu in gpus if gpu not in rows]:
+        _wrong(name, lines[end - 1][0], f"the table ends without a row of {missing}", "a row for each GPU")
+    if "OK" in words or any(word in P2P_WORDS for row in rows.values() for word in row.words):
+        return _peer_access(name, gpus, header, rows)
+    return _topology(name, gpus, header, rows, nic_names=nic_names, speeds=asked_for(gpu_name))
+
+
+def _wrong(name: str, number: int, found: str, expected: str) -> NoReturn:
+    raise TopologyError(f"{name}:{number}: {found}; expected {expected}")
+
+
+def _is_gpu(device: str) -> bool:
+    return re.fullmatch(r"GPU[0-9]{1,4}", device) is not None
+
+
+def _header(name: str, number: int, line: str) -> _Header:
+    found = list(_AFFINITY.finditer(line))
+    devices = line[: found[0].start()].split() if found else line.split()
+    affinities = tuple((" ".join(match[0].split()), match.start()) for match in found)
+    between = _AFFINITY.sub("", line[found[0].start() :]) if found else ""
+    if not any(_is_gpu(device) for device in devices) or between.strip():
+        _wrong(
+            name,
+            number,
+            f"found {line.strip()[:60]!r}",
+            "the header of `nvidia-smi topo -m`: GPU0 GPU1 ..., NICs, CPU Affinity, NUMA Affinity, GPU NUMA ID",
+        )
+    for device in devices:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", device) or (device.startswith("GPU") and not _is_gpu(device)):
+            _wrong(name, number, f"column {device[:40]!r}", "GPU<n> or the name of a NIC such as mlx5_0 or NIC0")
+    columns = [*(int(d[3:]) if _is_gpu(d) else d for d in devices), *(words for words, _ in affinities)]
+    twice = next((column for column in columns if columns.count(column) > 1), None)
+    if twice is not None:
+        _wrong(name, number, f"{f'GPU{twice}' if isinstance(twice, int) else twice} appears twice", "each column once")
+    return _Header(devices=tuple(devices), affinities=affinities)
+
+
+def _row(name: str, number: int, line: str, header: _Header) -> _Row:
+    label, *cells = list(re.finditer(r"\S+", line))
+    width = len(header.devices)
+    tail = cells[width:]
+    most = len(header.affinities) if _is_gpu(label[0]) else 0
+    if len(cells) < width or len(tail) > most:
+        _wrong(
+            name,
+            number,
+            f"{label[0]} has {len(cells)} cells",
+            f"{width}, one for each GPU and NIC of the header" + (f", and up to {most} of affinity" if most else ""),
+        )
+    # Cells may be missing at the end, where nvidia-smi knows nothing. One that is missing before another moves that
+    # one away from the start of its column, by a tab at least; N/A says nothing, wherever it stands.
+    if tail and len(tail) < most and any(cell[0] != "N/A" for cell in tail):
+        title, start = header.affinities[0]
+        if abs(tail[0].start() - start) >= _TAB:
+            _wrong(name, number, f"no cell under {title!r}, but some behind it", "no cell missing before another")
+    titles = [title for title, _ in header.affinities]
+    affinity = {title: cell[0] for title, cell in zip(titles, tail, strict=False)}
+    return _Row(number=number, words=tuple(cell[0] for cell in cells[:width]), affinity=affinity)
+
+
+def _legends(name: str, lines: list[tuple[int, str]]) -> tuple[set[str], dict[str, str]]:
+    """The words that the legend explains, and the NICs' real names."""
+    words: set[str] = set()
+    nics: dict[str, str] = {}
+    title = ""
+    for number, line in lines:
+        if line.strip() in {"Legend:", "NIC Legend:"}:
+            title = line.strip()
+        elif title == "Legend:" and (match := re.fullmatch(r"\s*([A-Z]+#?)\s+=\s+\S.*", line)):
+            words.add(match[1])
+        elif title == "NIC Legend:" and (match := re.fullmatch(r"\s*([A-Za-z0-9_.-]+):\s+([A-Za-z0-9_.-]+)", line)):
+            if match[1] in nics or match[2] in nics.values():
+                _wrong(name, number, f"{line.strip()!r} is there already", "each NIC once")
+            nics[match[1]] = match[2]
+        else:
+            _wrong(name, number, f"found {line.strip()[:60]!r}", "'WORD = meaning', or 'NIC0: name' in the NIC legend")
+    return words, nics
+
+
+def _peer_access(name: str, gpus: list[str], header: _Header, rows: dict[str, _Row]) -> PeerAccess:
+    matrix = []
+    for a in gpus:
+        found = dict(zip(header.devices, rows[a].words, strict=True))
+        for b, word in found.items():
+            if (word == "X") != (a == b) or (word != "X" and word not in P2P_WORDS):
+                _wrong(name, rows[a].number, f"{a}-{b} says {word[:40]!r}", f"{', '.join(P2P_WORDS)}; X for itself")
+        matrix.append(tuple(found[b] for b in gpus))
+    return PeerAccess(source=name, gpus=tuple(int(gpu[3:]) for gpu in gpus), words=tuple(matrix))
+
+
+def _topology(
+    name: str, gpus: list[str], header: _Header, rows: dict[str, _Row], *, nic_names: dict[str, str], speeds: Speeds
+) -> Topology:
+    nics = [device for device in header.devices if not _is_gpu(device)]
+    rowless = [nic for nic in nics if nic not in rows]
+    if rowless and len(rowless) < len(nics):
+        _wrong(
+            name, max(row.number for row in rows.values()), f"no row of {rowless[0]}", "rows of all NICs, or of none"
+        )
+    if nic_names and set(nic_names) != set(nics):
+        odd = sorted(set(nic_names) ^ set(nics))[0]
+        raise TopologyError(f"{name}: {odd} is in the header or in the NIC legend alone; expected it in both")
+    words = {
+        (a, b): _link_word(name, row.number, a, b, word)
+        for a, row in rows.items()
+        for b, word in zip(header.devices, row.words, strict=True)
+    }
+    for (a, b), word in words.items():
+        if words.get((b, a), word) != word:
+            there = rows[a].number if rows[a].number > rows[b].number else rows[b].number
+            shown = [f"{kind}{count or ''}" for kind, count in (word, words[b, a])]
+            _wrong(name, there, f"{a}-{b} says {shown[0]}, {b}-{a} says {shown[1]}", "the same both ways")
+    ends = (speeds, speeds)
+    return Topology(
+        source=name,
+        gpus=tuple(_gpu(name, gpu, rows[gpu]) for gpu in gpus),
+        links=tuple(tuple(link(*words[a, b], ends, None) for b in gpus) for a in gpus),
+        nics=tuple(
+            Nic(name=nic_names.get(nic, nic), links=tuple(Link(kind=words[gpu, nic][0]) for gpu in gpus))
+            for nic in nics
+        ),
+    )
+
+
+def _link_word(name: str, number: int, a: str, b: str, word: str) -> tuple[str, int]:
+    """Kind and number of links."""
+    match = re.fullmatch(r"NV([1-9][0-9]{0,2})", word)
+    if word == "X" and a == b:
+        return "X", 0
+    if a != b and match and _is_gpu(a) and _is_gpu(b):
+        return "NV", int(match[1])
+    if a != b and word in {"PIX", "PXB", "PHB", "NODE", "SYS", "SOC"}:
+        return "SYS" if word == "SOC" else word, 0  # SOC: its name before drivers of 2017
+    _wrong(name, number, f"{a}-{b} says {word[:40]!r}", f"{_LINK_WORDS}; X for a device and itself")
+
+
+def _gpu(name: str, device: str, row: _Row) -> Gpu:
+    def numbers(title: str) -> tuple[int, ...]:
+        text = row.affinity.get(title, "N/A")
+        try:
+            return () if text == "N/A" else parse_cores(text)
+        except TopologyError as error:
+            raise TopologyError(f"{name}:{row.number}: {title} of {device}: {error}") from None
+
+    numbers("GPU NUMA ID")  # the GPU's own memory as a node: nothing can be bound to it, but it must be a number
+    return Gpu(index=int(device[3:]), cores=numbers("CPU Affinity"), numa=numbers("NUMA Affinity"))
+
+
+def from_nvidia_smi(
+    matrix: str, query: str | None = None, apps: str | None = None, *, sockets_gbps: float | None = None
+) -> Topology:
+    """This machine's topology by three answers of nvidia-smi.
+
+    Args:
+        matrix: of `nvidia-smi topo -m`.
+        query: of `nvidia-smi --query-gpu=<QUERY> --format=csv,noheader`; without it UUIDs and names stay None.
+        apps: of `nvidia-smi --query-compute-apps=<QUERY_APPS> --format=csv,noheader`.
+        sockets_gbps: GB/s between the CPU sockets; None where not known.
+
+    Raises:
+        TopologyError: an answer is not understood, or they are about different GPUs.
+    """
+    bare = parse(matrix, name="nvidia-smi topo -m")
+    if isinstance(bare, PeerAccess):
+        raise TopologyError(f"{bare.source}: printed what topo -p2p prints; expected the table of topo -m")
+    bare = replace(bare, source="nvidia-smi")
+    if query is None:
+        return bare
+    gpus = _described(bare.gpus, query, _pids(apps or ""))
+    speeds = [by_name(gpu.name or "") or Speeds() for gpu in gpus]
+    links = tuple(
+        tuple(link(one.kind, one.count, (speeds[a], speeds[b]), sockets_gbps) for b, one in enumerate(row))
+        for a, row in enumerate(bare.links)
+    )
+    return replace(bare, gpus=gpus, links=links)
+
+
+def _described(gpus: tuple[Gpu, ...], query: str, pids: dict[str, set[int]]) -> tuple[Gpu, ...]:
+    source = "nvidia-smi --query-gpu"
+    facts: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(query.splitlines(), start=1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if not line.strip():
+            continue
+        if len(cells) != 5 or not re.fullmatch(r"[0-9]{1,4}", cells[0]) or int(cells[0]) in facts:
+            _wrong(source, number, f"found {line.strip()[:80]!r}", f"{QUERY}, once for each GPU")
+        unknown = {"[N/A]", "N/A", "[Not Supported]"}
+        sick = next((cell.strip("[]") for cell in cells if cell.startswith("[") and cell not in unknown), None)
+        _, uuid, model, pci, mig = (None if cell in unknown or cell.startswith("[") else cell for cell in cells)
+        facts[int(cells[0])] = {
+            "uuid": uuid,
+            "name": model,
+            "pci": normal_pci(pci) if pci else None,
+            "unusable": why_unusable(mig=mig == "Enabled", sick=sick, pids=pids.get(uuid or "", ())),
+        }
+    indices = [gpu.index for gpu in gpus]
+    if sorted(facts) != indices:
+        raise TopologyError(f"{source}: lists GPUs {sorted(facts)}, but topo -m lists {indices}; expected the same")
+    return tuple(replace(gpu, **facts[gpu.index]) for gpu in gpus)
+
+
+def _pids(apps: str) -> dict[str, set[int]]:
+    """The processes that compute on each GPU, by its UUID."""
+    pids: dict[str, set[int]] = {}
+    for number, line in enumerate(apps.splitlines(), start=1):
+        match = re.fullmatch(r"\s*(\S+)\s*,\s*([0-9]{1,9})\s*", line)
+        if match:
+            pids.setdefault(match[1], set()).add(int(match[2]))
+        elif line.strip():
+            _wrong("nvidia-smi --query-compute-apps", number, f"found {line.strip()[:80]!r}", QUERY_APPS)
+    return pids
+
+
+def normal_pci(text: str) -> str:
+    """`00000000:3B:00.0`, as nvidia-smi writes it, becomes `0000:3b:00.0`, as the kernel does.
+
+    Raises:
+        TopologyError: not such an address.
+    """
+    match = re.fullmatch(r"([0-9a-f]{1,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", text.strip().lower())
+    if not match:
+        raise TopologyError(f"PCI address {text[:40]!r}: expected one such as 00000000:3B:00.0")
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}"

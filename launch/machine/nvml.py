@@ -1,0 +1,152 @@
+"""The NVIDIA driver's own library -> a topology."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.errors import TopologyError
+from launch.machine import system
+from launch.machine.speeds import Speeds, between_sockets, by_name, link, with_pcie
+from launch.machine.topology import Gpu, Link, Nic, Topology, why_unusable
+
+# nvmlGpuTopologyLevel_t; 0: both on one board
+_KINDS: dict[Any, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_TO_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+_UNCORRECTED, _VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
+_NO_DRIVER, _NO_LIBRARY = 9, 12  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
+_LOST, _NEEDS_RESET = 15, 16  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
+_MASK_WORDS = 128  # of 64 cores each
+
+
+class _Device:
+    """One GPU as NVML answers for it: what its driver cannot say is None."""
+
+    def __init__(self, nvml: Any, index: int) -> None:
+        self._nvml = nvml
+        self._errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
+        self.index = index
+        self.sick: str | None = None
+        self.handle: Any = None
+        try:
+            self.handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except self._errors as error:
+            self.sick = f"does not answer ({error})"
+
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """What the function `nvmlDeviceGet<question>` answers."""
+        function = getattr(self._nvml, f"nvmlDeviceGet{question}", None)
+        if function is None or self.handle is None:
+            return None
+        try:
+            return function(self.handle, *arguments)
+        except self._errors as error:
+            if getattr(error, "value", None) in {_LOST, _NEEDS_RESET}:
+                self.sick = f"does not answer ({error})"
+            return None
+
+
+def read_nvml() -> Topology | None:
+    """This machine's topology; None where there is no NVIDIA driver, or no pynvml.
+
+    Raises:
+        TopologyError: there is a driver, and it does not work.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value in {_NO_DRIVER, _NO_LIBRARY}:
+            return None
+        raise TopologyError(f"NVML does not start: {error}; run nvidia-smi, which has the same trouble") from None
+    try:
+        return from_nvml(pynvml, sockets_gbps=between_sockets(system.cpuinfo()))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | None = None) -> Topology:
+    """The topology of the GPUs that an initialised NVML sees.
+
+    Args:
+        nvml: the module pynvml, or one with the same functions.
+        sysfs: where NUMA nodes, NICs and the ways to them are found.
+        sockets_gbps: GB/s between the CPU sockets; None where not known.
+    """
+    devices = [_Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    pcis = [_pci(device.ask("PciInfo")) for device in devices]
+    folders = [system.pci_device(sysfs, pci) for pci in pcis]
+    gpus = tuple(_gpu(device, pci, folder) for device, pci, folder in zip(devices, pcis, folders, strict=True))
+    nvlinks = _nvlinks(devices, pcis, getattr(nvml, "NVML_NVLINK_MAX_LINKS", 36))
+    speeds = [
+        with_pcie(by_name(gpu.name or ""), d.ask("MaxPcieLinkGeneration")) for gpu, d in zip(gpus, devices, strict=True)
+    ]
+
+    def between(a: int, b: int) -> Link:
+        ends: Sequence[Speeds] = (speeds[a], speeds[b])
+        if a == b:
+            return Link(kind="X")
+        if nvlinks[a][b]:
+            return link("NV", nvlinks[a][b], ends, sockets_gbps)
+        level = -1 if devices[b].handle is None else devices[a].ask("TopologyCommonAncestor", devices[b].handle)
+        return link(_KINDS.get(level, "") or system.way(folders[a], folders[b]), 0, ends, sockets_gbps)
+
+    places = range(len(gpus))
+    half = {(a, b): between(a, b) for a in places for b in places[: a + 1]}
+    return Topology(
+        source="NVML",
+        gpus=gpus,
+        links=tuple(tuple(half[max(a, b), min(a, b)] for b in places) for a in places),
+        nics=tuple(
+            Nic(name=name, links=tuple(Link(kind=system.way(folder, adapter)) for folder in folders))
+            for name, adapter in system.rdma_devices(sysfs)
+        ),
+    )
+
+
+def _pci(info: Any) -> str | None:
+    return None if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
+    mask = device.ask("CpuAffinity", _MASK_WORDS) or ()
+    ecc = device.ask("TotalEccErrors", _UNCORRECTED, _VOLATILE)
+    remapped = device.ask("RemappedRows")  # corrected, uncorrected, is one pending, has one failed
+    mig = device.ask("MigMode")  # now, after the next reset
+    processes = device.ask("ComputeRunningProcesses") or ()
+    uuid, name = device.ask("UUID"), device.ask("Name")
+    sick = device.sick
+    if sick is None and ecc:
+        sick = f"{ecc} uncorrected memory errors since its driver was loaded"
+    if sick is None and remapped and remapped[3]:
+        sick = "a row of its memory could not be remapped"
+    return Gpu(
+        index=device.index,
+        cores=tuple(64 * i + bit for i, word in enumerate(mask) for bit in range(64) if word >> bit & 1),
+        numa=system.numa_of(folder),
+        uuid=uuid,
+        name=name,
+        pci=pci,
+        unusable=why_unusable(mig=bool(mig and mig[0]), sick=sick, pids=[process.pid for process in processes]),
+    )
+
+
+def _nvlinks(devices: list[_Device], pcis: list[str | None], most: int) -> list[list[int]]:
+    """How many NVLinks each pair has: those from one to the other, or the fewer of both to NVSwitches."""
+    direct = [[0] * len(devices) for _ in devices]
+    to_switch = [0] * len(devices)
+    for a, device in enumerate(devices):
+        for one in range(most):
+            if device.ask("NvLinkState", one) != 1:
+                continue
+            remote = _pci(device.ask("NvLinkRemotePciInfo", one))
+            if remote is not None and remote in pcis:
+                direct[a][pcis.index(remote)] += 1
+            elif device.ask("NvLinkRemoteDeviceType", one) == _TO_SWITCH:
+                to_switch[a] += 1
+    return [
+        [min(direct[a][b], direct[b][a]) or min(to_switch[a], to_switch[b]) for b in range(len(devices))]
+        for a in range(len(devices))
+    ]

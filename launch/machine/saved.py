@@ -1,0 +1,64 @@
+"""A saved text, whichever tool has printed it -> a topology."""
+
+import json
+from typing import NoReturn
+
+from launch.errors import TopologyError
+from launch.machine import nvidia_smi, rocm_smi
+from launch.machine.speeds import asked_for
+from launch.machine.topology import PeerAccess, Topology, from_json
+
+MOST_CHARACTERS = 4_000_000  # the JSON of 16 GPUs has 30,000
+
+
+def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
+    """Read what nvidia-smi, rocm-smi or `hvdlaunch topo --json` has printed.
+
+    Args:
+        text: the whole of it.
+        name: of the file, for messages and for `Topology.source`.
+        gpu_name: the NVIDIA model, which nvidia-smi's tables do not say; without it they give no speeds.
+
+    Raises:
+        TopologyError: the text is not understood, or `gpu_name` cannot be used, with file, line and what was expected.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise TopologyError(f"{name}: {len(text)} characters; expected what one of the tools prints about one host")
+    start = text.lstrip("\ufeff \t\r\n")
+    is_nvidia = not start.startswith(("{", "=", "WARNING:"))
+    if gpu_name is not None and not is_nvidia:
+        asked_for(gpu_name)
+        raise TopologyError(f"{name}: a GPU name is for the tables of nvidia-smi alone; leave it out")
+    if start.startswith("{"):
+        return _from_json_text(start, name)
+    if not is_nvidia:
+        return rocm_smi.parse(text, name=name)
+    return nvidia_smi.parse(text, name=name, gpu_name=gpu_name)
+
+
+def read_topology(text: str, *, name: str, gpu_name: str | None = None) -> Topology:
+    """The same, for who must know how the GPUs are connected.
+
+    Raises:
+        TopologyError: as `read_text`; also for the table of `nvidia-smi topo -p2p`, which does not say that.
+    """
+    found = read_text(text, name=name, gpu_name=gpu_name)
+    if isinstance(found, PeerAccess):
+        raise TopologyError(
+            f"{name}: this is from `nvidia-smi topo -p2p`: which GPUs may copy directly, not how they are connected; "
+            "save the output of `nvidia-smi topo -m` instead"
+        )
+    return found
+
+
+def _from_json_text(text: str, name: str) -> Topology:
+    def refuse(word: str) -> NoReturn:
+        raise ValueError(f"{word} is not a number of JSON")
+
+    try:
+        value = json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise TopologyError(f"{name}:{error.lineno}: not JSON: {error.msg}; write it with topo --json") from None
+    except (ValueError, RecursionError) as error:
+        raise TopologyError(f"{name}: not JSON: {error}; write it with topo --json") from None
+    return from_json(value, name=name)

@@ -1,0 +1,1 @@
+"""A topology as a table in words, and as a picture."""

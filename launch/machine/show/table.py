@@ -1,0 +1,165 @@
+"""A topology in words and as aligned text, for a person."""
+
+from collections.abc import Callable
+
+from launch.cores import core_list
+from launch.errors import TopologyError
+from launch.machine.topology import (
+    P2P_WORDS,
+    PCIE_KINDS,
+    Gpu,
+    Link,
+    PeerAccess,
+    Topology,
+    position,
+    through_switch,
+)
+
+MEANINGS = {
+    "PIX": "PCIe, at most one switch between",
+    "PXB": "PCIe, several switches but not the CPU between",
+    "PHB": "PCIe, through the CPU's host bridge",
+    "NODE": "PCIe, through host bridges of one NUMA node",
+    "SYS": "PCIe, and on through the link between NUMA nodes or CPU sockets",
+}
+
+
+def word(link: Link) -> str:
+    """A link as nvidia-smi spells it: NV12, PIX, X."""
+    return f"NV{link.count}" if link.kind == "NV" else link.kind
+
+
+def describe_pair(topology: Topology, a: int, b: int) -> str:
+    """How GPUs `a` and `b`, by their indices, are connected, and how fast: one to three sentences.
+
+    Raises:
+        TopologyError: no such GPU, or twice the same.
+    """
+    if a == b:
+        raise TopologyError(f"a pair is two GPUs; GPU {a} is named twice")
+    first, second = (topology.gpus[position(topology, index)] for index in (a, b))
+    link = topology.links[position(topology, a)][position(topology, b)]
+    speed = f"{link.gbps:g} GB/s one way." if link.gbps is not None else _why_no_speed(link, first, second)
+    sentences = [f"GPU {a} and GPU {b} are connected by {_way(link, through_switch(topology))}: {speed}"]
+    if first.numa and first.numa == second.numa:
+        sentences.append(f"Both are at NUMA node {core_list(first.numa)}.")
+    elif first.numa and second.numa:
+        nodes = core_list(first.numa), core_list(second.numa)
+        sentences.append(f"GPU {a} is at NUMA node {nodes[0]}, GPU {b} at {nodes[1]}.")
+    sentences += [f"GPU {gpu.index} cannot be used: {gpu.unusable}." for gpu in (first, second) if gpu.unusable]
+    return " ".join(sentences)
+
+
+def table(topology: Topology) -> str:
+    """All of a topology as aligned text that ends with a newline."""
+    if not topology.gpus:
+        blocks = [f"No GPU ({topology.source})"]
+    else:
+        kinds = sorted({gpu.name for gpu in topology.gpus if gpu.name})
+        title = f"{_many(len(topology.gpus), 'GPU')} ({topology.source})"
+        blocks = [f"{title}: {', '.join(kinds)}" if kinds else title, _matrix(topology), _legend(topology)]
+        if any(link.gbps is not None for row in topology.links for link in row):
+            blocks.append(
+                "GB/s one way\n" + _grid(topology, lambda link: "-" if link.gbps is None else f"{link.gbps:g}")
+            )
+        blocks += [_gpus(topology)]
+    if topology.numa_nodes:
+        nodes = [[str(node.id), core_list(node.cores) or "none"] for node in topology.numa_nodes]
+        blocks.append(aligned([["NUMA node", "usable cores"], *nodes]))
+    if topology.interfaces:
+        rows = [[interface.name, interface.cidr] for interface in topology.interfaces]
+        blocks.append(aligned([["interface", "address"], *rows]))
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def peer_table(access: PeerAccess) -> str:
+    """Which GPUs may copy straight to which, as aligned text that ends with a newline."""
+    rows = [[f"GPU{gpu}", *words] for gpu, words in zip(access.gpus, access.words, strict=True)]
+    used = [f"  {key:<3}  {meaning}" for key, meaning in P2P_WORDS.items() if any(key in row for row in access.words)]
+    title = f"May these GPUs copy straight to each other? ({access.source})"
+    return "\n".join([title, "", aligned([["", *(f"GPU{gpu}" for gpu in access.gpus)], *rows]), "", *used]) + "\n"
+
+
+def nearest(topology: Topology, nic: int) -> tuple[str, tuple[int, ...]]:
+    """The kind of a NIC's best link, and the indices of the GPUs that have it; the NIC by position."""
+    kinds = [link.kind for link in topology.nics[nic].links]
+    best = min(kinds, key=PCIE_KINDS.index)
+    return best, tuple(gpu.index for gpu, kind in zip(topology.gpus, kinds, strict=True) if kind == best)
+
+
+def _way(link: Link, switched: bool) -> str:
+    if link.kind == "NV":
+        return f"{_many(link.count, 'NVLink')}{' through NVSwitch' if switched else ''}"
+    return "XGMI, AMD's direct link" if link.kind == "XGMI" else f"{link.kind} ({MEANINGS[link.kind]})"
+
+
+def _why_no_speed(link: Link, *ends: Gpu) -> str:
+    if link.kind == "XGMI":
+        return "how fast is not known, rocm-smi does not say."
+    unnamed = [gpu for gpu in ends if gpu.name is None]
+    if link.kind == "SYS" and not unnamed:
+        return "how fast is not known for this CPU or GPU."
+    if not unnamed:
+        return f"how fast is not known for {' and '.join(sorted({gpu.name or '' for gpu in ends}))}."
+    if link.kind == "SYS":
+        return "how fast is not known, it depends on the CPU."
+    return "how fast is not known, the text does not name the GPU's model (--gpu-name)."
+
+
+def _matrix(topology: Topology) -> str:
+    header = ["", *(f"GPU{gpu.index}" for gpu in topology.gpus), *(nic.name for nic in topology.nics)]
+    rows = [
+        [f"GPU{gpu.index}", *map(word, topology.links[place]), *(word(nic.links[place]) for nic in topology.nics)]
+        for place, gpu in enumerate(topology.gpus)
+    ]
+    return aligned([header, *rows])
+
+
+def _grid(topology: Topology, show: Callable[[Link], str]) -> str:
+    names = [f"GPU{gpu.index}" for gpu in topology.gpus]
+    rows = [[name, *map(show, row)] for name, row in zip(names, topology.links, strict=True)]
+    return aligned([["", *names], *rows])
+
+
+def _legend(topology: Topology) -> str:
+    links = [link for row in topology.links for link in row] + [link for nic in topology.nics for link in nic.links]
+    kinds = {link.kind for link in links}
+    lines = [f"  {kind:<4}  {MEANINGS[kind]}" for kind in PCIE_KINDS if kind in kinds]
+    if "XGMI" in kinds:
+        lines.insert(0, "  XGMI  AMD's direct link")
+    if "NV" in kinds:
+        lines.insert(0, f"  NV#   # NVLinks{' through NVSwitch' if through_switch(topology) else ''}")
+    return "\n".join(lines)
+
+
+def _gpus(topology: Topology) -> str:
+    """One line for each GPU, with the columns of which anything is known."""
+    near: dict[int, list[str]] = {gpu.index: [] for gpu in topology.gpus}
+    for place, nic in enumerate(topology.nics):
+        kind, indices = nearest(topology, place)
+        if kind != "SYS":
+            for index in indices:
+                near[index].append(f"{nic.name} ({kind})")
+    columns: dict[str, list[str]] = {
+        "GPU": [str(gpu.index) for gpu in topology.gpus],
+        "NUMA": [core_list(gpu.numa) for gpu in topology.gpus],
+        "cores": [core_list(gpu.cores) for gpu in topology.gpus],
+        "PCI": [gpu.pci or "" for gpu in topology.gpus],
+        "UUID": [gpu.uuid or "" for gpu in topology.gpus],
+        "not usable": [gpu.unusable or "" for gpu in topology.gpus],
+        "NICs near it": [", ".join(names) if len(names) < 5 else f"{len(names)}" for names in near.values()],
+    }
+    known = {title: cells for title, cells in columns.items() if any(cells)}
+    return aligned([list(known), *([cell or "-" for cell in row] for row in zip(*known.values(), strict=True))])
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Rows of cells as lines, each column as wide as its widest cell."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

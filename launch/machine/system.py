@@ -1,0 +1,113 @@
+"""What the kernel knows without any driver's tool: NUMA nodes, ways over PCIe, RDMA adapters, network interfaces."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from launch.cores import parse_cores
+from launch.machine.topology import Interface, NumaNode
+
+SYSFS = Path("/sys")
+
+# linux/sockios.h and linux/if.h
+_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
+_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
+_REQUEST_BYTES, _NAME_BYTES = 40, 16
+
+
+def numa_nodes(sysfs: Path, usable: frozenset[int]) -> tuple[NumaNode, ...]:
+    """The NUMA nodes that have cores, with those of their cores that are in `usable`; nodes of memory alone are not."""
+    nodes = []
+    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
+        cores = _read(folder / "cpulist")
+        if cores:
+            near = tuple(core for core in parse_cores(cores) if core in usable)
+            nodes.append(NumaNode(id=int(folder.name.removeprefix("node")), cores=near))
+    return tuple(sorted(nodes, key=lambda node: node.id))
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """The network interfaces that are up and have an IPv4 address, without loopback."""
+    import fcntl
+    import socket
+    import struct
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+
+        def ask(request: int, name: str) -> bytes:
+            padded = name.encode()[: _NAME_BYTES - 1].ljust(_REQUEST_BYTES, b"\0")
+            return fcntl.ioctl(asking.fileno(), request, padded)[_NAME_BYTES:]
+
+        for _, name in socket.if_nameindex():
+            try:
+                (flags,) = struct.unpack_from("H", ask(_SIOCGIFFLAGS, name))
+                address, mask = ask(_SIOCGIFADDR, name)[4:8], ask(_SIOCGIFNETMASK, name)[4:8]
+            except OSError:
+                continue  # no IPv4 address, or gone since
+            if flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
+                length = int.from_bytes(mask, "big").bit_count()
+                found.append(Interface(name=name, cidr=f"{socket.inet_ntoa(address)}/{length}"))
+    return tuple(found)
+
+
+def cpuinfo() -> str:
+    """The text of /proc/cpuinfo; empty where there is none."""
+    return _read(Path("/proc/cpuinfo"))
+
+
+def pci_device(sysfs: Path, pci: str | None) -> Path | None:
+    """The folder of a PCI device at its place in the tree of bridges; None where the kernel shows none."""
+    link = sysfs / "bus/pci/devices" / (pci or "")
+    return link.resolve() if pci and link.exists() else None
+
+
+def rdma_devices(sysfs: Path) -> tuple[tuple[str, Path], ...]:
+    """Name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; adapters of software are not."""
+    found = [(link.name, (link / "device").resolve()) for link in (sysfs / "class/infiniband").glob("*")]
+    return tuple(sorted(((name, at) for name, at in found if _bridges(at)), key=lambda one: _natural(one[0])))
+
+
+def numa_of(device: Path | None) -> tuple[int, ...]:
+    """The NUMA node of a PCI device; empty where the firmware does not say."""
+    text = _read(device / "numa_node") if device else ""
+    return (int(text),) if text.isdecimal() else ()
+
+
+def way(a: Path | None, b: Path | None) -> str:
+    """PIX, PXB, PHB, NODE or SYS between two PCI devices by their folders, as nvidia-smi classifies them.
+
+    One that is not known is taken to be far away.
+    """
+    if a is None or b is None:
+        return "SYS"
+    bridges_a, bridges_b = _bridges(a), _bridges(b)
+    shared = 0
+    while shared < min(len(bridges_a), len(bridges_b)) and bridges_a[shared] == bridges_b[shared]:
+        shared += 1
+    if shared == 0:
+        return "NODE" if numa_of(a) and numa_of(a) == numa_of(b) else "SYS"
+    if shared == 1:
+        return "PHB"
+    # Below the last shared bridge: none for two functions of one card, one downstream port for each behind one switch.
+    deepest = max(len(bridges_a), len(bridges_b)) - shared
+    return "PIX" if deepest <= 1 else "PXB"
+
+
+def _bridges(device: Path) -> list[str]:
+    """The host bridge, then the PCI bridges down to the device, which is left out."""
+    parts = list(device.parts[:-1])
+    roots: Iterator[int] = (i for i, part in enumerate(parts) if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]{2}", part))
+    root = next(roots, None)
+    return [] if root is None else parts[root:]
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(number or 0), word) for word, number in re.findall(r"([^0-9]+)|([0-9]+)", name)]
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

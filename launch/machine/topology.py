@@ -1,0 +1,212 @@
+"""GPUs, links, NUMA nodes and NICs of one host."""
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from launch.cores import MOST_CORES, core_list
+from launch.errors import TopologyError
+
+PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # the nearest first
+NVLINKS = {"P100": 4, "V100": 6, "A100": 12}  # of one GPU, by a part of its name
+MOST_NVLINKS = 18  # of any other, up to and with Blackwell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """How two devices of one host are connected."""
+
+    kind: str  # X (itself), NV, XGMI, PIX, PXB, PHB, NODE or SYS
+    count: int = 0  # bonded NVLinks, or 1 for XGMI; 0 on PCIe and between sockets
+    gbps: float | None = None  # GB/s one way; None where the generation is not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU."""
+
+    index: int  # in PCI order, as nvidia-smi counts
+    cores: tuple[int, ...] = ()  # cores near it; empty where not known
+    numa: tuple[int, ...] = ()  # NUMA nodes near it; empty where not known
+    uuid: str | None = None
+    name: str | None = None
+    pci: str | None = None  # domain:bus:device.function, lower case, as in 0000:3b:00.0
+    unusable: str | None = None  # why no run may have it: busy, in MIG mode, lost; None if it is free
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nic:
+    """One InfiniBand or RoCE adapter."""
+
+    name: str  # as NCCL_IB_HCA wants it: mlx5_0
+    links: tuple[Link, ...]  # to each GPU, in the order of Topology.gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """One network interface with an IPv4 address."""
+
+    name: str  # as NCCL_SOCKET_IFNAME wants it: eth0
+    cidr: str  # address and length of its network: 10.0.0.3/24
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumaNode:
+    """One NUMA node."""
+
+    id: int
+    cores: tuple[int, ...]  # those of its cores that this process may use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """What one host has, and how it is connected."""
+
+    source: str  # NVML, nvidia-smi, rocm-smi, a file's name, or none
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[tuple[Link, ...], ...] = ()  # [gpu][gpu], both by position in gpus
+    nics: tuple[Nic, ...] = ()
+    numa_nodes: tuple[NumaNode, ...] = ()  # empty where not known
+    interfaces: tuple[Interface, ...] = ()  # without loopback; empty where not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerAccess:
+    """Which GPUs may copy straight to which, by `nvidia-smi topo -p2p`: it does not say how they are connected."""
+
+    source: str
+    gpus: tuple[int, ...]
+    words: tuple[tuple[str, ...], ...]  # [from][to], by position in gpus: X (itself) or one of P2P_WORDS
+
+
+P2P_WORDS = {
+    "OK": "yes",
+    "CNS": "chipset not supported",
+    "GNS": "GPU not supported",
+    "TNS": "topology not supported",
+    "NS": "not supported",
+    "DR": "disabled by a driver setting",
+    "U": "not known",
+}
+
+
+def why_unusable(*, mig: bool, sick: str | None, pids: Iterable[int]) -> str | None:
+    """Why no run may have a GPU, by what its driver says of it; None if it is free."""
+    if sick is not None:
+        return f"unhealthy: {sick}"
+    if mig:
+        return "in MIG mode"
+    busy = sorted(set(pids))
+    return "busy: pid " + ", ".join(str(pid) for pid in busy) if busy else None
+
+
+def position(topology: Topology, index: int) -> int:
+    """Where the GPU with that index stands in `Topology.gpus`.
+
+    Raises:
+        TopologyError: there is none.
+    """
+    for place, gpu in enumerate(topology.gpus):
+        if gpu.index == index:
+            return place
+    there = core_list(gpu.index for gpu in topology.gpus) or "none"
+    raise TopologyError(f"{topology.source}: there is no GPU {index}; there are: {there}")
+
+
+def has_switch(topology: Topology) -> bool:
+    """Whether there is an NVSwitch: then a GPU's NVLinks to its peers, all counted, are more than it has."""
+
+    def limit(gpu: Gpu) -> int:
+        return next((links for part, links in NVLINKS.items() if part in (gpu.name or "").upper()), MOST_NVLINKS)
+
+    rows = zip(topology.gpus, topology.links, strict=True)
+    return any(sum(link.count for link in row if link.kind == "NV") > limit(gpu) for gpu, row in rows)
+
+
+def through_switch(topology: Topology) -> bool:
+    """Whether there is an NVSwitch between any two GPUs, and each as near to it as the others."""
+    links = [topology.links[a][b] for a, b in combinations(range(len(topology.gpus)), 2)]
+    return has_switch(topology) and len({(link.kind, link.count) for link in links}) == 1
+
+
+def to_json(topology: Topology) -> dict[str, typing.Any]:
+    """The topology as dicts, lists, numbers and strings; `from_json` gives the same topology back."""
+    plain: dict[str, typing.Any] = json.loads(json.dumps(dataclasses.asdict(topology)))
+    return plain
+
+
+def from_json(value: object, *, name: str = "topology") -> Topology:
+    """The topology that `to_json` has written.
+
+    Raises:
+        TopologyError: a field is missing, unknown or of another type, or the links do not fit the GPUs.
+    """
+    topology: Topology = _decode(value, Topology, name)
+    _check_links(topology, name)
+    return topology
+
+
+def _decode(value: object, kind: typing.Any, where: str) -> typing.Any:
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, dict) or set(value) != set(hints):
+            raise TopologyError(f"{where}: expected an object with {', '.join(hints)}, found {_short(value)}")
+        record = typing.cast("type[typing.Any]", kind)
+        return record(**{field: _decode(value[field], hint, f"{where}.{field}") for field, hint in hints.items()})
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise TopologyError(f"{where}: expected a list, found {_short(value)}")
+        return tuple(_decode(item, typing.get_args(kind)[0], f"{where}[{i}]") for i, item in enumerate(value))
+    options = typing.get_args(kind) or (kind,)
+    if float in options and type(value) is int:
+        value = float(value) if abs(value) < MOST_CORES else value
+    if type(value) not in options:
+        wanted = " or ".join("null" if option is type(None) else option.__name__ for option in options)
+        raise TopologyError(f"{where}: expected {wanted}, found {_short(value)}")
+    return value
+
+
+def _short(value: object) -> str:
+    text = ", ".join(map(str, value)) or "none" if isinstance(value, dict) else repr(value)
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def _check_links(topology: Topology, name: str) -> None:
+    indices = [gpu.index for gpu in topology.gpus]
+    if indices != sorted(set(indices)) or any(index < 0 for index in indices):
+        raise TopologyError(f"{name}.gpus: expected each index once, from the lowest, found {_short(indices)}")
+    rows: Sequence[tuple[str, tuple[Link, ...]]] = [
+        *((f"{name}.links[{i}]", row) for i, row in enumerate(topology.links)),
+        *((f"{name}.nics[{i}].links", nic.links) for i, nic in enumerate(topology.nics)),
+    ]
+    if len(topology.links) != len(indices):
+        raise TopologyError(
+            f"{name}.links: expected {len(indices)} rows, one for each GPU, found {len(topology.links)}"
+        )
+    for where, row in rows:
+        if len(row) != len(indices):
+            raise TopologyError(f"{where}: expected {len(indices)} links, one to each GPU, found {len(row)}")
+        for i, link in enumerate(row):
+            _check_link(link, f"{where}[{i}]")
+    for a, row in enumerate(topology.links):
+        for b, link in enumerate(row):
+            if (link.kind == "X") != (a == b) or link != topology.links[b][a]:
+                raise TopologyError(
+                    f"{name}.links[{a}][{b}]: expected kind X for a GPU and itself alone, and the same link both ways"
+                )
+    if any(link.kind == "X" for nic in topology.nics for link in nic.links):
+        raise TopologyError(f"{name}.nics: expected no kind X, which is for a GPU and itself")
+
+
+def _check_link(link: Link, where: str) -> None:
+    counts = {"NV": range(1, 1000), "XGMI": range(1, 2), "X": range(1)} | dict.fromkeys(PCIE_KINDS, range(1))
+    if link.kind not in counts:
+        raise TopologyError(f"{where}.kind: expected {', '.join(counts)}, found {link.kind!r}")
+    if link.count not in counts[link.kind]:
+        raise TopologyError(f"{where}.count: {link.count} does not go with {link.kind}")
+    if link.gbps is not None and not (math.isfinite(link.gbps) and link.gbps > 0):
+        raise TopologyError(f"{where}.gbps: expected a positive number or null, found {link.gbps}")

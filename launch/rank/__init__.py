@@ -1,0 +1,1 @@
+"""What runs on each rank before the program: standard library alone."""

@@ -1,0 +1,1 @@
+"""Questions to hosts, and their answers."""

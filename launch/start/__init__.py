@@ -1,0 +1,1 @@
+"""From options to the very command: ask, decide, render."""

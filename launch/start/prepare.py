@@ -1,0 +1,221 @@
+"""From what the user wants to what will be started: the hosts are asked, nothing is started."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launch.choose import network
+from launch.choose.placement import Binding, nearest_nics, place, ranks_per_host
+from launch.errors import CommandError, HostError
+from launch.hosts.hostfile import MAX_SLOTS, Host, from_slurm
+from launch.machine.system import interfaces
+from launch.machine.topology import Topology
+from launch.process import ask, find
+from launch.reach.probe import HostFacts, Mpi, address_toward, ask_hosts, is_local, mpi, parse_mpi
+from launch.start import command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A run as its command line asks for it."""
+
+    np: int
+    program: tuple[str, ...]
+    hosts: tuple[Host, ...] | None  # None: the nodes of the Slurm allocation, or this host
+    topologies: Mapping[str, Topology]  # of hosts that are not to be asked; with one of them nobody is
+    launcher: Literal["auto", "mpirun", "horovodrun"]
+    gpus: Literal["auto", "none"] | Collection[int]
+    binding: Binding
+    apptainer: str | None  # the image
+    exports: tuple[str, ...]
+    as_root: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A run that could be started as it stands."""
+
+    order: command.Order
+    argv: list[str]
+    environment: dict[str, str]  # of the launcher; HVDLAUNCH_REPORT is still missing
+    interfaces: Mapping[str, str | None]  # host -> the interface that is on the shared network
+    adapters: Mapping[str, tuple[str, ...]]  # host -> its InfiniBand or RoCE adapters near the GPUs
+    remarks: tuple[str, ...]  # what the user should know, one line each
+
+
+def prepare(
+    wanted: Wanted, environment: Mapping[str, str], folder: Path, known: Mapping[str, HostFacts] | None = None
+) -> Ready:
+    """Ask the hosts, place the ranks and build the command; LaunchError where the run cannot be started as asked.
+
+    With `known` facts of the hosts nobody is asked.
+    """
+    if os.geteuid() == 0 and not wanted.as_root and not wanted.topologies:
+        raise CommandError("run as root: add --allow-run-as-root if you mean it, as in a container")
+    exports = command.exported(environment, wanted.exports)
+    mpirun, horovodrun = launchers(wanted)
+    hosts = wanted.hosts or allocation(environment)
+    if hosts and not wanted.topologies:
+        # Open MPI counts the host that it starts on first, wherever that stands in the list.
+        hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
+    facts = facts_of(wanted, hosts, mpirun, folder) if known is None else known
+    require_distinct(facts)
+    topologies = {host: one.topology for host, one in facts.items()}
+    hosts = hosts or own_slots(wanted, topologies)
+    slots = place(hosts, topologies, np=wanted.np, gpus=wanted.gpus, binding=wanted.binding)
+    used = {slot.host: facts[slot.host] for slot in slots}
+    require_program(wanted, used, environment)
+    shared, names = shared_network(used)
+    program = wanted.program
+    if wanted.apptainer is not None:
+        require_same_mpi(wanted.apptainer, mpirun)
+        program = command.in_apptainer(program, wanted.apptainer)
+    order = command.Order(
+        slots=slots,
+        program=program,
+        python=sys.executable,
+        mpi=mpirun,
+        horovodrun=horovodrun,
+        network=shared,
+        daemon_networks=daemon_networks(shared, used),
+        exports=exports,
+        as_root=wanted.as_root,
+    )
+    adapters = {
+        host: nearest_nics(one.topology, [slot.gpu for slot in slots if slot.host == host and slot.gpu is not None])
+        for host, one in used.items()
+        if len(used) > 1
+    }
+    own = [
+        command.rank_environment(
+            slot,
+            interface=names.get(slot.host),
+            launcher_exports_all=horovodrun is not None and shared is not None,
+            adapters=adapters.get(slot.host, ()),
+            set_by_user=[name for name in environment if name in exports],
+        )
+        for slot in slots
+    ]
+    recorded = {name: environment[name] for name in sorted(environment) if name.startswith("NCCL_") and name in exports}
+    plan = command.plan(order, {host: one.hostname for host, one in used.items()}, own, recorded)
+    # The last part keeps runs apart that start in the same second.
+    job = environment.get("HVDLAUNCH_JOB") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    why = "--gpus none" if wanted.gpus == "none" else "no GPU found"
+    remarks = [] if slots[0].gpu is not None else [f"{why}: the ranks run on CPUs"]
+    return Ready(
+        order=order,
+        argv=command.argv(order),
+        environment=command.environment(order, environment, {"HVDLAUNCH_PLAN": plan, "HVDLAUNCH_JOB": job}),
+        interfaces=names,
+        adapters=adapters,
+        remarks=tuple(remarks),
+    )
+
+
+def launchers(wanted: Wanted) -> tuple[Mpi, str | None]:
+    """The mpirun of PATH, and horovodrun's path if that is to start it; 'auto' is mpirun."""
+    path = find("mpirun")
+    if path is None and wanted.topologies:
+        horovodrun = "horovodrun" if wanted.launcher == "horovodrun" else None
+        return Mpi(path="mpirun", name="Open MPI", version=(4, 1)), horovodrun
+    found = mpi(path) if path else None
+    if path and found is None:
+        raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
+    if found is None:
+        raise CommandError(
+            "no mpirun on PATH: activate the project's environment (. .venv/bin/activate), or install Open MPI 4 or 5"
+        )
+    if wanted.launcher != "horovodrun":
+        return found, None
+    if (horovodrun := find("horovodrun")) is None:
+        raise CommandError("no horovodrun on PATH: activate the project's environment, or give --launcher mpirun")
+    return found, horovodrun
+
+
+def facts_of(wanted: Wanted, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
+    """What is known of every host that the run may use."""
+    if wanted.topologies:
+        names = [host.name for host in hosts] if hosts else list(wanted.topologies)
+        if missing := [name for name in names if name not in wanted.topologies]:
+            raise HostError(
+                f"host {missing[0]} has no --topology {missing[0]}=FILE: give one for every host, or for none"
+            )
+        return {name: HostFacts(host=name, hostname=None, topology=wanted.topologies[name]) for name in names}
+    names = list(ranks_per_host(hosts, wanted.np)) if hosts else ["localhost"]
+    gpus = wanted.gpus != "none"
+    return ask_hosts(names, mpirun=mpirun, python=sys.executable, folder=str(folder), gpus=gpus)
+
+
+def require_distinct(facts: Mapping[str, HostFacts]) -> None:
+    """HostError where two names are one host's."""
+    first: dict[str, str] = {}
+    for host, one in facts.items():
+        if one.hostname is not None and (other := first.setdefault(one.hostname, host)) != host:
+            raise HostError(f"{other} and {host} are the same host, {one.hostname}: name it once, with all its slots")
+
+
+def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
+    """The nodes of the Slurm allocation that this runs in, None outside of one."""
+    if "SLURM_JOB_NODELIST" not in environment:
+        return None
+    return from_slurm(environment["SLURM_JOB_NODELIST"], environment.get("SLURM_TASKS_PER_NODE"))
+
+
+def own_slots(wanted: Wanted, topologies: Mapping[str, Topology]) -> tuple[Host, ...]:
+    """Hosts of which nobody said how many ranks they take: as many as they have GPUs, or as asked for on CPUs."""
+    gpus = {name: 0 if wanted.gpus == "none" else len(topology.gpus) for name, topology in topologies.items()}
+    return tuple(Host(name=name, slots=count or min(wanted.np, MAX_SLOTS)) for name, count in gpus.items())
+
+
+def require_program(wanted: Wanted, used: Mapping[str, HostFacts], environment: Mapping[str, str]) -> None:
+    """CommandError where this host is in the run and does not have the program."""
+    program = "apptainer" if wanted.apptainer is not None else wanted.program[0]
+    here = [host for host, one in used.items() if one.hostname is not None and is_local(host)]
+    if here and shutil.which(program, path=environment.get("PATH")) is None:
+        remedy = "install it, or leave --apptainer out" if wanted.apptainer else "correct what stands after --"
+        raise CommandError(f"no program {program!r} on this host: {remedy}")
+
+
+def shared_network(used: Mapping[str, HostFacts]) -> tuple[str | None, dict[str, str | None]]:
+    """The network that the hosts share and each one's interface on it; on this host alone, or unasked, none."""
+    known = {host: one.topology.interfaces for host, one in used.items() if one.hostname is not None}
+    if not known or all(is_local(host) for host in known):
+        return None, {}
+    shared = network.shared_network(known, {host: one.address for host, one in used.items() if one.address})
+    return shared, {host: network.name_on(own, shared) for host, own in known.items()}
+
+
+def daemon_networks(shared: str | None, used: Mapping[str, HostFacts]) -> str | None:
+    """The networks, as CIDR, over which mpirun meets its daemons: a login node may reach the hosts over another one."""
+    own = interfaces()
+    if shared is None or network.name_on(own, shared):
+        return shared
+    address = next((one.address for one in used.values() if one.address), None)
+    if address is None:
+        raise HostError(
+            f"ssh reaches {', '.join(used)} over IPv6, mpirun needs IPv4: add `AddressFamily inet` to ~/.ssh/config"
+        )
+    try:
+        return f"{shared},{network.network_of(own, address_toward(address))}"
+    except (OSError, StopIteration) as error:
+        raise HostError(
+            f"{address} can be reached by ssh but not directly, and mpirun must: start on a host of {shared}"
+        ) from error
+
+
+def require_same_mpi(image: str, outside: Mpi) -> None:
+    """CommandError unless the image holds the MPI that starts the ranks, by name and major version."""
+    if not Path(image).exists():
+        raise CommandError(f"--apptainer {image}: there is no such image")
+    answer = ask(["apptainer", "exec", image, "mpirun", "--version"], timeout_s=60)
+    inside = None if answer.status else parse_mpi("mpirun", answer.out)
+    if inside is None or (inside.name, inside.version[0]) != (outside.name, outside.version[0]):
+        raise CommandError(
+            f"--apptainer {image}: inside is {inside or 'no mpirun'}, outside {outside}: ranks inside only meet an "
+            "mpirun of the same major version outside; build the image with that one"
+        )

@@ -1,0 +1,255 @@
+"""One program at several sizes, each run as `hvdlaunch run` does it; then hvdtrain.compare draws the table.
+
+The program learns what it must from HVDLAUNCH_JOB, a name for its run folder, and HVDLAUNCH_SEED. What the study knows
+is in sweeps/<name>/sweep.json, which is whole after every run.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from launch.errors import CommandError, LaunchError, ProcessError
+from launch.process import Answer, ask
+from launch.start.prepare import Wanted, prepare
+from launch.watch.run import run
+
+DRAW_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is to be run, and what its table is held against."""
+
+    wanted: Wanted  # its np is replaced by each size
+    sizes: tuple[int, ...]  # ranks
+    seeds: int
+    mode: Literal["weak", "strong"]  # what the program was told to keep: the batch per rank, or the global batch
+    name: str | None
+    price_per_gpu_hour: float | None
+    target_accuracy: float | None  # percent
+    min_efficiency: float | None  # percent
+    max_accuracy_loss: float | None  # percentage points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run of the study."""
+
+    np: int
+    seed: int
+    status: int  # 2 where it could not be started
+    run_folder: str | None
+    why: str | None  # it has no result, in one line
+
+
+def sweep(study: Study, environment: Mapping[str, str]) -> int:
+    """Run what has no result yet, small sizes first; 0 where then every run has one and the table is drawn, else 1.
+
+    128 + signal where a signal ended it. LaunchError for bad input, and where not even the first run can be started.
+    """
+    check(study)
+    name = study.name or f"{study.mode}-{hashlib.sha256(json.dumps(settings(study)).encode()).hexdigest()[:8]}"
+    file = Path("sweeps") / name / "sweep.json"
+    rows = read(file, study)
+    planned = [(np, seed) for np in sorted(study.sizes) for seed in range(study.seeds)]
+    told: set[str] = set()
+    with _terminable():
+        for number, (np, seed) in enumerate(planned, start=1):
+            title = f"np {np} seed {seed} ({number} of {len(planned)})"
+            if (before := rows.get((np, seed))) is not None and lacks(before) is None:
+                _say(f"{title}: finished before, {before.run_folder}")
+            else:
+                if number > 1 and seed == 0:
+                    draw(file)  # what is known so far, for those who do not want to wait for the rest
+                _say(title)
+                own = {**environment, "HVDLAUNCH_JOB": f"{name}-np{np}-seed{seed}", "HVDLAUNCH_SEED": str(seed)}
+                row, stopped = _one_run(study, file, rows, np=np, seed=seed, environment=own, told=told)
+                _require_own_folder(row, rows)
+                rows[np, seed] = row
+                write(file, study, rows)
+                if stopped:
+                    return row.status or 1  # it has saved, but is not finished
+            if study.seeds > 1:
+                _tell_seed_not_taken(rows[np, seed], told)
+        write(file, study, rows)  # with the price and the limits of this time
+        drawn = draw(file)
+    print(drawn.out, end="", flush=True)
+    print(drawn.err, end="", flush=True, file=sys.stderr)
+    missing = sum(lacks(rows[one]) is not None for one in planned)
+    if missing:
+        _say(f"{missing} of {len(planned)} runs have no result: the same command tries them again")
+    return 1 if missing or drawn.status else 0
+
+
+def check(study: Study) -> None:
+    """CommandError for numbers and names that cannot be meant."""
+    if study.seeds < 1:
+        raise CommandError(f"--seeds {study.seeds}: at least 1 run of each size is needed")
+    if study.price_per_gpu_hour is not None and not 0 <= study.price_per_gpu_hour < math.inf:
+        raise CommandError(f"--price-per-gpu-hour {study.price_per_gpu_hour:g}: give a number of at least 0")
+    for option, percent in (("target-accuracy", study.target_accuracy), ("min-efficiency", study.min_efficiency)):
+        if percent is not None and not 1 < percent <= 100:
+            raise CommandError(f"--{option} {percent:g}: give percent, more than 1 and at most 100, as in 95")
+    if study.max_accuracy_loss is not None and not 0 <= study.max_accuracy_loss <= 100:
+        raise CommandError(f"--max-accuracy-loss {study.max_accuracy_loss:g}: give percentage points, 0 to 100")
+    if study.name is not None and re.fullmatch(r"[A-Za-z0-9][\w.-]*", study.name, re.ASCII) is None:
+        raise CommandError(f"--name {study.name!r}: give one folder's name, of letters, digits, '.', '_' and '-'")
+
+
+def settings(study: Study) -> dict[str, Any]:
+    """What must be the same for all rows of a table."""
+    wanted = study.wanted
+    return {
+        "program": list(wanted.program),
+        "mode": study.mode,
+        "launcher": wanted.launcher,
+        "gpus": wanted.gpus if isinstance(wanted.gpus, str) else list(wanted.gpus),
+        "bind": wanted.binding,
+        "apptainer": wanted.apptainer,
+    }
+
+
+def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
+    """The rows of the same study so far, by size and seed; CommandError where the file is of another study."""
+    try:
+        known = json.loads(file.read_text())
+        rows = {(row["np"], row["seed"]): Row(**row) for row in known["runs"]}
+        was = {key: known[key] for key in settings(study)}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"{file} cannot be continued ({error!r}): give another --name, or move it away") from error
+    for key, now in settings(study).items():
+        if was[key] != now:
+            told = shlex.join(map(str, was[key])) if isinstance(was[key], list) else was[key]
+            raise CommandError(f"{file} is a study with another {key}, {told}: give another --name")
+    return rows
+
+
+def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None:
+    """Write the study as it stands, with rows of earlier sizes and seeds; LaunchError where that cannot be done."""
+    known = {
+        **settings(study),
+        "sizes": sorted({*study.sizes, *(np for np, _ in rows)}),
+        "seeds": max([study.seeds, *(seed + 1 for _, seed in rows)]),
+        "price_per_gpu_hour": study.price_per_gpu_hour,
+        "target_accuracy": study.target_accuracy,
+        "min_efficiency": study.min_efficiency,
+        "max_accuracy_loss": study.max_accuracy_loss,
+        "runs": [asdict(rows[one]) for one in sorted(rows)],
+    }
+    beside = file.with_name(file.name + ".part")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside.write_text(json.dumps(known, indent=2) + "\n")
+        beside.replace(file)
+    except OSError as error:
+        raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _one_run(
+    study: Study,
+    file: Path,
+    rows: Mapping[tuple[int, int], Row],
+    *,
+    np: int,
+    seed: int,
+    environment: Mapping[str, str],
+    told: set[str],
+) -> tuple[Row, bool]:
+    """The row of one run, and whether a signal stopped it; LaunchError if the first of a study cannot be started."""
+    try:
+        ready = prepare(replace(study.wanted, np=np), environment, Path.cwd())
+        write(file, study, rows)  # what cannot be written is better known before a long run than after it
+        for remark in ready.remarks:
+            _once(f"hvdlaunch: {remark}", told)
+        ended = run(ready)
+    except LaunchError as error:
+        if not rows:
+            raise
+        why = " ".join(str(error).split())
+        _say(f"np {np} seed {seed} cannot be started: {why}")
+        return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
+    row = Row(np=np, seed=seed, status=ended.status, run_folder=ended.run_folder, why=ended.why)
+    why_not = lacks(row)
+    if row.status == 0 and why_not is not None:
+        _say(f"np {np} seed {seed} has no result: {why_not}")
+    return replace(row, why=why_not), ended.stopped
+
+
+def lacks(row: Row) -> str | None:
+    """Why this run has no result, as far as can be seen now; None where it has one."""
+    if row.status:
+        return row.why or f"it ended with status {row.status}"
+    if row.run_folder is None:
+        return "the program told no run folder: it must write it, as hvdtrain does, to the file in HVDLAUNCH_REPORT"
+    reason = _known(Path(row.run_folder) / "result.json").get("exit_reason")
+    if reason is None:
+        return f"there is no result.json with an exit_reason in {row.run_folder}"
+    return None if reason == "finished" else f"it ended before it was finished: {reason}"
+
+
+def _require_own_folder(row: Row, rows: Mapping[tuple[int, int], Row]) -> None:
+    """LaunchError where a run has replaced another one's run folder, so that its result is gone."""
+    for (np, seed), other in rows.items():
+        if other.run_folder is not None and other.run_folder == row.run_folder and (np, seed) != (row.np, row.seed):
+            raise LaunchError(
+                f"np {row.np} seed {row.seed} has replaced the run folder of np {np} seed {seed}, {row.run_folder}: "
+                "leave the name of the run out of the program's options"
+            )
+
+
+def _tell_seed_not_taken(row: Row, told: set[str]) -> None:
+    seed = None if row.run_folder is None else _known(Path(row.run_folder) / "config.json").get("seed")
+    if seed not in (None, row.seed):
+        line = f"the program takes seed {seed} for every run, their spread means nothing: leave it out of its options"
+        _once(f"sweep: {line}", told)
+
+
+def _known(file: Path) -> dict[str, Any]:
+    """What a JSON file of a run folder says; nothing if it is missing or torn."""
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def draw(file: Path) -> Answer:
+    """Have hvdtrain.compare draw the study as it stands; what it answered."""
+    try:
+        return ask([sys.executable, "-m", "hvdtrain.compare", "--sweep", str(file)], timeout_s=DRAW_S)
+    except ProcessError as error:
+        return Answer(status=1, out="", err=f"sweep: no table: {error}\n")
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM between two runs ends this process as in a run: with 143, and nothing of what was asked left running."""
+
+    def leave(*_: object) -> NoReturn:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(line: str) -> None:
+    print(f"sweep: {line}", file=sys.stderr, flush=True)
+
+
+def _once(line: str, told: set[str]) -> None:
+    if line not in told:
+        print(line, file=sys.stderr, flush=True)
+    told.add(line)

@@ -1,0 +1,172 @@
+"""Why a run failed: which rank was first, where it was, and its last words.
+
+What a rank knows stands in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`, one line that
+tells where it is, as in "step 17 working" or, inside a collective, "step 17 waiting". Clocks are not compared.
+"""
+
+import contextlib
+import itertools
+import re
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.choose.placement import RankSlot
+from launch.errors import ProcessError
+from launch.process import ask
+from launch.reach.probe import SSH_OPTIONS, is_local
+from launch.watch.story import Story
+
+ANSWER_S = 4.0
+TAIL_LINES = 12
+MOST_NAMED = 4
+# An error that only tells that another rank is gone.
+SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR|[Bb]roken pipe|Connection reset")
+# Signals by which a launcher or an MPI ends the others.
+CONSEQUENT = (signal.SIGABRT, signal.SIGTERM)
+AT = re.compile(r"(?:step (?P<step>\d+)|start) (?P<doing>[a-z]+)\s*")
+WATCHDOG = re.compile(r"^Timeout \((?P<after>[\d:]+(\.\d*[1-9])?)0*\)!", re.MULTILINE)  # faulthandler's
+STACK = "(most recent call first):"  # faulthandler's, too
+LAST_WORDS, STOOD = "; its last words:", "; it stood here:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What a rank has left in the run folder."""
+
+    at: str | None  # "at step 17"; None where not known
+    waited: bool  # for other ranks, inside a collective
+    words: str  # its error file; empty if it had nothing to say
+    file: Path  # its error file
+
+
+def explain(status: int, story: Story, slots: Sequence[RankSlot], told: Mapping[str, str]) -> str | None:
+    """Why the run failed, in one line and the tail of an error file; None where the program has said it itself."""
+    if "said" in told:
+        return None
+    lost, hosts = story.lost or story.gone, {slot.host for slot in slots}
+    if lost not in hosts and story.rank is None:  # ssh tells the HostName of ~/.ssh/config, not the name in -H
+        lost = silent_host(slots) or lost
+    if lost in hosts:
+        ranks = [str(slot.rank) for slot in slots if slot.host == lost]
+        return f"host {lost} no longer answers; it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+    traces = read_traces(Path(told["run_folder"]) / "ranks", len(slots)) if "run_folder" in told else {}
+    rank = first_failed(story, traces)
+    if rank is None or rank >= len(slots):
+        return f"the launcher ended with status {status}"
+    if (trace := traces.get(rank)) is not None and (fired := WATCHDOG.search(trace.words)) is not None:
+        return _hung(rank, fired["after"], slots, traces)
+    how = (story.how if rank == story.rank else None) or f"ended the run with status {status}"
+    if rank == story.rank and story.signal == signal.SIGKILL:
+        how += ", perhaps out of memory" + ("," if trace and trace.at else "")
+    return _with_tail(f"{_named(rank, slots)} {how}", trace)
+
+
+def in_one_line(explanation: str) -> str:
+    """Of a rank's last words only the last, which name the error; below them stands their file."""
+    line, *words = explanation.splitlines() or [""]
+    if line.endswith(LAST_WORDS):
+        return f"{line.removesuffix(LAST_WORDS)}: {words[-2].strip()}"
+    return line.removesuffix(STOOD)
+
+
+def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
+    """What each rank has left, by rank; nothing of those that have left nothing."""
+    found = {}
+    for rank in range(ranks):
+        file = folder / f"rank-{rank}.err"
+        words, at = _text(file).strip(), AT.match(_text(file.with_suffix(".at")))
+        if words or at:
+            waited = at is not None and at["doing"] == "waiting"
+            found[rank] = Trace(at=None if at is None else _place(at), waited=waited, words=words, file=file)
+    return found
+
+
+def first_failed(story: Story, traces: Mapping[int, Trace]) -> int | None:
+    """The rank that failed by itself; of several the one that mpirun names, else the lowest.
+
+    A rank at work has a shorter watchdog than one that waits: where the latter has ended first, the other was stopped.
+    """
+    if story.signal is not None and story.signal not in CONSEQUENT:
+        return story.rank
+    fired = [rank for rank, trace in traces.items() if WATCHDOG.search(trace.words)]
+    spoke = [rank for rank, trace in traces.items() if trace.words]
+    primary = [rank for rank in spoke if rank not in fired and not SECONDARY.search(traces[rank].words)]
+    busy = [rank for rank in fired if not traces[rank].waited]
+    known = [] if story.rank is None else [story.rank]
+    first = [rank for rank in fired if rank in known]
+    for ranks in (primary, first, busy, fired, known, spoke):
+        if ranks:
+            return story.rank if story.rank in ranks else min(ranks)
+    return None
+
+
+def silent_host(slots: Sequence[RankSlot]) -> str | None:
+    """The first host that does not answer over ssh any more."""
+    hosts = [host for host in dict.fromkeys(slot.host for slot in slots) if not is_local(host)]
+
+    def answers(host: str) -> bool:
+        with contextlib.suppress(ProcessError):
+            return ask(["ssh", *SSH_OPTIONS, host, "true"], timeout_s=ANSWER_S).status == 0
+        return False
+
+    if not hosts:
+        return None
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        return next((host for host, well in zip(hosts, pool.map(answers, hosts), strict=True) if not well), None)
+
+
+def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int, Trace]) -> str:
+    """Whose fault it is that this rank's watchdog has fired: its own, or that of those it waited for."""
+    trace = traces[rank]
+    at = f" {trace.at}" if trace.at else ""
+    if not trace.waited:
+        return _with_tail(f"{_named(rank, slots)} hung", trace, f": no progress for {after}")
+    unknown = [other for other in range(len(slots)) if other not in traces or traces[other].at is None]
+    if late := [other for other, one in traces.items() if one.at and not one.waited] or unknown:
+        one = "it hangs, was stopped, or its host is silent"
+        why = one if len(late) == 1 else "they hang, were stopped, or their hosts are silent"
+        return f"{_all_named(late, slots)} did not arrive{at} ({why})"
+    why = f": no progress for {after}; their collectives differ, or one was stopped in there"
+    return _with_tail(f"all ranks wait for each other, {_named(rank, slots)}", trace, why)
+
+
+def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:
+    """The line with the place and the end of the rank's error file, or where its main thread stood."""
+    if trace is None:
+        return line + more
+    line = f"{line} {trace.at}{more}" if trace.at else line + more
+    if not trace.words:
+        return line
+    lines = trace.words.splitlines()
+    stacks = [number for number, text in enumerate(lines) if text.endswith(STACK)]
+    if stacks:  # the main thread's is the last, the one that crashed says so
+        first = next((number for number in stacks if lines[number].startswith("Current thread")), stacks[-1])
+        tail = list(itertools.takewhile(str.strip, lines[first + 1 :]))[:TAIL_LINES]
+    else:
+        tail = lines[-TAIL_LINES:]
+    return "\n".join([line + (STOOD if stacks else LAST_WORDS), *(f"    {text}" for text in tail), f"    {trace.file}"])
+
+
+def _place(at: re.Match[str]) -> str:
+    doing = "" if at["doing"] in ("working", "waiting", "left") else f" while {at['doing']}"
+    return ("at the start" if at["step"] is None else f"at step {at['step']}") + doing
+
+
+def _named(rank: int, slots: Sequence[RankSlot]) -> str:
+    return f"rank {rank} on {slots[rank].host}"
+
+
+def _all_named(ranks: Collection[int], slots: Sequence[RankSlot]) -> str:
+    names = [_named(rank, slots) for rank in ranks]
+    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+    return ", ".join(names[:MOST_NAMED] + more)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,86 @@
+"""End what a failed run has left behind on its hosts.
+
+python -m launch.watch.leftovers JOB       ends it on this host, and prints how many processes that were
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.errors import LaunchError
+from launch.reach.probe import ask_over_ssh, at_once, is_local
+
+ANSWER_S = 10.0
+GONE_S = 3.0  # SIGKILL is as fast as the driver that a process waits for
+MARK = "hvdlaunch-ended "
+
+
+def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[str, int | LaunchError]:
+    """End the processes of a job on all hosts at once; how many each had, or why it cannot be said."""
+    words = [python, "-P", "-m", "launch.watch.leftovers", job]
+
+    def end_there(host: str) -> int | LaunchError:
+        if is_local(host):
+            return end_here(job)
+        try:
+            return int(ask_over_ssh(host, words, folder, mark=MARK, timeout_s=ANSWER_S))
+        except LaunchError as error:
+            return error
+
+    return at_once(end_there, hosts)
+
+
+def end_here(job: str) -> int:
+    """Kill the ranks of a job, and what they have started, on this host; how many processes that were."""
+    mine = _ancestors(os.getpid())
+    found = [pid for pid in _processes() if pid not in mine and _is_of(pid, job)]
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + GONE_S
+    while any(_lives(pid) for pid in found) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return len(found)
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _is_of(pid: int, job: str) -> bool:
+    """Whether a launcher of ours has started it, as this user; the name alone may also stand in a user's own shell."""
+    try:
+        if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
+            return False
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return False
+    return f"HVDLAUNCH_JOB={job}".encode() in variables and any(one.startswith(b"HVDLAUNCH_PLAN=") for one in variables)
+
+
+def _ancestors(pid: int) -> set[int]:
+    found = set()
+    while pid:
+        found.add(pid)
+        pid = int(_stat(pid)[1])
+    return found
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return _stat(pid)[0] != "Z"
+    except OSError:
+        return False
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent and what follows in /proc/PID/stat."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+if __name__ == "__main__":
+    print(f"{MARK}{end_here(sys.argv[1])}", flush=True)

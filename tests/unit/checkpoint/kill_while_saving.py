@@ -1,0 +1,74 @@
+"""Kill a process that saves as fast as it can, again and again, and look at what it leaves.
+
+python -m tests.unit.checkpoint.kill_while_saving FOLDER KILLS TIMES saves each step so many times, and prints JSON.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from hvdtrain.checkpoint.files import Writer, clean, newest
+from hvdtrain.safety.guard import Guard
+from tests.unit.checkpoint.checkpoints import documents, is_whole
+
+KIB = 256
+MOST_S = 0.08  # some saves
+
+
+def save_for_ever(root, step, times, told):
+    """Tell each step as soon as it is committed."""
+    writer = Writer(root, keep=2, guard=Guard(), committed=lambda step: os.write(told, b"%d\n" % step))
+    while True:
+        step += 1
+        for _ in range(times):
+            writer.save(step, documents(step, KIB), {"epoch": step})
+            writer.save_best(step, documents(step, KIB), {"epoch": step})
+
+
+def one_kill(root, step, times, moment_s):
+    """The steps that were committed by a process that goes on from `step` and is killed after so many seconds."""
+    reader, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            save_for_ever(root, step, times, told)
+        finally:
+            os._exit(1)
+    os.close(told)
+    time.sleep(moment_s)
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status), "it failed before"
+    with os.fdopen(reader) as lines:
+        return [int(line) for line in lines]
+
+
+def main(root, kills, times):
+    torch.set_num_threads(1)
+    chance = random.Random(1)  # noqa: S311
+    outcome = {"kills": kills, "older": 0, "passed over": 0, "in the middle": 0, "committed": 0}
+    step = 0
+    for _ in range(kills):
+        committed = one_kill(root, step, times, chance.uniform(0, MOST_S))
+        step = max([step, *committed])
+        outcome["committed"] += len(committed)
+        outcome["in the middle"] += any(root.glob(".*"))
+        if times > 1:  # a step that was being replaced is put back
+            clean(root)
+        found, passed_over = newest(root)
+        outcome["passed over"] += len(passed_over)
+        outcome["older"] += step > 0 and (found is None or found.step < step)
+        if found is not None:
+            assert is_whole(found, found.step)
+            step = found.step
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

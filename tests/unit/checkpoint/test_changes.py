@@ -1,0 +1,86 @@
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.checkpoint.changes import as_json, changed
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.vision.config import scaled
+
+CONFIG = replace(scaled(), run="r")
+
+
+def about(*, epoch=1, visited=128, **changes):
+    settings = as_json(asdict(replace(CONFIG, **changes)))
+    return {"images": 1438, "config": settings, "position": {"epoch": epoch, "visited": visited}}
+
+
+def lines(then=None, *, images=1438, **changes):
+    return changed(then or about(), as_json(asdict(replace(CONFIG, **changes))), training_images=images)
+
+
+def refusal(**options):
+    with pytest.raises(BadInput) as error:
+        lines(**options)
+    assert "\n" not in str(error.value)
+    assert "--resume never" in str(error.value)
+    return str(error.value)
+
+
+def test_the_same_settings_are_no_difference():
+    assert lines() == []
+
+
+def test_each_setting_that_differs_is_named_with_what_holds():
+    assert lines(lr=0.05, epochs=30, batch_size_per_rank=64) == [
+        "--batch-size-per-rank was 256, now 64: the command line's holds",
+        "--epochs was 25, now 30: the command line's holds",
+        "--lr was None, now 0.05: the command line's holds",
+    ]
+    assert lines(pretrained="w.pth") == ["--pretrained was None, now w.pth: the checkpoint's weights hold"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "efficientnet_b1"}, {"stem_stride": 1}, {"data": "digits"}, {"optimizer": "lamb"}, {"seed": 1},
+        {"decay_all": True}, {"ema_epochs": 0.0},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_what_the_tensors_mean_cannot_change(change):
+    (name, value), *_ = change.items()
+    was = getattr(CONFIG, name)
+    assert refusal(**change).startswith(f"--{name.replace('_', '-')} {value}: this run's checkpoint has {was}: ")
+
+
+def test_a_moving_average_cannot_begin_in_the_middle_but_its_memory_may_change():
+    assert refusal(then=about(ema_epochs=0.0)).startswith("--ema-epochs 2.0: this run's checkpoint has 0.0")
+    assert lines(ema_epochs=3.0) == ["--ema-epochs was 2.0, now 3.0: the command line's holds"]
+
+
+def test_where_a_run_is_kept_and_what_is_watched_is_nobodys_business():
+    assert lines(runs_dir=Path("elsewhere"), data_dir=Path("moved"), keep=5, checkpoint_every_steps=7) == []
+    assert lines(report_every_steps=1, profile="on", hang_timeout_s=9.0, overwrite=True, experiment="e") == []
+
+
+def test_other_data_are_refused():
+    assert refusal(images=1437).startswith("this run's checkpoint is of 1438 training images, now there are 1437: ")
+
+
+@pytest.mark.parametrize(("epoch", "visited", "least"), [(0, 1, 1), (4, 0, 4), (4, 128, 5)])
+def test_fewer_epochs_than_are_begun_would_call_half_an_epoch_finished(epoch, visited, least):
+    then = about(epoch=epoch, visited=visited)
+    assert lines(then, epochs=least) == [f"--epochs was 25, now {least}: the command line's holds"]
+    if least > 1:
+        assert refusal(then=then, epochs=least - 1).startswith(f"--epochs {least - 1}: this run is in epoch {least} ")
+
+
+def test_a_setting_that_one_version_does_not_know_is_named():
+    then = about()
+    del then["config"]["cutout"]
+    then["config"]["gone"] = 3
+    assert lines(then) == [
+        "--cutout was None, now 0: the command line's holds",
+        "--gone was 3, now None: the command line's holds",
+    ]

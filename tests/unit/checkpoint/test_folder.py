@@ -1,0 +1,203 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hvdtrain.checkpoint import files as checkpoint
+from hvdtrain.checkpoint.folder import is_shared, open_folder
+from hvdtrain.safety.exits import BadInput
+
+
+def files_under(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def put(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("_json", ".json")).write_text(content)
+    return folder
+
+
+def opened(folder, *, overwrite=False, resume=True, **options):
+    """Opened and given up again."""
+    one = open_folder(folder, overwrite=overwrite, resume=resume, **options)
+    os.close(one.lock)
+    return one
+
+
+def refused(folder, **options):
+    with pytest.raises(BadInput) as error:
+        opened(folder, **options)
+    assert "\n" not in str(error.value)
+    assert str(folder) in str(error.value)
+    return str(error.value)
+
+
+# --- the run folder
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
+def test_new_or_empty_run_folder_is_made_ready(tmp_path, exists, overwrite):
+    folder = tmp_path / "runs" / "effnet" / "first"
+    if exists:
+        folder.mkdir(parents=True)
+    opened(folder, overwrite=overwrite)
+    assert sorted(path.name for path in folder.rglob("*")) == ["checkpoints", "lock", "ranks"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("result", [None, '{"exit_reason": "failed"}', '{"exit_reason"', '{"np": 1}'])
+def test_unfinished_run_is_replaced(tmp_path, result, overwrite):
+    folder = put(tmp_path / "run", config_json="{}", **{} if result is None else {"result_json": result})
+    (folder / "ranks").mkdir()
+    (folder / "ranks" / "rank-0.json").write_text("{}")
+    opened(folder, overwrite=overwrite)
+    assert files_under(folder) == {"ranks-before/rank-0.json": b"{}"}
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_last_words_of_the_attempt_before_are_kept(tmp_path, saved):
+    folder = tmp_path / "run"
+    for words in ("its first", "its second"):
+        opened(folder)
+        put(folder / "ranks", rank_1_err=words)
+    if saved:
+        checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
+    for _ in range(2):  # an attempt that leaves no word takes none away
+        opened(folder)
+        assert (folder / "ranks-before" / "rank_1_err").read_text() == "its second"
+        assert not any((folder / "ranks").iterdir())
+    opened(folder, resume=False)
+    assert files_under(folder) == {}
+
+
+def test_finished_run_is_kept_unless_it_may_be_overwritten(tmp_path):
+    folder = put(tmp_path / "run", config_json="{}", result_json='{"exit_reason": "finished"}')
+    (folder / "ranks").mkdir()
+    before = files_under(folder)
+    message = refused(folder)
+    assert "finished run" in message
+    assert "--run" in message
+    assert "--overwrite" in message
+    assert files_under(folder) == before
+    opened(folder, overwrite=True)
+    assert files_under(folder) == {}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["thesis.tex", "result.json", ".hidden"])
+def test_foreign_folder_is_never_touched(tmp_path, name, overwrite):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / name).write_text("years of work")
+    assert "not a run's" in refused(folder, overwrite=overwrite)
+    assert files_under(folder) == {name: b"years of work"}
+
+
+def test_a_run_that_died_before_its_first_file_is_replaced(tmp_path):
+    opened(tmp_path / "run", overwrite=False)
+    opened(tmp_path / "run", overwrite=False)
+
+
+def test_foreign_file_in_a_run_folder_keeps_it(tmp_path):
+    folder = tmp_path / "run"
+    opened(folder, overwrite=False)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.bin").write_text("years of work")
+    assert "model.bin" in refused(folder, overwrite=True)
+    assert (folder / "model.bin").exists()
+
+
+@pytest.mark.parametrize("below", [".", "effnet/first"])
+def test_run_folder_that_is_or_is_below_a_file_is_named(tmp_path, below):
+    (tmp_path / "file").write_text("content")
+    assert "cannot be written" in refused(tmp_path / "file" / below)
+    assert (tmp_path / "file").read_text() == "content"
+
+
+# --- the lock
+
+
+def test_a_folder_in_use_is_refused_and_free_again_when_its_owner_is_killed(tmp_path):
+    words = "import sys, time; from pathlib import Path; from hvdtrain.checkpoint.folder import open_folder\n"
+    words += (
+        "one = open_folder(Path(sys.argv[1]), overwrite=False, resume=True); print('open', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", words, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout.readline() == "open\n"
+        before = files_under(tmp_path / "run")
+        assert f"in use, by process {owner.pid} on " in refused(tmp_path / "run", overwrite=True)
+        assert files_under(tmp_path / "run") == before
+        owner.kill()
+    opened(tmp_path / "run")
+
+
+# --- going on
+
+
+def test_a_run_that_did_not_finish_goes_on_from_its_newest_valid_checkpoint(tmp_path):
+    folder = tmp_path / "run"
+    opened(folder)
+    for step in (3, 6, 9):
+        checkpoint.write(folder / "checkpoints", step, {"state": {"step": step}}, about={})
+    (folder / "checkpoints" / "step-000000009" / "state.pt").write_bytes(b"torn")
+    put(folder, result_json='{"exit_reason": "failed"}', config_json="{}", metrics="kept")
+    (folder / "metrics").rename(folder / "metrics.jsonl")
+    one = opened(folder)
+    assert one.found.step == 6
+    assert [word for word in one.passed_over if "step-000000009" in word] == one.passed_over != []
+    assert not (folder / "result.json").exists()
+    assert (folder / "metrics.jsonl").read_text() == "kept"
+    assert opened(folder, resume=False).found is None
+    assert files_under(folder) == {}
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(tmp_path):
+    folder = tmp_path / "run"
+    opened(folder)
+    checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
+    (folder / "checkpoints" / "step-000000003" / "state.pt").write_bytes(b"torn")
+    before = files_under(folder)
+    assert "--resume never" in refused(folder)
+    assert files_under(folder) == before
+    assert opened(folder, resume=False).found is None
+
+
+def test_what_is_not_accepted_is_left_as_it_was(tmp_path):
+    folder = tmp_path / "run"
+    opened(folder)
+    checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={"images": 7})
+    put(folder, result_json='{"exit_reason": "failed"}', config_json="{}")
+    put(folder / "ranks", rank_0_err="its last words")
+    before = files_under(folder)
+
+    def refuse(found):
+        raise BadInput(f"{folder}: {found.about['images']} images")
+
+    assert "7 images" in refused(folder, accept=refuse)
+    assert files_under(folder) == before
+    assert opened(folder, accept=refuse, resume=False).found is None
+
+
+def test_a_finished_run_that_is_replaced_starts_anew(tmp_path):
+    folder = tmp_path / "run"
+    opened(folder)
+    checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
+    put(folder, result_json='{"exit_reason": "finished"}')
+    assert opened(folder, overwrite=True).found is None
+    assert files_under(folder) == {}
+
+
+def test_hosts_see_whether_the_folder_is_the_same(tmp_path):
+    one = opened(tmp_path / "run")
+    assert is_shared(tmp_path / "run", one.nonce)
+    assert not is_shared(tmp_path / "run", "another's")
+    assert not is_shared(tmp_path / "elsewhere", one.nonce)
+    assert (tmp_path / "elsewhere" / "ranks").is_dir()

@@ -1,0 +1,187 @@
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain.checkpoint import files as checkpoint
+from hvdtrain.checkpoint import state
+from hvdtrain.checkpoint.save_points import Asked
+from hvdtrain.train.loop import Position
+from tests.unit.train.trainings import OneOf, begun, same, weights
+
+
+class After:
+    """Asks for a save after one step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def ask(self, step):
+        return lambda: Asked(save=step == self.step, leave=False)
+
+
+def train(training, position, *, save_at=0):
+    """To the end of the second epoch; what there was to be saved after a step, and where the run stood."""
+    saved = None
+    while position.epoch < 2:
+        for report in training.epoch(position, After(save_at)):
+            position = position.after(report, train_s=1.0)
+            if report.asked.save:
+                saved = position, *frozen(training)
+        training.evaluate(position.step)
+        position = Position(step=position.step, epoch=position.epoch + 1)
+    return saved
+
+
+def frozen(training):
+    """The state as it comes back from disk."""
+    packed = io.BytesIO()
+    torch.save(state.shared(training), packed)
+    packed.seek(0)
+    rank = torch.frombuffer(bytearray(state.own(training)), dtype=torch.uint8)
+    return torch.load(packed, weights_only=True), rank
+
+
+MIX = [
+    ("sgd", {"batch_size_per_rank": 8, "accumulate_steps": 2}),
+    ("rmsprop", {"ema_epochs": 0.0, "sync_bn": True}),
+    ("adam", {"decay_all": True}),
+    ("adamw", {"precision": "bf16", "clip_norm": 1.0}),
+    ("lars", {"sync_bn": True, "stochastic_depth": 0.2}),
+    ("lamb", {"ema_epochs": 0.0, "cutout": 4}),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "changes"), MIX, ids=[name for name, _ in MIX])
+@pytest.mark.parametrize("step", [1, 3, 4])  # 4 is the end of the first epoch
+def test_a_training_that_is_brought_back_ends_with_the_same_bits(optimizer, changes, step):
+    settings = {"optimizer": optimizer, **changes}
+    whole = begun(**settings)
+    position, shared, rank = train(whole, Position(), save_at=step)
+    again = begun(**settings)
+    torch.manual_seed(99)
+    state.restore(again, shared, [rank], step=step)
+    assert not same(again, whole)
+    train(again, position)
+    assert same(again, whole)
+
+
+@pytest.mark.parametrize("forgotten", ["torch", "optimizer", "buffers", "average"])
+def test_each_part_is_needed(forgotten):
+    whole = begun()
+    position, shared, rank = train(whole, Position(), save_at=3)
+    again = begun()
+    if forgotten == "torch":
+        mine = torch.load(io.BytesIO(rank.numpy().tobytes()), weights_only=True)
+        packed = io.BytesIO()
+        torch.save({**mine, "torch": torch.get_rng_state()}, packed)
+        rank = torch.frombuffer(bytearray(packed.getvalue()), dtype=torch.uint8)
+    elif forgotten == "buffers":
+        mine = torch.load(io.BytesIO(rank.numpy().tobytes()), weights_only=True)
+        packed = io.BytesIO()
+        zeros = [{name: torch.zeros_like(one) for name, one in model.items()} for model in mine["buffers"]]
+        torch.save({**mine, "buffers": zeros}, packed)
+        rank = torch.frombuffer(bytearray(packed.getvalue()), dtype=torch.uint8)
+    else:
+        shared = {**shared, forgotten: getattr(again.step, forgotten, again.average).state_dict()}
+    state.restore(again, shared, [rank], step=3)
+    train(again, position)
+    assert not same(again, whole)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw", "lars", "lamb"])
+def test_the_state_is_a_document_that_is_loaded_without_code(tmp_path, optimizer):
+    whole = begun(optimizer=optimizer)
+    _, shared, rank = train(whole, Position(), save_at=1)
+    checkpoint.write(tmp_path, 1, {"state": state.shared(whole), "ranks": [rank]}, about={})
+    found = checkpoint.newest(tmp_path)[0]
+    loaded = checkpoint.load(found, "state")
+    assert loaded.keys() == shared.keys()
+    assert all(torch.equal(loaded["model"][name], one) for name, one in whole.step.model.state_dict().items())
+
+
+def test_random_numbers_of_every_kind_go_on():
+    training = begun()
+
+    def drawn():
+        return random.random(), random.gauss(0, 1), np.random.standard_normal(3).tolist(), torch.rand(3).tolist()  # noqa: S311, NPY002
+
+    drawn()
+    shared, rank = frozen(training)
+    following = drawn()
+    state.restore(training, shared, [rank], step=1)
+    assert drawn() == following
+
+
+def test_losses_and_skipped_steps_are_remembered():
+    training, again = begun(), begun()
+    training.spikes.recent.extend([3.0, 2.0])
+    training.limits.skipped_in_a_row = 7
+    shared, rank = frozen(training)
+    state.restore(again, shared, [rank], step=1)
+    assert (list(again.spikes.recent), again.limits.skipped_in_a_row) == ([3.0, 2.0], 7)
+
+
+def test_each_rank_gets_back_what_was_its_own():
+    own = []
+    for rank in (0, 1):
+        training = begun(OneOf(rank, 2))
+        training.step.model.get_buffer("features.0.1.running_mean").fill_(rank + 1.0)
+        own.append((*frozen(training), torch.rand(1)))
+    for rank in (0, 1):
+        again = begun(OneOf(rank, 2))
+        state.restore(again, own[0][0], [one[1] for one in own], step=1)
+        assert again.step.model.get_buffer("features.0.1.running_mean").eq(rank + 1.0).all()
+        assert torch.equal(torch.rand(1), own[rank][2])
+
+
+def test_another_number_of_ranks_gets_mean_statistics_and_new_random_numbers():
+    saved = []
+    for rank in (0, 1):
+        training = begun(OneOf(rank, 2))
+        training.step.model.get_buffer("features.0.1.running_mean").fill_(rank + 1.0)
+        training.step.model.get_buffer("features.0.1.num_batches_tracked").fill_(40)
+        saved.append((*frozen(training), torch.rand(1)))
+    drawn = {float(one[2]) for one in saved}
+    for step in (5, 6):
+        for rank in (0, 1, 2):
+            again = begun(OneOf(rank, 3))
+            for _ in range(2):
+                state.restore(again, saved[0][0], [one[1] for one in saved], step=step)
+                number = float(torch.rand(1))
+            assert again.step.model.get_buffer("features.0.1.running_mean").eq(1.5).all()
+            assert again.step.model.get_buffer("features.0.1.num_batches_tracked") == 40
+            drawn.add(number)
+    assert len(drawn) == 2 + 6
+
+
+def test_options_of_the_optimizer_are_the_command_lines():
+    shared, rank = frozen(begun(weight_decay=0.1))
+    again = begun(weight_decay=0.2)
+    state.restore(again, shared, [rank], step=1)
+    assert [group["weight_decay"] for group in again.step.optimizer.param_groups] == [0.2, 0.0]
+
+
+def test_the_loss_scale_is_kept_and_a_new_one_begins_where_there_was_none():
+    training, again = begun(), begun()
+    training.step.scaler = GradScaler("cpu", init_scale=8.0)
+    again.step.scaler = GradScaler("cpu", init_scale=4.0)
+    shared, rank = frozen(training)
+    state.restore(again, shared, [rank], step=1)
+    assert again.step.scaler.get_scale() == 8.0
+    shared, rank = frozen(begun())
+    again.step.scaler = GradScaler("cpu", init_scale=4.0)
+    state.restore(again, shared, [rank], step=1)
+    assert again.step.scaler.get_scale() == 4.0
+
+
+def test_without_a_moving_average_there_is_none_to_bring_back():
+    training = begun(ema_epochs=0.0)
+    shared, rank = frozen(training)
+    before = weights(training)
+    state.restore(training, shared, [rank], step=1)
+    assert shared["average"] is None
+    assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))

@@ -1,0 +1,306 @@
+"""The thread that writes checkpoints, and disks that are full or broken."""
+
+import errno
+import os
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+from hvdtrain.checkpoint import files as checkpoint
+from hvdtrain.checkpoint.files import CHECKPOINT_WRITE, MANIFEST, Writer, newest, open_one
+from hvdtrain.safety.guard import Guard
+from tests.unit.checkpoint.checkpoints import CALLS, break_call, documents, files_under, is_whole, names, put
+
+PAGE = 4096
+NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def start():
+    """Writers that keep a list of what they have committed."""
+    writers = []
+
+    def start(root, keep=2):
+        steps = []
+        writer = Writer(root, keep=keep, guard=Guard(), committed=steps.append)
+        writer.steps = steps
+        writer.counts = writer._guard.counts
+        writers.append(writer)
+        return writer
+
+    yield start
+    for writer in writers:
+        writer._thread.shutdown()
+
+
+def save(writer, *steps, kib=8):
+    for step in steps:
+        writer.save(step, documents(step, kib), {"epoch": step})
+    writer.wait()
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_writer_keeps_the_newest(tmp_path, start, keep):
+    writer = start(tmp_path, keep)
+    save(writer, 2, 4, 6, 8)
+    assert names(tmp_path) == [f"step-{step:09d}" for step in (2, 4, 6, 8)[-keep:]]
+    assert (writer.steps, writer.counts) == ([2, 4, 6, 8], {})
+    assert is_whole(newest(tmp_path)[0], 8)
+
+
+def test_steps_of_a_history_that_was_given_up_are_removed(tmp_path, start):
+    put(tmp_path, 10, 20, 30)
+    writer = start(tmp_path)
+    save(writer, 15)
+    assert names(tmp_path) == ["step-000000010", "step-000000015"]
+
+
+def test_later_changes_are_not_in_what_was_saved(tmp_path, start, monkeypatch):
+    """The thread begins to write when the training has gone on."""
+    go_on = threading.Event()
+    original = checkpoint.write
+
+    def late(*arguments, **options):
+        go_on.wait()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "write", late)
+    writer = start(tmp_path)
+    content, about = documents(5), {"epoch": 5}
+    writer.save(5, content, about)
+    assert writer.busy
+    content["state"]["weights"].fill_(6)
+    content["ranks"].clear()
+    about["epoch"] = 6
+    go_on.set()
+    writer.wait()
+    assert not writer.busy
+    assert is_whole(newest(tmp_path)[0], 5)
+
+
+def test_a_save_waits_for_the_one_before(tmp_path, start, monkeypatch):
+    writing, most, lock = [], [0], threading.Lock()
+    original = checkpoint.write
+
+    def watched(*arguments, **options):
+        with lock:
+            writing.append(1)
+            most[0] = max(most[0], len(writing))
+        done = original(*arguments, **options)
+        with lock:
+            writing.pop()
+        return done
+
+    monkeypatch.setattr(checkpoint, "write", watched)
+    writer = start(tmp_path)
+    for step in range(1, 20):
+        writer.save(step, documents(step), {"epoch": step})
+        assert writer.steps == list(range(1, step)) or writer.steps == list(range(1, step + 1))
+    writer.wait()
+    assert most == [1]
+    assert writer.steps == list(range(1, 20))
+
+
+def test_the_best_is_kept_apart_and_alone(tmp_path, start):
+    writer = start(tmp_path)
+    for step in (1, 2, 3, 4):
+        writer.save(step, documents(step), {"epoch": step})
+        if step in {1, 3}:
+            writer.save_best(step, documents(step), {"epoch": step})
+    writer.wait()
+    assert names(tmp_path) == ["best-000000003", "step-000000003", "step-000000004"]
+    assert writer.steps == [1, 2, 3, 4]
+    assert is_whole(open_one(tmp_path / "best-000000003"), 3)
+    for folder in tmp_path.glob("step-*"):
+        (folder / MANIFEST).unlink()
+    assert newest(tmp_path)[0] is None
+
+
+def test_an_error_that_is_no_os_error_is_raised_once_by_the_next_call(tmp_path, start):
+    writer = start(tmp_path)
+    for call in (writer.wait, lambda: save(writer, 2)):
+        writer.save(1, {"state": np.zeros(2)}, {})
+        with pytest.raises(TypeError, match="could not be loaded again"):
+            call()
+        writer.wait()
+    assert writer.counts == {}
+    save(writer, 3)
+    assert writer.steps == [3]
+
+
+def test_a_callback_that_fails_on_disk_is_no_error(tmp_path):
+    def report(step):
+        raise NO_ROOM
+
+    guard = Guard()
+    writer = Writer(tmp_path, keep=1, guard=guard, committed=report)
+    save(writer, 1)
+    assert (names(tmp_path), guard.counts) == (["step-000000001"], {CHECKPOINT_WRITE: 1})
+
+
+@pytest.mark.parametrize("first", [1, 2, 3])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_broken_disk_costs_no_checkpoint(tmp_path, start, capsys, name, first):
+    """All calls from one on fail, until it is mended."""
+    writer = start(tmp_path)
+    save(writer, 1, 2)
+    before = files_under(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        break_call(patch, name, errno.EIO, first=first)
+        save(writer, 3)
+    warnings = capsys.readouterr().err
+    if writer.steps == [1, 2]:
+        assert before.items() <= files_under(tmp_path).items()
+        assert writer.counts == {CHECKPOINT_WRITE: 1}
+        assert warnings == (
+            f"hvdtrain: warning: checkpoint write failed: {tmp_path}: Input/output error; training goes on\n"
+        )
+    else:
+        assert (name, first) in {("mkdir", 3), ("rename", 2), ("rename", 3)}  # so many calls there are not
+        assert warnings == ""
+    save(writer, 4)
+    assert writer.steps[-1] == 4
+    assert names(tmp_path) == [f"step-{step:09d}" for step in writer.steps[-2:]]
+
+
+@pytest.mark.parametrize(
+    ("number", "left"),
+    [(errno.EIO, (1, 2, 3, 4)), (errno.EROFS, (1, 2, 3, 4)), (errno.ENOSPC, (2, 3, 4)), (errno.EDQUOT, (2, 3, 4))],
+)
+def test_a_write_that_fails_once_is_tried_again(tmp_path, start, monkeypatch, number, left):
+    """After the oldest was removed if there was no room."""
+    writer = start(tmp_path, keep=9)
+    save(writer, 1, 2, 3)
+    break_call(monkeypatch, "fsync", number, first=2, last=2)
+    save(writer, 4)
+    assert (writer.steps, writer.counts) == ([1, 2, 3, 4], {})
+    assert names(tmp_path) == [f"step-{step:09d}" for step in left]
+
+
+# --- a real disk that is full
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory):
+    """A file system of 1 MiB."""
+    folder = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def small_disk(disk):
+    """A folder there, and how to leave only so many pages free."""
+    root, filler = disk / "checkpoints", disk / "filler"
+
+    def leave(pages):
+        filler.unlink(missing_ok=True)
+        free = os.statvfs(disk).f_bavail
+        with filler.open("wb") as file:
+            if free > pages:
+                os.posix_fallocate(file.fileno(), 0, (free - pages) * PAGE)
+        assert os.statvfs(disk).f_bavail == pages
+
+    yield root, leave
+    for path in [*disk.iterdir()]:
+        checkpoint.remove(path)
+
+
+@pytest.mark.parametrize("room_is_checked", [True, False])
+def test_a_full_disk_at_any_moment_changes_nothing(small_disk, monkeypatch, room_is_checked):
+    root, leave = small_disk
+    put(root, 1, 2)
+    before = files_under(root)
+    if not room_is_checked:
+        monkeypatch.setattr(checkpoint, "_require_room", lambda *_: None)
+    for pages in range(100):
+        leave(pages)
+        try:
+            put(root, 3, kib=40)
+        except OSError:
+            pass
+        else:
+            break
+        assert files_under(root) == before
+        assert names(root) == ["step-000000001", "step-000000002"]
+        assert os.statvfs(root).f_bavail == pages
+    assert pages > 10
+    assert is_whole(newest(root)[0], 3)
+
+
+@pytest.mark.parametrize("room_is_checked", [True, False])
+def test_the_oldest_makes_room_on_a_full_disk(small_disk, start, monkeypatch, capsys, room_is_checked):
+    root, leave = small_disk
+    if not room_is_checked:
+        monkeypatch.setattr(checkpoint, "_require_room", lambda *_: None)
+    for pages in range(20):
+        writer = start(root, keep=2)
+        save(writer, 1, 2, kib=40)
+        leave(pages)
+        save(writer, 3, kib=40)
+        assert (writer.steps, writer.counts) == ([1, 2, 3], {}), pages
+        assert is_whole(newest(root)[0], 3)
+        assert names(root) == (["step-000000002", "step-000000003"])
+        checkpoint.remove(root)
+        leave(200)
+    assert capsys.readouterr().err == ""
+
+
+def test_all_but_the_last_good_one_are_given_for_room(small_disk, start, capsys):
+    root, _ = small_disk
+    writer = start(root, keep=3)
+    save(writer, 1, 2, 3)
+    before = files_under(root)
+    for step, left in ((4, (2, 3)), (5, (3,)), (6, (3,))):
+        save(writer, step, kib=2000)
+        assert names(root) == [f"step-{one:09d}" for one in left]
+        assert files_under(root).items() <= before.items()
+    assert (writer.steps, writer.counts) == ([1, 2, 3], {CHECKPOINT_WRITE: 3})
+    assert is_whole(newest(root)[0], 3)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"hvdtrain: warning: checkpoint write failed: {root}: No space left on device, 2.1 MB needed"
+    )
+
+
+def test_a_run_that_goes_on_does_not_give_its_start_for_room(small_disk, start):
+    """The newest of which every byte is right, though there is a newer one."""
+    root, leave = small_disk
+    torn = put(root, 2, 3, kib=40)[-1]
+    (torn / MANIFEST).unlink()
+    before = files_under(root)
+    leave(3)
+    writer = start(root, keep=2)
+    save(writer, 4, 5, kib=40)
+    assert files_under(root) == before
+    assert (writer.steps, writer.counts) == ([], {CHECKPOINT_WRITE: 2})
+    leave(50)
+    save(writer, 6, kib=40)
+    assert writer.steps == [6]
+
+
+def test_a_read_only_disk_changes_nothing(disk, small_disk, start, capsys):
+    root, _ = small_disk
+    writer = start(root)
+    save(writer, 1, 2)
+    before = files_under(root)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    try:
+        save(writer, 3)
+        writer.save_best(3, documents(3), {})
+        writer.wait()
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+    assert files_under(root) == before
+    assert names(root) == ["step-000000001", "step-000000002"]
+    assert (writer.steps, writer.counts) == ([1, 2], {CHECKPOINT_WRITE: 2})
+    assert "Read-only file system" in capsys.readouterr().err
+    save(writer, 4)
+    assert writer.steps == [1, 2, 4]

@@ -1,0 +1,309 @@
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from launch.choose.placement import nearest_nics, place, ranks_per_host, split
+from launch.choose.selection import ring_order, select
+from launch.errors import PlacementError
+from launch.hosts.hostfile import Host
+from launch.machine.topology import Gpu, Link, NumaNode, Topology
+from tests.unit.machines import RING, hosts, machine
+
+KINDS = ("NV", "PIX", "NODE", "SYS")
+
+
+def placed(where, topologies, np, *, gpus="auto", binding="numa"):
+    return place(where, topologies, np=np, gpus=gpus, binding=binding)
+
+
+def test_ranks_fill_the_hosts_in_order_and_follow_the_ring():
+    slots = placed(hosts(a=4, b=4, c=4), dict.fromkeys("abc", machine()), 6)
+    assert [(slot.rank, slot.host, slot.local_rank) for slot in slots] == [
+        *((i, "a", i) for i in range(4)),
+        *((4 + i, "b", i) for i in range(2)),
+    ]
+    assert tuple(slot.gpu for slot in slots[:4]) == RING
+    assert [slot.gpu for slot in slots[4:]] == [0, 2]  # PIX; 0 and 1 have SYS between them
+    assert [slot.gpu_uuid for slot in slots[:2]] == ["GPU-0000", "GPU-2222"]
+
+
+def test_ranks_share_the_cores_near_their_gpu():
+    slots = placed(hosts(a=4), {"a": machine()}, 4)
+    low, high = tuple(range(8)), tuple(range(8, 16))
+    assert [(slot.numa, slot.cores, slot.threads) for slot in slots] == [
+        *[((0,), low, 4), ((1,), high, 4)],
+        *[((0,), low, 4), ((1,), high, 4)],
+    ]
+
+
+def test_ranks_get_cores_of_their_own_when_asked():
+    slots = placed(hosts(a=4), {"a": machine()}, 4, binding="cores")
+    assert [slot.cores for slot in slots] == [(0, 1, 2, 3), (8, 9, 10, 11), (4, 5, 6, 7), (12, 13, 14, 15)]
+    assert [slot.threads for slot in slots] == [4] * 4
+
+
+def test_unbound_ranks_still_know_their_share_of_the_threads():
+    slots = placed(hosts(a=4), {"a": machine()}, 4, binding="none")
+    assert [(slot.cores, slot.threads) for slot in slots] == [((), 4)] * 4
+
+
+def test_ranks_are_not_bound_to_fewer_cores_than_ranks():
+    few = {"a": machine(cores=(0, 8, 9))}  # two ranks near core 0
+    slots = placed(hosts(a=4), few, 4)
+    assert [slot.cores for slot in slots] == [(), (8, 9), (), (8, 9)]
+    assert [slot.threads for slot in slots] == [1] * 4
+
+
+@pytest.mark.parametrize("binding", ["numa", "cores"])
+def test_a_gpu_of_which_nobody_knows_the_cores_leaves_its_rank_unbound(binding):
+    known = machine()
+    vague = replace(known, gpus=tuple(replace(gpu, cores=(), numa=()) for gpu in known.gpus))
+    assert [(slot.cores, slot.threads) for slot in placed(hosts(a=2), {"a": vague}, 2, binding=binding)] == [
+        ((), 8)
+    ] * 2
+    bare = replace(vague, numa_nodes=())
+    assert [(slot.cores, slot.threads) for slot in placed(hosts(a=2), {"a": bare}, 2, binding=binding)] == [
+        ((), None)
+    ] * 2
+
+
+def test_a_gpu_without_cores_takes_those_of_its_numa_node():
+    known = machine()
+    vague = replace(known, gpus=tuple(replace(gpu, cores=()) for gpu in known.gpus))
+    assert placed(hosts(a=4), {"a": vague}, 4) == placed(hosts(a=4), {"a": known}, 4)
+
+
+def test_cores_that_only_overlap_are_nobodys_own():
+    known = machine(2)
+    cores = tuple(range(4, 10)), tuple(range(6))
+    odd = replace(
+        known, gpus=tuple(replace(gpu, cores=own, numa=()) for gpu, own in zip(known.gpus, cores, strict=True))
+    )
+    assert [slot.cores for slot in placed(hosts(a=2), {"a": odd}, 2)] == list(cores)
+    assert [slot.cores for slot in placed(hosts(a=2), {"a": odd}, 2, binding="cores")] == [(), ()]
+
+
+def test_ranks_on_cpus_spread_over_the_numa_nodes():
+    for gpus, topology in (("none", machine()), ("auto", machine(0))):
+        slots = placed(hosts(a=3), {"a": topology}, 3, gpus=gpus)
+        assert [(slot.gpu, slot.gpu_uuid) for slot in slots] == [(None, None)] * 3
+        assert [(slot.numa, slot.threads) for slot in slots] == [((0,), 4), ((0,), 4), ((1,), 8)]
+    assert placed(hosts(a=1), {"a": machine(0)}, 1)[0].cores == tuple(range(16))
+
+
+def test_named_gpus_are_used_on_every_host_in_the_order_of_their_ring():
+    slots = placed(hosts(a=4, b=3), dict.fromkeys("ab", machine()), 6, gpus=(3, 1, 0, 2))
+    assert [slot.gpu for slot in slots] == [*RING, 1, 3]  # of the first named as many as are needed
+
+
+@pytest.mark.parametrize(
+    ("slots", "np", "share"),
+    [
+        ({"a": 2, "b": 1}, 3, {"a": 2, "b": 1}),
+        ({"a": 2, "b": 1}, 2, {"a": 2}),
+        ({"a": 1, "b": 3, "c": 2}, 3, {"a": 1, "b": 2}),
+    ],
+)
+def test_hosts_without_ranks_are_left_out(slots, np, share):
+    assert ranks_per_host(hosts(**slots), np) == share
+
+
+@pytest.mark.parametrize(
+    ("where", "topologies", "np", "gpus", "message"),
+    [
+        ({"a": 4}, {"a": machine()}, 0, "auto", "-np 0: a run has at least one rank"),
+        ({"a": 4}, {"a": machine()}, -3, "auto", "-np -3: a run has at least one rank"),
+        (
+            {"a": 2, "b": 1},
+            {},
+            4,
+            "auto",
+            "-np 4 is more than the 3 slots there are (a 2, b 1): give more hosts or slots",
+        ),
+        (
+            *({"a": 1, "b": 1}, {"a": machine(), "b": machine(0)}, 2, "auto"),
+            "host b has no GPU, but a has: leave it out, or give --gpus none",
+        ),
+        (
+            *({"a": 1, "b": 1}, {"a": machine(0), "b": machine()}, 2, (0,)),
+            "host a has no GPU, but b has: leave it out, or give --gpus none",
+        ),
+        (
+            *({"a": 1}, {"a": machine(0)}, 1, (0,)),
+            "host a has no GPU, but --gpus asks for some: leave it out, or give --gpus none",
+        ),
+        (
+            *({"a": 4, "b": 4}, {"a": machine(), "b": machine(2)}, 8, "auto"),
+            "host b has 2 free GPUs for 4 ranks: start fewer ranks there, or give --gpus none",
+        ),
+        (
+            *({"a": 4}, {"a": machine(unusable={2: "busy: pid 7"})}, 4, "auto"),
+            "host a has 3 free GPUs for 4 ranks (GPU 2: busy: pid 7): start fewer ranks there, or give --gpus none",
+        ),
+        (
+            {"a": 4, "b": 4},
+            {"a": machine(), "b": machine(2)},
+            5,
+            (3,),
+            "--gpus names 1 for the 4 ranks on host a: name more",
+        ),
+        ({"a": 1, "b": 4}, {"a": machine(), "b": machine(2)}, 2, (3,), "host b has no GPU 3, it has 0, 1"),
+        (
+            *({"a": 1}, {"a": machine(unusable={1: "in MIG mode"})}, 1, (1, 0)),
+            "GPU 1 of host a cannot be used (in MIG mode): choose others with --gpus",
+        ),
+    ],
+)
+def test_refuses_what_does_not_fit_and_names_the_host(where, topologies, np, gpus, message):
+    with pytest.raises(PlacementError) as refused:
+        placed(hosts(**where), topologies, np, gpus=gpus)
+    assert str(refused.value) == message
+
+
+def test_a_host_without_a_gpu_does_no_harm_where_no_rank_runs():
+    slots = placed(hosts(a=2, b=2), {"a": machine(), "b": machine(0)}, 2)
+    assert [slot.host for slot in slots] == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "parts", "expected"),
+    [
+        ((0, 1, 2, 3), 2, [(0, 1), (2, 3)]),
+        ((0, 1, 2, 3, 4), 2, [(0, 1), (2, 3)]),
+        ((0, 1, 8, 9), 2, [(0, 8), (1, 9)]),  # both hardware threads of a core
+        ((0, 2, 4, 6), 2, [(0, 2), (4, 6)]),  # runs too short to be cut
+        ((0, 1, 2, 9), 2, [(0, 1), (2, 9)]),
+        ((5,), 1, [(5,)]),
+    ],
+)
+def test_cores_are_cut_into_equal_parts(cores, parts, expected):
+    assert split(cores, parts) == expected
+
+
+def test_the_nearest_adapters_of_the_gpus_of_a_run():
+    near = machine(
+        nics=(("mlx5_0", "PIX PIX NODE SYS"), ("mlx5_10", "PIX NODE SYS NODE"), ("mlx5_1", "SYS SYS PHB PXB"))
+    )
+    assert nearest_nics(near, [0]) == ("mlx5_0", "mlx5_10")
+    assert nearest_nics(near, [1, 3]) == ("mlx5_0", "mlx5_1")
+    assert nearest_nics(near, []) == ()
+    gaps = replace(near, gpus=tuple(replace(gpu, index=2 * gpu.index + 1) for gpu in near.gpus))
+    assert nearest_nics(gaps, [5]) == ("mlx5_1",)
+    assert nearest_nics(machine(), [0, 1]) == ()
+
+
+@st.composite
+def machines(draw):
+    """Anything from a bare virtual machine to an odd one: unknown cores, hidden cores, gaps in the numbering."""
+    count = draw(st.integers(0, 5))
+    ids = draw(st.permutations([0, 2, 3]))[: draw(st.integers(0, 3))]
+    owned = {node: tuple(range(10 * node, 10 * node + draw(st.integers(1, 8)))) for node in sorted(ids)}
+    nodes = tuple(
+        NumaNode(id=node, cores=tuple(core for core in cores if draw(st.integers(0, 3))))
+        for node, cores in owned.items()
+    )
+    gpus = []
+    for i in range(count):
+        near = tuple(sorted(draw(st.sets(st.sampled_from(sorted(owned)))))) if owned else ()
+        cores = tuple(core for node in near for core in owned[node]) if draw(st.booleans()) else ()
+        sick = draw(st.sampled_from([None, None, None, "busy: pid 7"]))
+        gpus.append(Gpu(index=draw(st.integers(0, 1)) + 2 * i, cores=cores, numa=near, uuid=f"GPU-{i}", unusable=sick))
+    kinds = {(a, b): draw(st.sampled_from(KINDS)) for a in range(count) for b in range(a)}
+    links = [
+        tuple(
+            Link(kind="X")
+            if a == b
+            else Link(kind=kinds[max(a, b), min(a, b)], count=int(kinds[max(a, b), min(a, b)] == "NV"))
+            for b in range(count)
+        )
+        for a in range(count)
+    ]
+    return Topology(source="drawn", gpus=tuple(gpus), links=tuple(links), numa_nodes=nodes)
+
+
+def near_of(topology, slot):
+    """The usable cores near a rank's GPU, told in another way than the code tells it; None: nobody knows."""
+    gpu = next((gpu for gpu in topology.gpus if gpu.index == slot.gpu), None)
+    usable = {core for node in topology.numa_nodes for core in node.cores}
+    if gpu is None:
+        return usable or None
+    node = {core for node in topology.numa_nodes if node.id in gpu.numa for core in node.cores}
+    near = (set(gpu.cores) & node) or set(gpu.cores) or node
+    return (near & usable if usable else near) or None
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_placement_keeps_its_promises(data):
+    counts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    where = [Host(name=f"h{i}", slots=count) for i, count in enumerate(counts)]
+    topologies = {host.name: data.draw(machines()) for host in where}
+    np = data.draw(st.integers(1, sum(counts)))
+    binding = data.draw(st.sampled_from(["numa", "cores", "none"]))
+    everyone = sorted({gpu.index for topology in topologies.values() for gpu in topology.gpus})
+    some = st.lists(st.sampled_from(everyone), unique=True, min_size=1).map(tuple) if everyone else st.just("auto")
+    gpus = data.draw(st.sampled_from(["auto", "auto", "none"]) | some)
+
+    expected = [(host.name, local) for host in where for local in range(host.slots)][:np]
+    used = list(dict.fromkeys(name for name, _ in expected))
+    ranks = {name: sum(1 for host, _ in expected if host == name) for name in used}
+    bare = [name for name in used if not topologies[name].gpus]
+    on_cpus = gpus == "none" or (gpus == "auto" and bare == used)
+
+    def suffices(name):
+        free = [gpu.index for gpu in topologies[name].gpus if gpu.unusable is None]
+        if gpus == "auto":
+            return len(free) >= ranks[name]
+        return set(gpus[: ranks[name]]) <= set(free) and len(gpus) >= ranks[name]
+
+    try:
+        slots = place(where, topologies, np=np, gpus=gpus, binding=binding)
+    except PlacementError as error:
+        refusal = str(error)
+    else:
+        refusal = None
+    if refusal is not None:
+        assert not on_cpus
+        assert bare or not all(map(suffices, used))
+        assert re.search(r"\bh[0-2]\b", refusal)
+        assert "\n" not in refusal
+        return
+    assert on_cpus or (not bare and all(map(suffices, used)))
+    assert [(slot.host, slot.local_rank) for slot in slots] == expected
+    assert [slot.rank for slot in slots] == list(range(np))
+    for name in used:
+        own = [slot for slot in slots if slot.host == name]
+        _promises_of_a_host(topologies[name], own, gpus, binding, on_cpus)
+
+
+def _promises_of_a_host(topology, own, gpus, binding, on_cpus):
+    free = {gpu.index: gpu.uuid for gpu in topology.gpus if gpu.unusable is None}
+    usable = {core for node in topology.numa_nodes for core in node.cores}
+    if on_cpus:
+        assert all(slot.gpu is None and slot.gpu_uuid is None for slot in own)
+    else:
+        ring = tuple(slot.gpu for slot in own)
+        assert len(set(ring)) == len(own)
+        assert all(free[slot.gpu] == slot.gpu_uuid for slot in own)
+        assert gpus == "auto" or set(ring) == set(gpus[: len(own)])
+        assert ring == (select(topology, len(own)).best.ring if gpus == "auto" else ring_order(topology, ring))
+    for slot in own:
+        near = near_of(topology, slot)
+        assert set(slot.cores) <= (near or set())
+        if usable:
+            assert set(slot.cores) <= usable
+            assert slot.threads >= 1
+            assert slot.threads <= len(slot.cores or usable)
+        if slot.cores:
+            assert slot.numa == tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(slot.cores)) or (
+                not usable
+            )
+            sharing = [other for other in own if set(other.cores) & set(slot.cores)]
+            assert binding == "numa" or sharing == [slot]
+            assert slot.threads * len(sharing) <= len(slot.cores)
+        elif binding == "numa":  # only where it cannot be otherwise
+            assert near is None or sum(1 for other in own if (near_of(topology, other) or set()) & near) > 1 or on_cpus
+    assert binding != "none" or not any(slot.cores for slot in own)

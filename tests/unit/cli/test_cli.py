@@ -1,0 +1,413 @@
+import io
+import json
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launch.cli import main as cli
+from tests.unit.machines import NO_GPU, PIX4, machine
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """A folder with saved topologies, a PATH without any program, and nobody to be asked."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "pix4.txt").write_text(PIX4)
+    (tmp_path / "cpu.json").write_text(NO_GPU)
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "hosts.toml").write_text('[[host]]\nname = "a"\nslots = 2\n\n[[host]]\nname = "b"\nslots = 1\n')
+    (tmp_path / "p2p.txt").write_text("\tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n")
+    monkeypatch.chdir(tmp_path)
+    environment = {"PATH": str(tmp_path / "bin"), "HOME": "/home/me", "NCCL_DEBUG": "INFO", "MY_TOKEN": "s3cret!"}
+    monkeypatch.setattr(os, "environ", environment)
+    return tmp_path
+
+
+def ended(capsys, *words):
+    """Status, standard output and standard error of one command."""
+    with pytest.raises(SystemExit) as left:
+        cli.main(words)
+    out, err = capsys.readouterr()
+    return left.value.code, out, err
+
+
+def told(capsys, *words):
+    status, out, err = ended(capsys, *words)
+    assert (status, err) == (0, "")
+    return out
+
+
+PLAN = ("plan", "-np", "2", "--topology", "a=pix4.txt")
+PROGRAM = ("--", "prog")
+HOSTFILE = ("hostfile", "-H")
+TOPO = ("topo", "--from", "pix4.txt")
+GPUS = ("gpus", "--from", "pix4.txt", "-k", "2")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "the following arguments are required: COMMAND"),
+        (("fly",), "invalid choice: 'fly'"),
+        (("topo\nx",), "invalid choice: 'topo\\nx'"),
+        (("--topo",), "required: COMMAND"),
+        ((*TOPO, "a\nb"), "unrecognized arguments: a b; see hvdlaunch --help"),
+        (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: give a number of at least 0"),
+        (("run", "-np", "2", "--min-np", "1", *PROGRAM), "--min-np is for a run that is started again: add --restarts"),
+        (("run", "-np", "2", "--restarts", "1", "--min-np", "0", *PROGRAM), "--min-np 0: give a number from 1 to -np"),
+        (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "to -np, which is 2"),
+        (("run", "-np", "2", "--grace-s", "-1", *PROGRAM), "--grace-s -1: give a number of seconds, at least 0"),
+        (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf"),
+        (("plan", "-np", "2", "--restarts", "1", *PROGRAM), "unrecognized arguments: --restarts 1"),
+        ((*TOPO, "--js"), "unrecognized arguments: --js"),
+        ((*TOPO, "--pair", "0,1,2"), "--pair takes two GPUs, as in 0,1"),
+        ((*TOPO, "--pair", "0"), "--pair takes two GPUs, as in 0,1"),
+        ((*TOPO, "--pair", "0,0"), "'0,0' is not a list of GPU indices, each once, as in 0,3"),
+        ((*TOPO, "--pair", "0,9"), "there is no GPU 9; there are: 0-3"),
+        ((*TOPO, "--pair", "0;rm"), "'0;rm' is not a list of GPU indices"),
+        (("topo", "--from", "missing"), "missing cannot be read: No such file or directory"),
+        (("topo", "--from", "binary"), "binary cannot be read: it is not text"),
+        (("topo", "--from", "."), ". cannot be read: Is a directory"),
+        (("topo", "--from", "hosts.toml"), "hosts.toml:1: "),
+        (("topo", "--from", "pix4.txt", "--gpu-name", "banana"), "no link speeds are known"),
+        (("topo", "--gpu-name", "A100"), "--gpu-name is for a saved text"),
+        (("topo", "--from", "p2p.txt", "--pair", "0,1"), "save the output of `nvidia-smi topo -m` instead"),
+        (("gpus", "--from", "pix4.txt"), "the following arguments are required: -k"),
+        (("gpus", "--from", "pix4.txt", "-k", "0"), "cannot choose 0 GPUs; ask for at least 1"),
+        (("gpus", "--from", "pix4.txt", "-k", "-1"), "cannot choose -1 GPUs"),
+        (("gpus", "--from", "pix4.txt", "-k", "5"), "cannot choose 5 of 4 GPUs"),
+        (("gpus", "--from", "pix4.txt", "-k", "many"), "argument -k: invalid int value: 'many'"),
+        ((*GPUS, "--busy", "7"), "busy names GPU 7, which pix4.txt does not have; choose from 0, 1, 2, 3"),
+        ((*GPUS, "--busy", "0,1,2"), "cannot choose 2 of 4 GPUs, 1 are free"),
+        ((*GPUS, "--busy", "1,1"), "argument --busy: '1,1' is not a list"),
+        (("gpus", "--from", "cpu.json", "-k", "1"), "no GPU found on this host"),
+        (("hostfile",), "one of the arguments -H --slurm-nodes --from is required"),
+        ((*HOSTFILE, "a;rm"), "-H: 'a;rm' is no host name"),
+        ((*HOSTFILE, "-oProxyCommand=x"), "argument -H: expected one argument"),
+        (("hostfile", "-H=-oProxyCommand=x"), "-H: '-oProxyCommand=x' is no host name"),
+        ((*HOSTFILE, "a,-oProxyCommand=x"), "-H: '-oProxyCommand=x' is no host name"),
+        ((*HOSTFILE, "$(x)"), "-H: '$(x)' is no host name"),
+        ((*HOSTFILE, "a\nb"), "-H: 'a\\nb' is no host name"),
+        ((*HOSTFILE, "a:x"), "-H: 'x' is no number of slots"),
+        ((*HOSTFILE, "a", "--from", "hosts.toml"), "not allowed with argument"),
+        ((*HOSTFILE, "a", "--format", "xml"), "invalid choice: 'xml'"),
+        ((*HOSTFILE, "a", "-o", "missing/hosts"), "missing/hosts cannot be written: No such file or directory"),
+        ((*HOSTFILE, "a", "-o", "bin"), "bin cannot be written: Is a directory"),
+        (("hostfile", "--slurm-nodes", "n[1-"), "'n[1-' is not understood"),
+        (("hostfile", "--from", "binary"), "binary cannot be read: it is not text"),
+        (("hostfile", "--from", "missing"), "missing cannot be read: No such file or directory"),
+        (("hostfile", "--from", "pix4.txt"), "pix4.txt:1: "),
+        ((*PLAN,), "no program: put it after --"),
+        ((*PLAN, "--"), "no program: put it after --"),
+        ((*PLAN, "prog"), "unrecognized arguments: prog"),
+        (("plan", *PROGRAM), "the following arguments are required: -np"),
+        (("plan", "-np", "abc", *PROGRAM), "argument -np: invalid int value: 'abc'"),
+        ((*PLAN, "-np", "0", *PROGRAM), "-np 0: a run has at least one rank"),
+        ((*PLAN, "-np", "-4", *PROGRAM), "-np -4: a run has at least one rank"),
+        ((*PLAN, "-np", "5", *PROGRAM), "-np 5 is more than the 4 slots there are (a 4)"),
+        ((*PLAN, "-np", "9" * 30, "--gpus", "none", *PROGRAM), "is more than the 4096 slots there are"),
+        ((*PLAN, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
+        ((*PLAN, "-H", "b:2", *PROGRAM), "host b has no --topology b=FILE"),
+        ((*PLAN, "-H", "a;rm:2", *PROGRAM), "-H: 'a;rm' is no host name"),
+        ((*PLAN, "-H", "a", "--hostfile", "x", *PROGRAM), "not allowed with argument"),
+        ((*PLAN, "--hostfile", "missing", *PROGRAM), "missing cannot be read"),
+        ((*PLAN, "--gpus", "0,0", *PROGRAM), "argument --gpus: '0,0' is not a list of GPU indices, each once"),
+        ((*PLAN, "--gpus", "0,00", *PROGRAM), "argument --gpus: '0,00' is not a list of GPU indices, each once"),
+        ((*PLAN, "--gpus", "x", *PROGRAM), "argument --gpus: 'x' is not a list"),
+        ((*PLAN, "--gpus", "", *PROGRAM), "argument --gpus: '' is not a list"),
+        ((*PLAN, "--gpus", "0,", *PROGRAM), "argument --gpus: '0,' is not a list"),
+        ((*PLAN, "--gpus", "0,\u0663", *PROGRAM), "argument --gpus: '0,\u0663' is not a list"),
+        ((*PLAN, "--gpus", "0,4", *PROGRAM), "host a has no GPU 4, it has 0, 1, 2, 3"),
+        ((*PLAN, "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
+        ((*PLAN, "--bind", "socket", *PROGRAM), "invalid choice: 'socket'"),
+        ((*PLAN, "-x", "A=B", *PROGRAM), "-x 'A': give the name of a variable alone"),
+        ((*PLAN, "-x", "a b", *PROGRAM), "-x 'a b': give the name of a variable alone"),
+        ((*PLAN, "-x", "missing", *PROGRAM), "-x missing: there is no such variable in the environment"),
+        ((*PLAN, "-x", "A\nB", *PROGRAM), "-x 'A\\nB': give the name"),
+        ((*PLAN, "--topology", "pix4.txt", *PROGRAM), "--topology 'pix4.txt': give HOST=FILE"),
+        ((*PLAN, "--topology", "b=", *PROGRAM), "--topology 'b=': give HOST=FILE"),
+        ((*PLAN, "--topology", "=pix4.txt", *PROGRAM), "'' is no host name"),
+        ((*PLAN, "--topology", "a;rm=pix4.txt", *PROGRAM), "'a;rm' is no host name"),
+        ((*PLAN, "--topology=-oProxyCommand=x", *PROGRAM), "'-oProxyCommand' is no host name"),
+        ((*PLAN, "--topology", "a,b=pix4.txt", *PROGRAM), "--topology 'a,b=pix4.txt': give HOST=FILE, one host"),
+        ((*PLAN, "--topology", "b=missing", *PROGRAM), "missing cannot be read"),
+        ((*PLAN, "--topology", "b=binary", *PROGRAM), "binary cannot be read"),
+        ((*PLAN, "--topology", "b=p2p.txt", *PROGRAM), "p2p.txt: this is from `nvidia-smi topo -p2p`"),
+        ((*PLAN, "--topology", "b=cpu.json", "-np", "5", *PROGRAM), "host b has no GPU, but a has: leave it out"),
+        ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: there is no such image"),
+        (("run", *PLAN[1:], *PROGRAM), "--topology is for plan and --dry-run: a run asks its hosts"),
+        (("run", "-np", "1", "--allow-run-as-root", *PROGRAM), "no mpirun on PATH"),
+        (("run", "-np", "1", "--sbatch", "missing/job", *PROGRAM), "missing/job cannot be written"),
+        (("run", "-np", "1", "--sbatch", "job"), "no program: put it after --"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, monkeypatch, folder, words, message):
+    monkeypatch.setattr(sys, "argv", ["hvdlaunch", *words])
+    before = sorted(folder.rglob("*"))
+    status, out, err = ended(capsys, *words)
+    assert (status, out) == (2, "")
+    assert err.startswith("hvdlaunch: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(folder.rglob("*")) == before
+
+
+STARTS = st.sampled_from(
+    [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--from"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
+)
+OPTIONS = "-k -np -H --from --gpus --topology -x -- --pair --busy --json --slurm-nodes --gpu-name --format --hostfile"
+VALUES = (
+    "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts.toml MY_TOKEN"
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    start=STARTS,
+    words=st.lists(
+        st.sampled_from([*OPTIONS.split(), *VALUES.split()]) | st.text(st.characters(codec="utf-8"), max_size=6),
+        max_size=6,
+    ),
+)
+def test_any_words_end_in_an_answer_or_in_one_line(capsys, monkeypatch, start, words):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    status, out, err = ended(capsys, *start, *words)
+    assert status in (0, 2)
+    assert "s3cret!" not in out + err
+    if status:
+        assert out == ""
+        assert err.startswith("hvdlaunch: ")
+        assert err.endswith("\n")
+        assert err.count("\n") == 1
+    else:
+        assert out
+        assert err == ""
+
+
+@pytest.mark.parametrize("words", [(), ("topo",), ("gpus",), ("hostfile",), ("plan",), ("run",)])
+def test_help_is_there_for_every_command(capsys, words):
+    out = told(capsys, *words, "--help")
+    assert out.startswith("usage: hvdlaunch")
+    assert "\n\n" in out
+
+
+def test_topo_shows_the_matrix(capsys):
+    lines = told(capsys, *TOPO).splitlines()
+    assert lines[0] == "4 GPUs (pix4.txt)"
+    assert ["GPU0", "X", "SYS", "PIX", "PIX"] in [line.split() for line in lines]
+    access = told(capsys, "topo", "--from", "p2p.txt")
+    assert access.startswith("May these GPUs copy straight to each other? (p2p.txt)")
+
+
+def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
+    text = told(capsys, *TOPO, "--json")
+    (folder / "saved.json").write_text(text)
+    assert told(capsys, "topo", "--from", "saved.json", "--json") == text
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PIX4.encode())))
+    assert json.loads(told(capsys, "topo", "--from", "-", "--json")) == {**json.loads(text), "source": "standard input"}
+
+
+def test_topo_tells_a_pair_in_words(capsys):
+    assert told(capsys, *TOPO, "--pair", "0,2").startswith(
+        "GPU 0 and GPU 2 are connected by PIX (PCIe, at most one switch"
+    )
+    fast = told(capsys, *TOPO, "--gpu-name", "A100", "--pair", "2,0")
+    assert "24 GB/s one way. GPU 2 is at NUMA node 1, GPU 0 at 0." in fast
+
+
+def test_topo_draws(capsys, folder):
+    assert told(capsys, *TOPO, "--picture", "out.svg") == ""
+    assert (folder / "out.svg").read_text().startswith("<")
+
+
+def test_gpus_chooses_and_says_why(capsys):
+    out = told(capsys, *GPUS).splitlines()
+    assert out[0] == "GPUs 0,2, ring 0-2"
+    assert [line.split(":")[0] for line in out[1:]] == ["why", "runner-up", "worst"]
+    fast = told(capsys, *GPUS, "--gpu-name", "A100")
+    assert fast.startswith("GPUs 0,2, ring 0-2, 24 GB/s\n")
+
+
+def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(capsys, monkeypatch):
+    from launch.reach import probe
+
+    monkeypatch.setattr(probe, "this_topology", lambda **_: machine())
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "1,3")
+    assert told(capsys, "gpus", "-k", "2").startswith("GPUs 1,3, ring 1-3\n")
+    monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
+    assert ended(capsys, "gpus", "-k", "2") == (
+        *(2, ""),
+        "hvdlaunch: no GPU found on this host: give a saved topology with --from FILE\n",
+    )
+
+
+def test_gpus_as_json(capsys):
+    said = json.loads(told(capsys, "gpus", "--from", "pix4.txt", "-k", "4", "--json"))
+    assert (said["gpus"], said["ring"]) == ([0, 1, 2, 3], [0, 2, 1, 3])
+    assert (said["runner_up"], said["worst"], said["bandwidth_gbps"]) == (None, None, None)
+    said = json.loads(told(capsys, *GPUS, "--busy", "0,2", "--json", "--gpu-name", "A100"))
+    assert (said["gpus"], said["bandwidth_gbps"], said["worst"]) == ([1, 3], 24.0, None)
+    said = json.loads(told(capsys, *GPUS, "--busy", "0", "--json"))
+    assert said["gpus"] == [1, 2]
+    assert said["runner_up"] == [1, 3]
+    assert said["worst"] == [2, 3]
+    assert isinstance(said["reason"], str)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("-H", "a:2,b"), "a slots=2\nb slots=1\n"),
+        (("-H", "a:2,b", "--format", "mpich"), "a:2\nb:1\n"),
+        (("--from", "hosts.toml", "--format", "rankfile"), "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n"),
+        (("--slurm-nodes", "n[01-02]:4", "--format", "horovod"), "n01 slots=4\nn02 slots=4\n"),
+    ],
+)
+def test_hostfile_writes_every_spelling(capsys, folder, words, text):
+    assert told(capsys, "hostfile", *words) == text
+    assert told(capsys, "hostfile", *words, "-o", "out") == ""
+    assert (folder / "out").read_text() == text
+
+
+def test_plan_shows_who_would_run_where(capsys):
+    out = told(
+        capsys, "plan", "-np", "5", "-H", "a:3,b:2", *topologies("a", "b"), "-x", "NCCL_DEBUG", *PROGRAM, "-x", "1"
+    )
+    rows = [line.split() for line in out.splitlines()[1:6]]
+    assert [row[:4] for row in rows] == [
+        ["0", "a", "0", "0"],
+        ["1", "a", "1", "1"],
+        ["2", "a", "2", "2"],
+        ["3", "b", "0", "0"],
+        ["4", "b", "1", "2"],
+    ]
+    command = shlex.split(out.splitlines()[-1])
+    assert command[0] == "mpirun"
+    assert command[-4:] == ["--", "prog", "-x", "1"]
+    assert command[command.index("-H") + 1] == "a:3,b:2"
+    assert "NCCL_DEBUG" in command
+    assert "s3cret!" not in out
+
+
+def topologies(*hosts):
+    return [word for host in hosts for word in ("--topology", f"{host}=pix4.txt")]
+
+
+def test_a_dry_run_prints_the_command_of_the_plan_and_remarks_apart(capsys):
+    planned = told(capsys, *PLAN, *PROGRAM).splitlines()[-1]
+    dry = shlex.split(told(capsys, "run", *PLAN[1:], "--dry-run", *PROGRAM))
+    assert [word.split("=")[0] for word in dry[:3]] == ["HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"]
+    assert dry[3:] == shlex.split(planned)
+    status, out, err = ended(capsys, "run", *PLAN[1:], "--gpus", "none", "--dry-run", *PROGRAM)
+    assert (status, err) == (0, "hvdlaunch: --gpus none: the ranks run on CPUs\n")
+    assert out.count("\n") == 1
+
+
+def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, folder):
+    words = [
+        "run",
+        "-np",
+        "4",
+        "-H",
+        "n1:2,n2:2",
+        "--sbatch",
+        "job",
+        "-x",
+        "NCCL_DEBUG",
+        "--",
+        "/bin/my prog",
+        "--sbatch",
+        "x",
+    ]
+    for spelled in (words, [*words[:5], "--sbatch=job", *words[7:]]):
+        monkeypatch.setattr(sys, "argv", ["hvdlaunch", *spelled])
+        assert told(capsys, *spelled) == "submit it with: sbatch job\n"
+        *head, change, name, start = Path("job").read_text().splitlines()
+        assert head == [
+            "#!/bin/bash",
+            "#SBATCH --job-name=my_prog",
+            "#SBATCH --ntasks=4",
+            "#SBATCH --output=%x-%j.out",
+            "#SBATCH --open-mode=append",
+            "#SBATCH --requeue",
+            "#SBATCH --signal=B:USR1@35",
+            "#SBATCH --nodes=2",
+            "#SBATCH --nodelist=n1,n2",
+            "#SBATCH --gpus-per-task=1",
+        ]
+        assert change == f"cd {folder} || exit 2"
+        assert name == 'export HVDLAUNCH_JOB="${HVDLAUNCH_JOB:-my_prog-$SLURM_JOB_ID}"'
+        kept = ["-np", "4", "-H", "n1:2,n2:2", "-x", "NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
+        assert shlex.split(start) == ["exec", sys.executable, "-P", "-m", "launch", "run", *kept]
+
+
+def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):
+    words = ["run", "-np", "2", "--gpus", "none", "--sbatch", "job", "--", "prog", "a"]
+    monkeypatch.setattr(sys, "argv", ["hvdlaunch", *words])
+    told(capsys, *words)
+    assert "gpus" not in Path("job").read_text().replace("--gpus none", "")
+    assert "nodes" not in Path("job").read_text()
+
+
+def test_a_run_ends_with_its_status(capsys, monkeypatch):
+    from launch.start import prepare
+    from launch.watch import run
+
+    ready = prepare.Ready(order=None, argv=[], environment={}, interfaces={}, adapters={}, remarks=("be warned",))
+    monkeypatch.setattr(prepare, "prepare", lambda *_: ready)
+    ends = run.Ended(status=7, run_folder=None, why="x", stopped=False)
+    asked = []
+    monkeypatch.setattr(run, "run", lambda one, *, grace_s: asked.append((one, grace_s)) or ends)
+    assert ended(capsys, "run", "-np", "1", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
+    assert ended(capsys, "run", "-np", "1", "--grace-s", "90", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
+    assert asked == [(ready, 25), (ready, 90)]
+
+
+def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch, folder):
+    from launch.watch import supervise
+
+    def supervised(read, again, environment):
+        assert again == supervise.Again(restarts=5, min_np=2, grace_s=25)
+        assert environment is os.environ
+        for slots in (1, 7):
+            Path("hosts").write_text(f"a slots={slots}\n")
+            assert [(host.name, host.slots) for host in read().hosts] == [("a", slots)]
+        return 7
+
+    monkeypatch.setattr(supervise, "supervise", supervised)
+    Path("hosts").write_text("b\n")
+    again = ("run", "-np", "4", "--restarts", "5", "--min-np", "2")
+    assert ended(capsys, *again, "--hostfile", "hosts", *PROGRAM) == (7, "", "")
+
+
+def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
+    from launch.watch import supervise
+
+    def supervised(read, again, _):
+        assert again.min_np == 4
+        return sum(host.slots for _ in range(3) for host in read().hosts)
+
+    monkeypatch.setattr(supervise, "supervise", supervised)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a slots=4\n")))
+    assert ended(capsys, "run", "-np", "4", "--restarts", "1", "--hostfile", "-", *PROGRAM)[0] == 12
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_while_nothing_runs_ends_it(capsys, monkeypatch, number):
+    monkeypatch.setattr(cli, "_run", lambda _: os.kill(os.getpid(), number))
+    assert ended(capsys, "run", "-np", "1", *PROGRAM) == (128 + number, "", "")
+
+
+def test_control_c_ends_with_130(capsys, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_gpus", interrupted)
+    assert ended(capsys, *GPUS) == (130, "", "")

@@ -1,0 +1,220 @@
+import base64
+import csv
+import re
+
+import pytest
+from PIL import Image
+
+from hvdtrain.compare import __main__ as compare
+from hvdtrain.compare import drawings, groups
+from hvdtrain.compare import runs as runfolder
+from hvdtrain.safety.exits import BadInput
+
+from .runfolders import make_run
+
+
+def runs_of(folder):
+    return runfolder.with_own_names([runfolder.read(one, []) for one in runfolder.find([folder])])
+
+
+def rows(text):
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
+
+
+def two_recipes(folder, *, apart=0.02):
+    for seed, noise in enumerate((0.0, 0.002, -0.002)):
+        make_run(folder / f"a-seed{seed}", seed=seed, accuracy=0.96 + noise, speed=1000 + seed)
+        make_run(folder / f"b-seed{seed}", seed=seed, accuracy=0.96 + apart + noise, config={"lr": 0.5})
+    return folder
+
+
+def test_runs_that_differ_in_the_seed_are_one_row(tmp_path, capsys):
+    compare.main([str(two_recipes(tmp_path / "runs")), "--out", str(tmp_path / "out")])
+    text = capsys.readouterr().out
+    first, second = rows(text)
+    assert (first["run"], first["n"], first["seeds"], first["lr"]) == ("a-seed*", "3", "0, 1, 2", "not set")
+    assert (first["accuracy %"], second["accuracy %"]) == ("96.00 ± 0.20", "98.00 ± 0.20")
+    assert (first["steps"], first["skipped steps"], first["exit reason"]) == ("48", "0", "finished")
+    assert list(first)[3] == "lr"  # what differs comes before what came out
+    assert not {"model", "np", "commit"} & set(first)
+    assert (tmp_path / "out" / "table.md").read_text() in text
+
+
+@pytest.mark.parametrize(
+    ("apart", "words"),
+    [
+        (0.02, "+2.00 points: outside the spread over seeds (95 % interval +1.55 to +2.45)"),
+        (0.001, "+0.10 points: inside the spread over seeds, no difference shown (95 % interval -0.35 to +0.55)"),
+    ],
+)
+def test_a_difference_is_held_against_the_spread(tmp_path, capsys, apart, words):
+    compare.main([str(two_recipes(tmp_path / "runs", apart=apart)), "--out", str(tmp_path / "out")])
+    text = capsys.readouterr().out
+    assert f"- accuracy of b-seed* against a-seed*: {words}" in text
+    assert "Welch" in text
+
+
+def test_of_one_run_nothing_is_claimed(tmp_path, capsys):
+    make_run(tmp_path / "a", accuracy=0.5)
+    make_run(tmp_path / "b", accuracy=0.9, config={"lr": 0.5})
+    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "+40.00 points: the spread over seeds is not known (n = 1)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"config": {"lr": 0.5}}, "lr (not set, 0.5)"),
+        ({"environment": {"torch": "2.12.0"}}, "torch (2.11.0, 2.12.0)"),
+        ({"environment": {"commit": "abc1234-dirty"}}, "commit (abc1234, abc1234-dirty)"),
+        ({"environment": {"nccl_settings": {"NCCL_ALGO": "Ring"}}}, "NCCL_ALGO (-, Ring)"),
+        ({"hosts": ["one", "two"]}, "hosts (1, 2)"),
+        ({"device": "cuda:0"}, "device (cpu, cuda:0)"),
+        ({"result": {"exit_reason": "interrupted"}}, "how they ended (finished, interrupted)"),
+    ],
+)
+def test_what_is_no_average_is_refused_with_the_reason(tmp_path, change, why):
+    make_run(tmp_path / "a", seed=0)
+    make_run(tmp_path / "b", seed=1, **change)
+    together = groups.grouped(runs_of(tmp_path))
+    assert len(together) == 2
+    assert groups.refusal(together) == f"Not averaged over each other: 2 groups, which differ in {why}."
+
+
+def test_one_average_needs_no_refusal(tmp_path):
+    make_run(tmp_path / "x" / "a", seed=0, environment={"host": "one"}, hosts=["one"])
+    make_run(tmp_path / "y" / "b", seed=1, environment={"host": "two"}, hosts=["two"])
+    (group,) = groups.grouped(runs_of(tmp_path))
+    assert groups.refusal([group]) is None
+    assert groups.remarks([group]) == ["a and 1 more: on different hosts (one; two): times include their difference."]
+
+
+def test_a_group_is_named_by_a_pattern_that_matches_no_other_run(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"x-seed{seed}", seed=seed)
+        make_run(tmp_path / f"x-seed{seed}-lr", seed=seed, config={"lr": 0.5})
+    assert [group.name for group in groups.grouped(runs_of(tmp_path))] == [
+        "x-seed0 and 1 more",
+        "x-seed0-lr and 1 more",
+    ]
+
+
+def test_a_seed_run_twice_is_no_spread_over_seeds(tmp_path):
+    for name in ("a1", "a2"):
+        make_run(tmp_path / name, seed=3)
+    (line,) = groups.remarks(groups.grouped(runs_of(tmp_path)))
+    assert line == "a*: 2 runs, but seed 3 more than once: not the spread over seeds."
+
+
+def test_runs_that_did_not_finish_stay_alone_and_are_held_against_nothing(tmp_path):
+    make_run(tmp_path / "a", seed=0)
+    for seed in (1, 2):
+        make_run(tmp_path / f"b{seed}", seed=seed, result={"exit_reason": "interrupted"})
+        (make_run(tmp_path / f"c{seed}", seed=seed) / "result.json").unlink()
+    together = groups.grouped(runs_of(tmp_path))
+    assert [group.name for group in together] == ["a", "b1", "b2", "c1", "c2"]
+    assert groups.verdicts(together) == []
+
+
+def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, capsys):
+    make_run(tmp_path / "a", result={"eval_loss": None, "skipped_steps": None})
+    (make_run(tmp_path / "b", seed=1) / "result.json").unlink()
+    (make_run(tmp_path / "c", seed=2) / "config.json").write_text("{")
+    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    told = capsys.readouterr()
+    a, b, c = rows(told.out)
+    assert (a["accuracy %"], a["loss"], a["skipped steps"]) == ("97.00", "-", "-")
+    assert (b["accuracy %"], b["time s"], b["exit reason"]) == ("-", "-", "-")
+    assert c["accuracy %"] == "97.00"
+    lines = told.err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"hvdtrain: {tmp_path}/b has no result.json")
+    assert lines[1].startswith(f"hvdtrain: {tmp_path}/c/config.json cannot be read")
+    assert "settings that are unknown (c)" in told.out
+
+
+def test_a_vertical_bar_in_a_setting_does_not_break_the_table(tmp_path, capsys):
+    make_run(tmp_path / "a")
+    make_run(tmp_path / "b", config={"data_dir": "x|y"})
+    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    assert "| x\\|y" in capsys.readouterr().out
+
+
+def test_csv_holds_plain_numbers(tmp_path):
+    compare.main([str(two_recipes(tmp_path / "runs")), "--out", str(tmp_path / "out")])
+    with (tmp_path / "out" / "table.csv").open(newline="") as file:
+        first, second = csv.DictReader(file)
+    assert float(first["accuracy_percent"]) == pytest.approx(96)
+    assert float(first["accuracy_percent_deviation"]) == pytest.approx(0.2)
+    assert (second["lr"], second["n"], second["steps"]) == ("0.5", "3", "48.0")
+
+
+def test_page_needs_nothing_but_itself(tmp_path):
+    make_run(tmp_path / "<script>alert(1)</script>".replace("/", "_"), config={"lr": "<b>"})
+    make_run(tmp_path / "b")
+    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<script" not in page
+    assert "<b>" not in page
+    (picture,) = re.findall(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+    assert b"<svg" in base64.b64decode(picture)
+    with Image.open(tmp_path / "out" / "curves.png") as drawn:
+        assert drawn.size == (1560, 832)
+    assert not list((tmp_path / "out").glob("*.part"))
+
+
+def test_settings_that_fill_the_page_have_a_table_of_their_own(tmp_path):
+    make_run(tmp_path / "a")
+    many = dict.fromkeys("uvwxyz", 1)
+    make_run(tmp_path / "b", config=many)
+    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    page = (tmp_path / "out" / "report.html").read_text()
+    heads = re.findall("<thead>.*?</thead>", page)
+    assert len(heads) == 2
+    assert [">u<" in head for head in heads] == [True, False]
+    assert [">loss<" in head for head in heads] == [False, True]
+
+
+def test_curves_are_drawn_over_steps_epochs_and_seconds(tmp_path):
+    two_recipes(tmp_path)
+    figure = drawings.curves(groups.grouped(runs_of(tmp_path)))
+    loss, *_, accuracy = figure.axes
+    assert [axes.get_xlabel() for axes in figure.axes[3:]] == ["steps", "epochs", "seconds"]
+    assert len(loss.lines) == 2 * (3 + 1)  # each run, and the mean
+    mean = loss.lines[3]
+    assert list(mean.get_xdata()) == [12, 24, 36, 48]
+    assert list(mean.get_ydata()) == pytest.approx([1.9, 1.4, 0.9, 0.4])
+    assert accuracy.lines[0].get_ydata()[-1] == pytest.approx(96)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a-seed*, mean of 3", "b-seed*, mean of 3"]
+
+
+def test_runs_without_metrics_say_so_in_the_picture(tmp_path):
+    (make_run(tmp_path / "a") / "metrics.jsonl").unlink()
+    figure = drawings.curves(groups.grouped(runs_of(tmp_path)))
+    assert figure.texts[0].get_text().startswith("no learning curves")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "nothing to compare"),
+        (["gone"], "gone is not a folder"),
+        (["--sweep", "gone.json"], "gone.json cannot be read"),
+        (["a", "--sweep", "b"], "not both"),
+        (["--sweep", "b", "--out", "c"], "--out is for run folders"),
+        (["--no-such-option"], "unrecognized arguments: --no-such-option; see --help"),
+    ],
+)
+def test_bad_input_is_one_line(words, line):
+    with pytest.raises(BadInput, match=line):
+        compare.main(words)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    make_run(tmp_path / "a")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="give another --out"):
+        compare.main([str(tmp_path), "--out", str(tmp_path / "file" / "out")])

@@ -1,0 +1,115 @@
+import json
+
+import pytest
+
+from hvdtrain.compare import runs as runfolder
+from hvdtrain.safety.exits import BadInput
+
+from .runfolders import make_run
+
+
+def read(folder):
+    complaints = []
+    return runfolder.read(folder, complaints), complaints
+
+
+def test_runs_are_found_below_once_each_in_the_order_given(tmp_path):
+    a, b, c = (make_run(tmp_path / "runs" / name) for name in ("x/a", "x/b", "y/c"))
+    make_run(a / "checkpoints" / "step-8")
+    (tmp_path / "runs" / "z").mkdir()
+    assert runfolder.find([tmp_path / "runs" / "y", tmp_path / "runs", b]) == [c, a, b]
+
+
+@pytest.mark.parametrize(("place", "line"), [("gone", "gone is not a folder"), ("empty", "no run in")])
+def test_nothing_found_is_one_line(tmp_path, place, line):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=line):
+        runfolder.find([tmp_path / place])
+
+
+def test_a_whole_run_is_read_without_complaint(tmp_path):
+    run, complaints = read(make_run(tmp_path / "a", np=2, seed=7, hosts=["one", "two"]))
+    assert not complaints
+    assert (run.name, run.seed, run.ended, run.hosts) == ("a", 7, "finished", ("one", "two"))
+    assert run.number("train_images_per_s") == 1000
+    assert run.number("no_such_key") is None
+    shown = {name: run.settings[name] for name in ("np", "hosts", "global_batch", "lr", "augment", "torch")}
+    assert shown == {
+        "np": "2",
+        "hosts": "2",
+        "global_batch": "128",
+        "lr": "not set",
+        "augment": "yes",
+        "torch": "2.11.0",
+    }
+    assert not {"seed", "run", "runs_dir", "experiment", "overwrite", "host", "command", "derived"} & set(run.settings)
+
+
+def test_variables_of_a_process_are_no_settings(tmp_path):
+    variables = {"HOROVOD_RANK": "0", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711", "HOROVOD_FUSION_THRESHOLD": "64"}
+    run, _ = read(make_run(tmp_path / "a", environment={"horovod_settings": variables}))
+    assert {name for name in run.settings if name.isupper()} == {"HOROVOD_FUSION_THRESHOLD"}
+
+
+def test_curves_take_report_steps_for_training_and_epochs_for_evaluation(tmp_path):
+    run, _ = read(make_run(tmp_path / "a", np=2, accuracy=0.9))
+    loss, accuracy = run.curve("train/loss"), run.curve("eval/accuracy")
+    assert [point.value for point in loss] == pytest.approx([1.9, 1.4, 0.9, 0.4])
+    assert [point.epoch for point in loss] == [1, 2, 3, 4]
+    assert [point.value for point in accuracy] == pytest.approx([0.6, 0.7, 0.8, 0.9])
+    assert [point.step for point in accuracy] == [12, 24, 36, 48]
+    assert accuracy[-1].seconds == 5.76
+
+
+def test_curves_of_an_older_run_take_its_epochs_and_leave_out_what_was_not_finite(tmp_path):
+    folder = make_run(tmp_path / "a")
+    lines = [{"step": 12, "seconds": 1, "train/loss": 2.0, "eval/accuracy": 0.5}, {"step": 24, "train/loss": None}]
+    lines.append({"step": 36, "train/loss": 1.0, "eval/accuracy": 0.6})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run, _ = read(folder)
+    assert [(point.step, point.epoch, point.seconds) for point in run.curve("train/loss")] == [
+        (12, 1, 1),
+        (36, 3, None),
+    ]
+
+
+def test_torn_metrics_are_said_and_the_rest_is_shown(tmp_path):
+    folder = make_run(tmp_path / "a")
+    whole = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(whole[:-20])
+    run, complaints = read(folder)
+    assert len(run.curve("eval/accuracy")) == 3
+    assert complaints == [f"{folder}/metrics.jsonl: line 9 of 9 torn or no JSON; the rest is shown"]
+
+
+def test_a_run_without_result_is_named_and_keeps_its_settings(tmp_path):
+    folder = make_run(tmp_path / "a", np=2)
+    (folder / "result.json").unlink()
+    run, complaints = read(folder)
+    assert (run.result, run.ended, run.settings["np"], run.hosts) == ({}, "-", "2", ("one",))
+    (line,) = complaints
+    assert line.startswith(f"{folder} has no result.json: it is still running")
+
+
+@pytest.mark.parametrize("content", ['{"np": ', "[]", "\xff"])
+def test_unreadable_json_is_named(tmp_path, content):
+    folder = make_run(tmp_path / "a")
+    (folder / "result.json").write_bytes(content.encode("latin-1"))
+    run, complaints = read(folder)
+    assert run.result == {}
+    (line,) = complaints
+    assert line.startswith(f"{folder}/result.json cannot be read")
+
+
+def test_unknown_settings_are_told(tmp_path):
+    folder = make_run(tmp_path / "a")
+    (folder / "config.json").unlink()
+    run, complaints = read(folder)
+    assert run.settings == {}
+    assert "no config.json" in complaints[0]
+
+
+def test_runs_of_one_name_are_told_apart_by_the_end_of_their_paths(tmp_path):
+    places = ("one/x/run", "two/x/run", "three/y/run", "three/y/other")
+    runs = runfolder.with_own_names([read(make_run(tmp_path / place))[0] for place in places])
+    assert [run.name for run in runs] == ["one/x/run", "two/x/run", "y/run", "other"]

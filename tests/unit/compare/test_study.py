@@ -1,0 +1,253 @@
+import csv
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hvdtrain.compare import __main__ as compare
+from hvdtrain.compare import drawings, study, study_table
+from hvdtrain.safety.exits import BadInput
+
+from .runfolders import make_run, make_study
+from .test_compare import rows
+
+
+def three_sizes(tmp_path, *, accuracies=(0.97, 0.968, 0.95), seeds=(0, 1), **changes):
+    """1, 2 and 4 ranks at 1000, 1800 and 2400 images/s."""
+    found = []
+    for np, speed, accuracy in zip((1, 2, 4), (1000, 1800, 2400), accuracies, strict=True):
+        for seed in seeds:
+            name = tmp_path / f"runs/np{np}-seed{seed}"
+            run = make_run(name, np=np, seed=seed, speed=speed, accuracy=accuracy + 0.001 * seed)
+            found.append((np, seed, run, None))
+    return make_study(tmp_path / "sweeps/s", found, **changes)
+
+
+def read(file):
+    return study.read(file, [])
+
+
+def test_speed_up_and_efficiency_against_the_smallest_size(tmp_path):
+    found = read(three_sizes(tmp_path))
+    assert [found.speed_up(size) for size in found.sizes] == pytest.approx([1, 1.8, 2.4])
+    assert [found.efficiency(size) for size in found.sizes] == pytest.approx([100, 90, 60])
+
+
+def test_the_smallest_measured_size_counts_as_its_ranks(tmp_path):
+    file = three_sizes(tmp_path)
+    for seed in (0, 1):
+        (tmp_path / f"runs/np1-seed{seed}/result.json").unlink()
+    found = read(file)
+    assert found.speed_up(found.sizes[0]) is None
+    assert [found.speed_up(size) for size in found.sizes[1:]] == pytest.approx([2, 2 * 2400 / 1800])
+
+
+def test_table_of_a_study(tmp_path, capsys):
+    compare.main(["--sweep", str(three_sizes(tmp_path, target_accuracy=80, price_per_gpu_hour=3600))])
+    one, two, four = rows(capsys.readouterr().out)
+    assert two == {
+        "ranks": "2",
+        "hosts": "1",
+        "n": "2",
+        "time s": "4.20 ± 0.00",
+        "speed-up": "1.80",
+        "efficiency": "90.0 %",
+        "images/s": "1800 ± 0",
+        "accuracy %": "96.85 ± 0.07",
+        "steps": "48",
+        "s to 80 %": "2.40 ± 0.00",
+        "rank-hours": "0.00233",
+        "cost": "8.4",
+    }
+    assert "remark" not in one
+    assert four["s to 80 %"] == "1.80 ± 0.00"
+
+
+def test_time_to_the_target_is_that_of_the_first_evaluation_that_reached_it(tmp_path):
+    run = make_run(tmp_path / "runs/a", np=1, accuracy=0.97)
+    lines = [
+        {"step": 1, "seconds": 1, "eval/accuracy": 0.7},
+        {"step": 2, "seconds": 2, "train/accuracy": 0.99},
+        {"step": 3, "seconds": 3.5, "eval/accuracy": 0.9},
+        {"step": 4, "seconds": 4, "eval/accuracy": 0.8},
+        {"step": 5, "seconds": 5, "eval/accuracy": 0.95},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read(make_study(tmp_path / "s", [(1, 0, run, None)], target_accuracy=90))
+    assert study.mean_time_to_target(found.sizes[0]).mean == 3.5
+
+
+def test_a_target_that_was_not_reached_by_all_is_no_mean(tmp_path, capsys):
+    compare.main(["--sweep", str(three_sizes(tmp_path, target_accuracy=96.85))])
+    assert [row["s to 96.85 %"] for row in rows(capsys.readouterr().out)] == [
+        "5.76 ± 0.00",
+        "not by 1 of 2",
+        "not by 2 of 2",
+    ]
+
+
+def test_a_failed_size_is_a_row_that_says_why(tmp_path, capsys):
+    good = make_run(tmp_path / "runs/a", np=1)
+    stopped = make_run(tmp_path / "runs/b", np=2, result={"exit_reason": "interrupted"})
+    replaced = make_run(tmp_path / "runs/c", np=16)
+    failed = [
+        (1, 1, None, "rank 0 on one died of signal 9"),
+        (2, 0, stopped, None),
+        (4, 0, None, "no GPU"),
+        (4, 1, None, "no GPU"),
+        (8, 0, tmp_path / "runs/gone", None),
+        (16, 0, None, None),
+        (32, 0, replaced, None),
+    ]
+    file = make_study(tmp_path / "s", [(1, 0, good, None), *failed], sizes=[1, 2, 4, 8, 16, 32, 64])
+    compare.main(["--sweep", str(file)])
+    told = capsys.readouterr()
+    table = rows(told.out)
+    assert [row["remark"] for row in table] == [
+        "1 of 2 runs: rank 0 on one died of signal 9",
+        "it ended before it was finished: interrupted",
+        "no GPU",
+        f"no result.json that can be read in {tmp_path}/runs/gone",
+        "it named no run folder",
+        f"{replaced} holds a run of 16 ranks: another run has replaced this one",
+        "not run yet",
+    ]
+    assert [row["accuracy %"] for row in table] == ["97.00", *["-"] * 6]
+
+
+def test_runs_of_one_size_with_other_settings_are_not_averaged(tmp_path, capsys):
+    rows_of = [(1, 0, make_run(tmp_path / "runs/a", np=1), None)]
+    rows_of.append((1, 1, make_run(tmp_path / "runs/b", np=1, seed=1, config={"lr": 0.5}), None))
+    compare.main(["--sweep", str(make_study(tmp_path / "s", rows_of))])
+    told = capsys.readouterr().out
+    (row,) = rows(told)
+    assert (row["accuracy %"], row["remark"]) == ("-", "not averaged, for they differ in lr")
+    assert "No size has a result yet" in told
+
+
+def test_a_study_whose_sizes_differ_in_more_than_ranks_says_so(tmp_path):
+    one, two = make_run(tmp_path / "a", np=1), make_run(tmp_path / "b", np=2, environment={"torch": "3"})
+    found = read(make_study(tmp_path / "s", [(1, 0, one, None), (2, 0, two, None)]))
+    assert study.remarks(found) == ["The sizes differ in more than their ranks: torch (2.11.0, 3)."]
+
+
+@pytest.mark.parametrize(
+    ("mode", "batches", "line"),
+    [
+        ("weak", (64, 128, 256), None),
+        ("strong", (64, 64, 64), None),
+        ("weak", (64, 128, 200), "Not weak scaling: 4 ranks had 50 images per rank and step, 1 rank 64."),
+        (
+            "strong",
+            (64, 128, 256),
+            "Not strong scaling: 2 ranks had 128, 4 ranks had 256 images per step, 1 rank 64.",
+        ),
+    ],
+)
+def test_the_size_that_breaks_the_mode_is_named(tmp_path, mode, batches, line):
+    made = [
+        (np, 0, make_run(tmp_path / f"np{np}", np=np, result={"global_batch": batch}), None)
+        for np, batch in zip((1, 2, 4), batches, strict=True)
+    ]
+    assert study.remarks(read(make_study(tmp_path / "s", made, mode=mode))) == ([line] if line else [])
+
+
+@pytest.mark.parametrize(
+    ("limits", "advised"),
+    [
+        ({"min_efficiency": 95}, 1),
+        ({"min_efficiency": 90}, 2),
+        ({"min_efficiency": 50}, 4),
+        ({"max_accuracy_loss": 0.1}, 1),
+        ({"max_accuracy_loss": 0.5}, 2),
+        ({"max_accuracy_loss": 5}, 4),
+        ({"max_accuracy_loss": 5, "min_efficiency": 80}, 2),
+    ],
+)
+def test_the_largest_size_inside_the_limits_is_advised(tmp_path, limits, advised):
+    found = read(three_sizes(tmp_path, **limits))
+    assert study.advised(found).np == advised
+    assert study.advice(found)[0].startswith(f"Advice: {advised} rank")
+
+
+def test_advice_says_what_is_wrong_with_larger_sizes(tmp_path):
+    lines = study.advice(read(three_sizes(tmp_path, min_efficiency=80, max_accuracy_loss=0.1)))
+    limits = "an efficiency of at least 80 % and an accuracy loss of at most 0.1 points"
+    assert lines[:3] == [
+        f"Advice: 1 rank, the largest size with {limits} (100.0 %).",
+        "2 ranks: its accuracy is 0.20 points lower, the limit is 0.1, though inside the spread over seeds.",
+        "4 ranks: efficiency 60.0 % is below 80 %, its accuracy is 2.00 points lower, the limit is 0.1.",
+    ]
+
+
+def test_the_next_doubling_is_extrapolated_from_the_last_two_sizes(tmp_path):
+    lines = study.advice(read(three_sizes(tmp_path, price_per_gpu_hour=3600)))
+    assert lines[0].startswith("No size is advised without limits")
+    # 2 ranks take 4.2 s and 4 ranks 3.4 s, so that 8 would take 3.4 x 3.4 / 4.2; speed grows by 2400 / 1800.
+    assert lines[1] == (
+        "The next doubling, 8 ranks: about 2.75 s in place of 3.4, efficiency about 40 %, "
+        "0.0061 rank-hours in place of 0.0038, cost 22 in place of 13.6; extrapolated from 2 and 4."
+    )
+
+
+def test_sizes_that_are_no_doublings_are_extrapolated_alike(tmp_path):
+    made = [
+        (np, 0, make_run(tmp_path / f"np{np}", np=np, speed=100.0 * np, result={"wall_time_s": 64 / np}), None)
+        for np in (1, 2, 8)
+    ]
+    line = study.advice(read(make_study(tmp_path / "s", made)))[-1]
+    assert line.startswith("The next doubling, 16 ranks: about 4 s in place of 8, efficiency about 100 %")
+
+
+def test_one_size_promises_nothing(tmp_path):
+    lines = study.advice(read(make_study(tmp_path / "s", [(1, 0, make_run(tmp_path / "a", np=1), None)])))
+    assert len(lines) == 1
+
+
+def test_gpus_are_counted_as_gpu_hours(tmp_path, capsys):
+    run = make_run(tmp_path / "a", np=4, device="cuda:0", result={"wall_time_s": 1800})
+    compare.main(["--sweep", str(make_study(tmp_path / "s", [(4, 0, run, None)]))])
+    assert rows(capsys.readouterr().out)[0]["GPU-hours"] == "2"
+
+
+def test_files_and_events_lie_beside_the_study_once(tmp_path):
+    file = three_sizes(tmp_path, min_efficiency=80)
+    for _ in range(2):
+        text, complaints = study_table.compare(file)
+    assert not complaints
+    folder = file.parent
+    (events,) = folder.glob("events.out.tfevents.*")
+    assert {path.name for path in folder.iterdir()} == {
+        "sweep.json", "table.md", "table.csv", "scaling.png", events.name,
+    }  # fmt: skip
+    assert (folder / "table.md").read_text() == text
+    board = EventAccumulator(str(folder)).Reload()
+    speeds = board.Scalars("over_ranks/speed_up")
+    assert [(event.step, event.value) for event in speeds] == [
+        (1, 1.0), (2, pytest.approx(1.8)), (4, pytest.approx(2.4)),
+    ]  # fmt: skip
+    assert board.Tags()["images"] == ["scaling"]
+    assert b"| ranks |" in board.Tensors("study/text_summary")[0].tensor_proto.string_val[0]
+    with (folder / "table.csv").open(newline="") as table:
+        assert [float(row["speed_up"]) for row in csv.DictReader(table)] == pytest.approx([1, 1.8, 2.4])
+
+
+def test_the_picture_marks_what_is_advised_and_what_has_no_result(tmp_path):
+    file = three_sizes(tmp_path, min_efficiency=80)
+    (tmp_path / "runs/np4-seed0/result.json").unlink()
+    (tmp_path / "runs/np4-seed1/result.json").unlink()
+    figure = drawings.scaling(read(file))
+    labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
+    assert labels == ["1\n", "2\nadvised", "4\nno result"]
+    drawings.png(figure)
+
+
+def test_a_study_without_results_is_drawn(tmp_path):
+    drawings.png(drawings.scaling(read(make_study(tmp_path / "s", [(1, 0, None, "no GPU")]))))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"sizes": [1], "runs": [{}], "program": [], "mode": "weak"}'])
+def test_a_file_that_is_no_study_is_one_line(tmp_path, content):
+    (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(BadInput, match=r"is not the sweep.json of a study"):
+        read(tmp_path / "sweep.json")

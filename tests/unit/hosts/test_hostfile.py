@@ -1,0 +1,554 @@
+import ast
+import random
+import re
+import typing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.cores import core_list
+from launch.errors import HostfileError
+from launch.hosts import hostfile
+from launch.hosts.hostfile import Host, from_option, from_slurm, option, read, write, write_rankfile
+
+EXAMPLES = Path(__file__).parents[3] / "hostfiles"
+WRITABLE = typing.get_args(hostfile.Writable)
+VALID = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]{1,63})*\Z")
+
+
+def hosts(*names_and_slots):
+    return tuple(Host(name=name, slots=slots) for name, slots in names_and_slots)
+
+
+AB = hosts(("a", 8), ("b", 4))
+
+
+def refusal(call, *arguments, **options):
+    with pytest.raises(HostfileError) as caught:
+        call(*arguments, **options)
+    message = str(caught.value)
+    assert message.isprintable(), "one line, no control characters"
+    assert len(message) < 500
+    return message
+
+
+def refused(text, **options):
+    return refusal(read, text, name="hosts", **options)
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("spelling", WRITABLE)
+def test_examples_are_what_the_program_writes(example, spelling):
+    described = read(example.read_text(), name=str(example))
+    path = example.with_suffix(f".{spelling}")
+    command = f"hvdlaunch hostfile --from {example} --format {spelling} -o {path}"
+    assert path.read_bytes().decode() == write(described, spelling), f"to write it anew: {command}"
+    assert [(host.name, host.slots) for host in read(path.read_text(), name=str(path))] == [
+        (host.name, host.slots) for host in described
+    ]
+
+
+def test_every_example_has_a_description():
+    stems = {path.stem for path in EXAMPLES.glob("*.toml")}
+    assert len(stems) >= 2
+    assert {path.name for path in EXAMPLES.iterdir()} == {
+        "README.md",
+        *(f"{stem}.{kind}" for stem in stems for kind in ("toml", *WRITABLE)),
+    }
+
+
+@pytest.mark.parametrize("word", ["slots", "cpu", "count"])
+def test_open_mpi_synonyms_of_slots(word):
+    assert read(f"a {word}=8\nb {word} = 4", name="hosts") == AB
+
+
+@pytest.mark.parametrize("word", ["slots", "cpu", "count"])
+@pytest.mark.parametrize("sign", ["-", "_"])
+def test_open_mpi_synonyms_of_max_slots(word, sign):
+    expected = (Host(name="a", slots=2, max_slots=3),)
+    assert read(f"a slots=2 max{sign}{word}=3", name="hosts") == expected
+    assert read(f"a {word}{sign}max = 3 slots=2", name="hosts") == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a slots=8\nb slots=4\n",
+        "\n# comment: ünï, $(x), a;b, [[host]]\n  a\tslots =8#eight\n\n\t\nb slots= 4 # max_slots=2\n\n",
+        "a:8\nb:4\n",
+        " a:8 # rank 0=c slot=0\n\n#\nb:4",
+        "a:7\nb\na\nb:3",
+        "a\n" * 8 + "b\n" * 4,
+        "a slots=7\nb slots=4\na\n",
+        "[[host]]\nname='a'\nslots=8\n[[host]]\nname='b'\nslots=4\n",
+        "".join(f"rank {rank}=a slot={rank}\n" for rank in range(8))
+        + "".join(f"rank {rank} = b slots = 0:{rank} # x\n" for rank in range(8, 12)),
+        "".join(f"rank {rank}={'ab'[rank >= 8]} slot=0-3,8;1:*\n" for rank in reversed(range(12))),
+    ],
+)
+def test_all_spellings_of_the_same_hosts(text):
+    found = read(text, name="hosts")
+    assert sorted(found, key=lambda host: host.name) == list(AB)
+
+
+def test_hosts_stand_in_the_order_of_first_mention_and_of_ranks():
+    assert read("b:1\na:2\nb:3\n", name="hosts") == hosts(("b", 4), ("a", 2))
+    assert read("rank 1=a slot=0\nrank 0=b slot=0\n", name="hosts") == hosts(("b", 1), ("a", 1))
+
+
+def test_a_bare_name_is_one_slot_and_a_limit_alone_is_the_number_of_slots():
+    assert read("rank\n", name="hosts") == read("rank:1\n", name="hosts") == hosts(("rank", 1))
+    assert read("a\nb max_slots=3\n", name="hosts") == (Host(name="a", slots=1), Host(name="b", slots=3, max_slots=3))
+
+
+def test_the_asked_for_spelling_is_the_only_one_accepted():
+    assert read("a slots=8\nb slots=4", name="hosts", spelling="horovod") == AB
+    assert read("a:8\nb:4", name="hosts", spelling="mpich") == AB
+    assert read("a\n", name="hosts", spelling="mpich") == read("a\n", name="hosts", spelling="openmpi")
+    assert refused("a\nb:8\n", spelling="openmpi").startswith("hosts:2: 'b:8' is mpich in a file that is openmpi")
+    assert refused("a slots=8\n", spelling="rankfile").startswith("hosts:1: ")
+    assert refused("a\n", spelling="rankfile").startswith("hosts:1: ")
+    assert refused("a slots=8\n", spelling="toml").startswith("hosts:1: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("a slots=8\n\nb:4\n", 3, "'b:4' is mpich in a file that is openmpi"),
+        ("a:4\nb slots=8\n", 2, "'b slots = 8' is openmpi in a file that is mpich"),
+        ("a\nb\nrank 0=a slot=1\n", 1, "'a' is no line of a rankfile"),
+        ("rank 0=a slot=1\nb:2\n", 2, "mpich in a file that is rankfile"),
+        ("a slots=8\nb slots=4 slots=5\n", 2, "'slots' gives slots a second time"),
+        ("a slots=8 max_slots=9 max-cpu=9", 1, "'max-cpu' gives max_slots a second time"),
+        ("a slots=8\nb\na slots=2\n", 3, "'a' has its slots further up"),
+        ("a\na slots=2\n", 2, "'a' has its slots further up"),
+        ("a slots=1 max_slots=1\na\n", 2, "max_slots 1 for 2 slots"),
+        ("a slots=3 max_slots=2\n", 1, "max_slots 2 for 3 slots"),
+        ("a Slots=8\n", 1, "'Slots' is not understood"),
+        ("a slots\n", 1, "'slots' is not understood"),
+        ("a slots=\n", 1, "'slots' is not understood"),
+        ("a slots==2\n", 1, "'='"),
+        ("a slots:8\n", 1, "'slots:8'"),
+        ("a slots=8,\n", 1, "'8,' is no number of slots"),
+        ("a slots=8 foo\n", 1, "'foo' is not understood; write host slots=8"),
+        ("a slots=8 // c\n", 1, "'//'"),
+        ("a slots=8 username=bob\n", 1, "'username' put it into ~/.ssh/config"),
+        ("a slots=8 port=22\n", 1, "~/.ssh/config"),
+        ("a:8 binding=user:0\n", 1, "'binding' remove it: hvdlaunch binds"),
+        ("a binding=user:0\n", 1, "'binding' remove it: hvdlaunch binds"),
+        ("a:8 user=bob\n", 1, "~/.ssh/config"),
+        ("a:8 b:8\n", 1, "'b:8' is not understood after a host"),
+        ("a:4 slots=8\n", 1, "'slots' is not understood after a host"),
+        ("a:\n", 1, "'' is no number of slots"),
+        (":8\n", 1, "'' is no host name"),
+        ("a:8,b:4\n", 1, "'a:8,b:4' is not host:8"),
+        ("^a slots=8\n", 1, "'^a' is no host name"),
+        ("+n0 slots=8\n", 1, "'+n0' is no host name"),
+        ("slots=8\n", 1, "'=' is not understood; write host slots=8"),
+        ("a slots=8\r\nb slots=4\r\n", 1, "carriage return"),
+        ("\ufeffa slots=8\n", 1, r"'\ufeffa' is no host name"),
+        ("", 1, "no host"),
+        ("# nothing\n\n", 1, "no host"),
+        ("rank 0=a slot=0\nrank 2=a slot=1\n", 2, "'2' is a rank and 1 is none"),
+        ("rank 1=a slot=0\n", 1, "'1' is a rank and 0 is none"),
+        ("rank 0=a slot=0\n\nrank 0=b slot=0\n", 3, "'0' is a rank that hosts:1 has already"),
+        ("rank 00=a slot=0\nrank 0=b slot=0\n", 2, "has already"),
+        ("rank 0=a\n", 1, "is no line of a rankfile; write rank 0=host slot=0-3"),
+        ("rank x=a slot=0\n", 1, "is no line of a rankfile"),
+        ("rank -1=a slot=0\n", 1, "is no line of a rankfile"),
+        ("rank 0=a slot=0 1\n", 1, "is no line of a rankfile"),
+        ("rank 0=+n0 slot=0\n", 1, "'+n0' is no host name"),
+        ("rank 0=a slot=*\n", 1, "'*' are no cores that Open MPI reads"),
+        ("rank 0=a slot=p1\n", 1, "'p1' are no cores"),
+        ("rank 0=a slot=0,\n", 1, "'0,' are no cores"),
+        ("rank 0=a slot=0-\n", 1, "'0-' are no cores"),
+        (f"rank 0=a slot={'1,' * 32}1\n", 1, "are no cores that Open MPI reads"),
+    ],
+)
+def test_refuses_with_file_and_line(text, line, words):
+    message = refused(text)
+    assert message.startswith(f"hosts:{line}: ")
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[[host]]\nname='a'\nslots=8\n[[host]]\nname='b'\nslots=4\ngpus=4\n", 4, "'gpus' is not understood"),
+        ("[[host]]\nname='a'\nslots=8\n\n[[host]]\nname='a'\nslots=4\n", 5, "'a' has its slots further up"),
+        ("[[host]]\nname='a'\n", 1, "'a' has no slots"),
+        ("[[host]]\nslots=8\n", 1, "'None' is no host name"),
+        ("[[host]]\nname=1\nslots=8\n", 1, "'1' is no host name"),
+        ("[[host]]\nname='a'\nslots='8'\n", 1, "is no number of slots"),
+        ("[[host]]\nname='a'\nslots=true\n", 1, "'True' is no number of slots"),
+        ("[[host]]\nname='a'\nslots=8.0\n", 1, "'8.0' is no number of slots"),
+        ("[[host]]\nname='a'\nslots=8\nmax_slots=4\n", 1, "max_slots 4 for 8 slots"),
+        ("[[host]]\nname='a\\nb'\nslots=8\nb='''\n[[host]]\n'''", 1, "'b' is not understood"),
+        ('[[host]]\nname="a\\nb"\nslots=8\n', 1, r"'a\nb' is no host name"),
+        ("# x\n[[host]]\nname=a\nslots=8\n", 3, "TOML"),
+        ("[[host]]\nname='a'\nslots=8\n[[hosts]]\n", 1, "'hosts' is not understood"),
+        ("[[host", 1, "TOML"),
+        ("host=3", 1, "'3' is no list of hosts"),
+        ("host=[3]", 1, "'[3]' is no list of hosts"),
+        ("", 1, "no host"),
+        ("x=" + "[" * 1000, 1, "TOML"),
+        ("x=" + "\n".join(["[" * 1000] * 20), 1, "TOML"),
+        (f"[[host]]\nname='a'\nslots=0x{'f' * 1000}\n", 1, "is no number of slots"),
+        ("[[host]]\nname='a'\nslots=8\0", 3, "TOML"),
+    ],
+)
+def test_refuses_toml_with_file_and_line(text, line, words):
+    message = refusal(read, text, name="hosts.toml")
+    assert message.startswith("hosts.toml:")
+    if "[[[" not in text:
+        assert message.startswith(f"hosts.toml:{line}: ")
+    assert words in message
+
+
+def test_an_inline_list_of_toml_hosts_is_one_too():
+    text = 'host = [{name = "a", slots = 8, max_slots = 9}]'
+    assert read(text, name="hosts.toml") == (Host(name="a", slots=8, max_slots=9),)
+
+
+NO_NAMES = [
+    "a;rm",
+    "-oProxyCommand=x",
+    "-oProxyCommand",
+    "$(x)",
+    "`x`",
+    "a|b",
+    "a&b",
+    "a>b",
+    "a/b",
+    "../a",
+    ".a",
+    "a..b",
+    "a.",
+    "'a'",
+    '"a"',
+    "a\\b",
+    "\u0430",  # Cyrillic
+    "\uff41",  # full width
+    "\u0661",  # a digit to str.isdigit()
+    "a\u2028b",
+    "a\u00a0b",
+    "a\x00b",
+    "a\x0bb",
+    "a\x1b[31mb",
+    "a\udc80",
+    "~a",
+    "*",
+    "%h",
+    "user@host",
+    "fe80::1",
+    "[fe80::1]",
+    "a" * 64,
+    ".".join(["a" * 50] * 5),
+]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_refuses_a_name_in_every_spelling(name):
+    for call, where in [
+        (lambda: read(f"ok slots=1\n{name} slots=2\n", name="hosts"), "hosts:2: "),
+        (lambda: read(f"ok\n{name}\n", name="hosts"), "hosts:2: "),
+        (lambda: read(f"ok:1\n{name}:2\n", name="hosts"), "hosts:2: "),
+        (lambda: read(f"rank 0=ok slot=0\nrank 1={name} slot=1\n", name="hosts"), "hosts:2: "),
+        (lambda: read(f"\n[[host]]\nname='''{name}'''\nslots=1\n", name="hosts"), "hosts:"),
+        (lambda: from_option(f"ok:1,{name}:2"), "-H: "),
+        (lambda: from_option(name), "-H: "),
+        (lambda: from_slurm(f"ok,{name}"), "Slurm's node list: "),
+        (lambda: from_slurm(f"ok,{name}[1-2]"), "Slurm's node list: "),
+    ]:
+        if name == "a." and "[1-2]" in call.__code__.co_consts:
+            continue  # makes a.1
+        message = refusal(call)
+        assert message.startswith(where)
+        assert ";" in message, "a remedy"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a b", "a\tb", "", " "])
+def test_refuses_blanks_and_line_ends_in_names(name):
+    refusal(from_option, f"ok:1,{name}:2")
+    refusal(from_option, f"ok,{name}")
+    refusal(from_slurm, f"ok,{name}[1-2]") if name else refusal(from_slurm, "ok,")
+    refusal(read, f"[[host]]\nname={name!r}\nslots=1\n".replace("'", '"'), name="hosts")
+    if "\n" not in name and name.strip():  # in a file these stand for two lines, or for none
+        refused(f"{name} slots=2\n")
+        refused(f"{name}:2\n")
+
+
+def test_names_the_remedy_for_users_and_ipv6():
+    assert "~/.ssh/config" in refused("user@host slots=8\n")
+    assert "IPv6" in refused("fe80::1 slots=8\n")
+    assert "IPv6" in refusal(from_option, "fe80::1:8")
+    assert "IPv6" in refusal(read, "[[host]]\nname='::1'\nslots=1", name="hosts")
+
+
+@pytest.mark.parametrize("name", ["a", "7", "_a", "A-b_c.d-e.f", "10.0.0.1", "a" * 63, ".".join(["a" * 62] * 4)])
+def test_accepts_names_and_addresses(name):
+    assert VALID.match(name)
+    assert read(f"{name} slots=2\n", name="hosts") == from_option(f"{name}:2") == hosts((name, 2))
+    assert from_slurm(f"{name}:2") == hosts((name, 2))
+
+
+@pytest.mark.parametrize(
+    "slots", ["0", "-1", "+1", "1.5", "4097", "9" * 9, "9" * 900, "x", "\u0663", "1_0", "0x8", "*"]
+)
+def test_refuses_slots(slots):
+    for call, arguments in [
+        (refused, (f"a slots={slots}",)),
+        (refused, (f"a max_slots={slots}",)),
+        (refused, (f"a:{slots}",)),
+        (lambda text: refusal(from_option, text), (f"a:{slots}",)),
+        (lambda text: refusal(from_slurm, text), (f"a[1-2]:{slots}",)),
+        (lambda text: refusal(from_slurm, "a", text), (slots,)),
+    ]:
+        message = call(*arguments)
+        assert ascii(slots)[1:50] in message
+    for slots_each in (0, -1, 4097):
+        assert "no number of slots" in refusal(from_slurm, "a", slots=slots_each)
+
+
+def test_slots_that_add_up_to_too_many_are_refused():
+    assert from_option("a:4095,a") == hosts(("a", 4096))
+    assert "4097 slots in all" in refusal(from_option, "a:4096,a")
+
+
+def test_long_lines_files_and_lists_are_refused_quickly():
+    assert refused(f"a\na #{'x' * 1022}\n").startswith("hosts:2: 'a #xxx")
+    assert read(f"a #{'x' * 1021}\n", name="hosts") == hosts(("a", 1))
+    assert refused(f"a\n{'b' * 10_000_000}").startswith("hosts:1: ")
+    assert refused("".join(f"h{n}\n" for n in range(65_537))).startswith("hosts:65537: 'h65536' is one host too many")
+    assert len(read("".join(f"h{n}\n" for n in range(65_536)), name="hosts")) == 65_536
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a:8,b:4", AB),
+        ("a,b", hosts(("a", 1), ("b", 1))),
+        ("a:2,b,a:3,b", hosts(("a", 5), ("b", 2))),
+        ("10.0.0.1:2", hosts(("10.0.0.1", 2))),
+    ],
+)
+def test_the_option(text, expected):
+    assert from_option(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        ("a", "a"),
+        ("node[01-03,07]", "node01 node02 node03 node07"),
+        ("r[1-2]n[1-3]", "r1n1 r1n2 r1n3 r2n1 r2n2 r2n3"),
+        ("a,b[1-2]-ib", "a b1-ib b2-ib"),
+        ("n[8-11]", "n8 n9 n10 n11"),
+        ("n[0-2],n[008-010]", "n0 n1 n2 n008 n009 n010"),
+        ("n[0]", "n0"),
+        ("n[00,1]", "n00 n1"),
+        ("[1-2]", "1 2"),
+        ("x[1-2][3-4]", "x13 x14 x23 x24"),
+        ("b,a[2,1]", "b a2 a1"),
+        ("n[1-2].lab.example,m", "n1.lab.example n2.lab.example m"),
+    ],
+)
+def test_slurm_node_lists(nodes, names):
+    assert from_slurm(nodes) == hosts(*((name, 1) for name in names.split()))
+    assert from_slurm(nodes, slots=8) == hosts(*((name, 8) for name in names.split()))
+
+
+def test_slurm_slots_come_from_one_place():
+    assert from_slurm("a[1-2]:8,b:4,c") == hosts(("a1", 8), ("a2", 8), ("b", 4), ("c", 1))
+    assert from_slurm("a[1-4]", "2(x3),1") == hosts(("a1", 2), ("a2", 2), ("a3", 2), ("a4", 1))
+    assert from_slurm("a", "16") == hosts(("a", 16))
+    assert from_slurm("a,b,a", "1,2,3") == hosts(("a", 4), ("b", 2))
+    assert "'b:4' has its slots twice" in refusal(from_slurm, "a,b:4", "2,2")
+    assert "'b:4' has its slots twice" in refusal(from_slurm, "a,b:4", slots=2)
+
+
+@pytest.mark.parametrize("tasks", ["2(x2)", "2(x4)", "2", "2,2,2,2", "2(x999999999)", "1(x3),1(x999999999)", "2(x0)"])
+def test_slurm_tasks_must_fit_the_hosts(tasks):
+    assert "does not fit 3 hosts" in refusal(from_slurm, "a[1-3]", tasks)
+
+
+@pytest.mark.parametrize("tasks", ["", "2(x3", "x3", "2(3)", "2(x3)1", "2 (x3)", "2(x-1)", "2;2", "$(x)"])
+def test_refuses_slurm_tasks_that_it_does_not_know(tasks):
+    assert refusal(from_slurm, "a[1-3]", tasks).startswith("SLURM_TASKS_PER_NODE: ")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ("n[3-1]", "'3-1' is no range"),
+        ("n[08-110]", "'08-110' is no range"),
+        ("n[8-010]", "'8-010' is no range"),
+        ("n[1-2-3]", "'1-2-3' is no range"),
+        ("n[]", "'' is no range"),
+        ("n[1,]", "'' is no range"),
+        ("n[a-b]", "'a-b' is no range"),
+        ("n[\u0661-\u0662]", "is no range"),
+        ("n[1-2", "is not understood"),
+        ("n1-2]", "is not understood"),
+        ("n[[1-2]]", "is not understood"),
+        ("a,,b", "is not understood"),
+        (",a", "is not understood"),
+        ("", "is not understood"),
+        ("a,", "is not understood"),
+        ("n[1-2]:", "'' is no number of slots"),
+        ("(null)", "'(null)' is no host name"),
+        ("n[0-999999999]", "'n[0-999999999]' makes more than 65536 hosts"),
+        ("n[0-9999999999]", "is no range"),
+        ("n[0-65536]", "more than 65536"),
+        ("n[0-40000],m[0-40000]", "'m[0-40000]' makes more than 65536"),
+        ("n" + "[0-99]" * 3, "more than 65536"),
+        ("n" + "[1-2]" * 100_000, "more than 65536"),
+        ("n[" + "0-65535," * 1000 + "1]", "more than 65536"),
+        ("[" * 100_000, "is not understood"),
+        ("a," * 100_000, "is not understood"),
+    ],
+)
+def test_refuses_slurm_node_lists(nodes, words):
+    assert words in refusal(from_slurm, nodes)
+
+
+def test_rankfile_with_the_cores_of_each_rank():
+    text = write_rankfile([(1, "b", (8, 0, 1, 2, 3)), (0, "a", (5,)), (2, "b", range(4, 8))])
+    assert text == "rank 0=a slot=5\nrank 1=b slot=0-3,8\nrank 2=b slot=4-7\n"
+    assert read(text, name="ranks") == hosts(("a", 1), ("b", 2))
+
+
+def test_rankfile_whose_cores_open_mpi_would_cut_or_misread_is_refused():
+    assert "rank 3 on a has '0,2,4," in refusal(write_rankfile, [(3, "a", range(0, 100, 2))])
+    assert "rank 3 on a has ''" in refusal(write_rankfile, [(3, "a", ())])
+    fits = [*range(0, 10, 2), *range(10, 44, 2), 100]
+    assert len(core_list(fits)) == 64
+    assert read(write_rankfile([(0, "a", fits)]), name="ranks") == hosts(("a", 1))
+    too_long = [*range(0, 10, 2), *range(10, 42, 2), 100, 102]
+    assert len(core_list(too_long)) == 65
+    refusal(write_rankfile, [(0, "a", too_long)])
+
+
+LABELS = st.text("aZ09_-", min_size=1, max_size=63)
+NAMES = st.lists(LABELS, min_size=1, max_size=3).map(".".join).filter(VALID.match)
+SOME_HOSTS = st.lists(
+    st.builds(lambda name, slots: Host(name=name, slots=slots), NAMES, st.integers(1, 64)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda host: host.name,
+).map(tuple)
+
+
+@given(SOME_HOSTS, st.sampled_from(WRITABLE))
+def test_every_written_file_reads_back(some, spelling):
+    text = write(some, spelling)
+    assert read(text, name="hosts", spelling=spelling) == some
+    assert read(text, name="hosts") == some
+
+
+@given(SOME_HOSTS, st.lists(st.sampled_from(WRITABLE), min_size=1, max_size=4))
+def test_hosts_survive_any_chain_of_spellings(some, chain):
+    through = some
+    for spelling in chain:
+        through = read(write(through, spelling), name="hosts")
+    assert from_option(option(through)) == some
+
+
+@given(SOME_HOSTS, st.data())
+def test_limits_survive_open_mpi(some, data):
+    limited = tuple(
+        Host(name=host.name, slots=host.slots, max_slots=data.draw(st.none() | st.integers(host.slots, 4096)))
+        for host in some
+    )
+    assert read(write(limited, "openmpi"), name="hosts") == limited
+
+
+@given(st.lists(st.sets(st.integers(0, 255), min_size=1, max_size=9), min_size=1, max_size=9))
+def test_core_lists_name_exactly_the_cores(cores_of_ranks):
+    for cores in cores_of_ranks:
+        bounds = [[int(end) for end in part.split("-")] for part in core_list(cores).split(",")]
+        assert [core for one in bounds for core in range(one[0], one[-1] + 1)] == sorted(cores)
+    text = write_rankfile([(rank, "a", sorted(cores)) for rank, cores in enumerate(cores_of_ranks)])
+    assert read(text, name="ranks") == hosts(("a", len(cores_of_ranks)))
+
+
+@given(SOME_HOSTS)
+def test_horovod_reads_what_is_written_for_it(some):
+    # Horovod's own reader (runner/common/util/hosts.py): the first word, and what stands between the first two "=".
+    lines = write(some, "horovod").splitlines()
+    assert [(line.split()[0], int(line.split("=")[1])) for line in lines] == [(host.name, host.slots) for host in some]
+
+
+def random_texts(n, seed):
+    rng = random.Random(seed)  # noqa: S311
+    valid = [
+        "a slots=8\nb slots=4 max_slots=6\n# comment\n\nc\n",
+        "gpu-1.lab:8\ngpu-2.lab:4\n10.0.0.3\n",
+        "".join(f"rank {rank}=h{rank // 2} slot={rank % 2}:0-3\n" for rank in range(6)),
+        '[[host]]\nname = "a"\nslots = 8\n\n[[host]]\nname = "b"\nslots = 4\nmax_slots = 4\n',
+    ]
+    spice = [
+        *NO_NAMES,
+        "\n",
+        "\r\n",
+        "\t",
+        " ",
+        "=",
+        ":",
+        "#",
+        "slots",
+        "rank ",
+        "[[host]]\n",
+        "0",
+        "9" * 12,
+        "-",
+        ",",
+        "\0",
+    ]
+    for _ in range(n):
+        if rng.random() < 0.2:
+            yield rng.randbytes(rng.randrange(200)).decode(rng.choice(["latin-1", "utf-16-le"]), "replace")
+            continue
+        text = list(rng.choice(valid))
+        for _ in range(rng.randrange(1, 6)):
+            at = rng.randrange(len(text) + 1)
+            text[at : at + rng.randrange(3)] = rng.choice([rng.choice(spice), chr(rng.randrange(0x3000)), ""])
+        yield "".join(text)
+
+
+def test_ten_thousand_random_files_are_read_or_refused():
+    accepted = 0
+    for text in random_texts(10_000, seed=4):
+        try:
+            found = read(text, name="hosts")
+        except HostfileError as error:
+            assert re.match(r"hosts:[0-9]+: .", str(error)), (text, str(error))  # noqa: PT017
+            assert str(error).isprintable(), (text, str(error))  # noqa: PT017
+        else:
+            accepted += 1
+            assert found
+            assert all(VALID.match(host.name) and 1 <= host.slots <= 4096 for host in found), (text, found)
+            assert read(write(found, "openmpi"), name="hosts") == found
+    assert 500 < accepted < 9_000, "both ends are tried"
+
+
+def test_the_reader_can_neither_start_nor_open_anything():
+    tree = ast.parse(Path(hostfile.__file__).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    known = {
+        "collections.abc",
+        "dataclasses",
+        "itertools",
+        "launch.cores",
+        "launch.errors",
+        "math",
+        "re",
+        "tomllib",
+        "typing",
+    }
+    assert imported == known
+    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    assert called.isdisjoint({"eval", "exec", "compile", "open", "__import__"})

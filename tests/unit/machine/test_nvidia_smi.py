@@ -1,0 +1,315 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.cores import core_list
+from launch.errors import TopologyError
+from launch.machine.nvidia_smi import from_nvidia_smi, normal_pci, parse
+from launch.machine.saved import read_topology
+from launch.machine.topology import Gpu, Link, Nic, PeerAccess, Topology
+
+# The header as nvidia-smi prints it to a terminal, underlined; a doubled tab before the last column.
+TEXT = """\
+\t\x1b[4mGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV4\tPIX\tSYS\t0-3,8\t0\t\tN/A
+GPU1\tNV4\t X \tSYS\tPXB\t4-7\t1-2\t\t3
+NIC0\tPIX\tSYS\t X \tSYS\t\t\t\t
+NIC1\tSYS\tPXB\tSYS\t X \t\t\t\t
+
+Legend:
+
+  X    = Self
+  NV#  = Connection traversing a bonded set of # NVLinks
+
+NIC Legend:
+
+  NIC0: mlx5_3
+  NIC1: mlx5_bond_0
+"""
+SELF = Link(kind="X")
+EXPECTED = Topology(
+    source="t",
+    gpus=(Gpu(index=0, cores=(0, 1, 2, 3, 8), numa=(0,)), Gpu(index=1, cores=(4, 5, 6, 7), numa=(1, 2))),
+    links=((SELF, Link(kind="NV", count=4)), (Link(kind="NV", count=4), SELF)),
+    nics=(
+        Nic(name="mlx5_3", links=(Link(kind="PIX"), Link(kind="SYS"))),
+        Nic(name="mlx5_bond_0", links=(Link(kind="SYS"), Link(kind="PXB"))),
+    ),
+)
+
+
+def header(*rows, extras=""):
+    """A table of GPUs alone; each row is its words."""
+    labels = [f"GPU{i}" for i in range(len(rows))]
+    lines = [f"{label}\t{row}" for label, row in zip(labels, rows, strict=True)]
+    return "\n".join(["\t".join(["", *labels]) + extras, *lines])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT,
+        TEXT.expandtabs(8),
+        TEXT.replace("\x1b", ""),  # what is left of the escapes on a web page
+        "\ufeff\n\n" + TEXT.replace("\n", "\r\n") + "\n\n",
+        TEXT.replace("NV4", "  NV4  ").replace(" X ", "X"),
+        re.sub(r"\nLegend:.*?(?=\nNIC Legend)", "", TEXT, flags=re.DOTALL),
+        re.sub(r"(?m)^NIC[01]\t.*\n", "", TEXT),  # cut: without the NICs' rows
+    ],
+)
+def test_reads_the_table_as_it_comes(text):
+    assert parse(text, name="t") == EXPECTED
+
+
+def test_rows_may_come_in_any_order_and_gpus_keep_their_numbers():
+    text = "\tGPU7\tGPU2\nGPU2\tNV1\t X\nGPU7\tX\tNV1"
+    assert [gpu.index for gpu in parse(text, name="t").gpus] == [2, 7]
+    text = "\tGPU2\tGPU0\tGPU5\nGPU0\tNV1\t X\tSYS\nGPU5\tPIX\tSYS\tX\nGPU2\tX\tNV1\tPIX"
+    topology = parse(text, name="t")
+    assert [gpu.index for gpu in topology.gpus] == [0, 2, 5]
+    assert [[link.kind for link in row] for row in topology.links] == [
+        ["X", "NV", "SYS"],
+        ["NV", "X", "PIX"],
+        ["SYS", "PIX", "X"],
+    ]
+
+
+def test_the_old_word_for_the_way_between_sockets():
+    assert parse(header("X\tSOC", "SOC\tX"), name="t").links[0][1] == Link(kind="SYS")
+
+
+@pytest.mark.parametrize(
+    ("extras", "cells", "cores", "numa"),
+    [
+        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3\t1\t\tN/A", (0, 1, 2, 3), (1,)),
+        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3\t1", (0, 1, 2, 3), (1,)),
+        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3", (0, 1, 2, 3), ()),
+        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "", (), ()),
+        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t\t\t\tN/A", (), ()),  # Windows' Linux
+        ("\tCPU Affinity\tNUMA Affinity", "\t0-3\t\tN/A", (0, 1, 2, 3), ()),
+        ("\tCPU Affinity\tNUMA Affinity", "\tN/A\t0", (), (0,)),
+        ("\tCPU Affinity\tNUMA Affinity", "\t\t\t0-3\t1", (0, 1, 2, 3), (1,)),  # out of line, but all there
+        ("\tCPU Affinity", "\t7", (7,), ()),
+        ("\tNUMA Affinity", "\t7", (), (7,)),
+        ("    CPU   Affinity  NUMA Affinity", "    0-1   0-3", (0, 1), (0, 1, 2, 3)),
+        ("", "", (), ()),
+    ],
+)
+def test_affinities_may_be_missing_from_the_end(extras, cells, cores, numa):
+    gpu = parse(f"\tGPU0{extras}\nGPU0\t X {cells}", name="t").gpus[0]
+    assert (gpu.cores, gpu.numa) == (cores, numa)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t\t0",
+        "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t\t0",
+        "      GPU0  CPU Affinity  NUMA Affinity\nGPU0   X                  0",
+    ],
+)
+def test_a_numa_node_is_not_taken_for_a_core(text):
+    with pytest.raises(TopologyError, match="t:2: no cell under 'CPU Affinity', but some behind it"):
+        parse(text, name="t")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("NV4\tPIX", "NV4x\tPIX", "t:2: GPU0-GPU1 says 'NV4x'; expected X, NV1"),
+        ("NV4\tPIX", "NV0\tPIX", "t:2: GPU0-GPU1 says 'NV0'"),
+        ("NV4\tPIX", "nv4\tPIX", "t:2: GPU0-GPU1 says 'nv4'"),
+        ("NV4\tPIX", "X\tPIX", "t:2: GPU0-GPU1 says 'X'"),
+        ("NV4\tPIX", "NV4\tNV1", "t:2: GPU0-NIC0 says 'NV1'"),
+        ("GPU0\t X ", "GPU0\tSYS", "t:2: GPU0-GPU0 says 'SYS'"),
+        ("NV4\tPIX", "NV2\tPIX", "t:3: GPU0-GPU1 says NV2, GPU1-GPU0 says NV4; expected the same both ways"),
+        ("PIX\tSYS\t X ", "PXB\tSYS\t X ", "t:4: GPU0-NIC0 says PIX, NIC0-GPU0 says PXB"),
+        ("NIC1\tSYS\tPXB\tSYS", "NIC1\tSYS\tPXB\tPIX", "t:5: NIC0-NIC1 says SYS, NIC1-NIC0 says PIX"),
+        ("GPU1\tNV4\t X \tSYS\tPXB\t4-7\t1-2\t\t3\n", "", "t:4: the table ends without a row of GPU1"),
+        ("NIC1\tSYS\tPXB\tSYS\t X \t\t\t\t\n", "", "t:4: no row of NIC1"),
+        ("GPU1\tNV4", "GPU0\tNV4", "t:3: GPU0 appears twice"),
+        ("GPU1\tNV4", "GPU3\tNV4", "t:3: found 'GPU3'; expected a row of one of the header's devices"),
+        ("GPU0\tGPU1\tNIC0", "GPU0\tGPU00\tNIC0", "t:1: GPU0 appears twice"),
+        ("NIC0\tNIC1\tCPU", "NIC0\tNIC0\tCPU", "t:1: NIC0 appears twice"),
+        ("NUMA Affinity", "CPU Affinity", "t:1: CPU Affinity appears twice"),
+        ("NUMA Affinity", "NUMA Distance", "t:1: found"),
+        ("GPU0\tGPU1", "GPU0\tGPUx", "t:1: column 'GPUx'; expected GPU<n>"),
+        ("NIC0\tNIC1\tCPU", "NIC0\t?\tCPU", "t:1: column '?'"),
+        ("GPU NUMA ID", "GPU NUMA ID more", "t:1: found"),
+        ("4-7\t1-2\t\t3", "4-7\t1-2\t\t3\t9", "t:3: GPU1 has 8 cells; expected 4, one for each GPU and NIC"),
+        ("PXB\t4-7\t1-2\t\t3", "", "t:3: GPU1 has 3 cells; expected 4"),
+        ("SYS\t X \t\t\t\t\n\n", "SYS\t X \t0\n\n", "t:5: NIC1 has 5 cells; expected 4"),
+        ("0-3,8", "3-0", "t:2: CPU Affinity of GPU0: '3-0' is not a list of numbers"),
+        ("0-3,8", "0-3,", "t:2: CPU Affinity of GPU0: '0-3,'"),
+        ("1-2\t\t3", "a\t\t3", "t:3: NUMA Affinity of GPU1: 'a'"),
+        ("1-2\t\t3", "1-2\t\tthree", "t:3: GPU NUMA ID of GPU1: 'three'"),
+        ("  NIC1: mlx5_bond_0\n", "", "t: NIC1 is in the header or in the NIC legend alone"),
+        ("NIC1: mlx5_bond_0", "NIC1: mlx5_3", "t:15: 'NIC1: mlx5_3' is there already"),
+        ("NIC1: mlx5_bond_0", "NIC0: mlx5_0", "t:15: 'NIC0: mlx5_0' is there already"),
+        ("NIC1: mlx5_bond_0", "root@host:~#", "t:15: found 'root@host:~#'"),
+        ("NV#  = Connection", "NV#  Connection", "t:10: found"),
+        ("\nLegend:", "\nSegmentation fault\nLegend:", "t:7: found 'Segmentation'"),
+    ],
+)
+def test_refuses_what_it_does_not_understand(old, new, message):
+    assert old in TEXT
+    with pytest.raises(TopologyError, match=re.escape(message)) as caught:
+        parse(TEXT.replace(old, new, 1), name="t")
+    assert "expected" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["hello world", "No devices were found", "\tmlx5_0\nmlx5_0\tX", "CPU Affinity", "GPU"])
+def test_refuses_what_has_no_header(text):
+    with pytest.raises(TopologyError, match=r"t:1: found .*; expected the header of `nvidia-smi topo -m`"):
+        parse(text, name="t")
+
+
+def test_says_who_may_copy_straight_to_whom():
+    text = (
+        "        GPU1    GPU0\n GPU0   OK      X\n GPU1   X       TNS\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n"
+    )
+    assert parse(text, name="t") == PeerAccess(source="t", gpus=(0, 1), words=(("X", "OK"), ("TNS", "X")))
+    alone = "\tGPU0\n GPU0\tX\n\nLegend:\n\n  OK   = Status Ok\n"
+    assert parse(alone, name="t") == PeerAccess(source="t", gpus=(0,), words=(("X",),))
+
+
+@pytest.mark.parametrize("word", ["NV1", "X", "YES"])
+def test_refuses_other_words_about_copying(word):
+    with pytest.raises(TopologyError, match=f"t:2: GPU0-GPU2 says '{word}'; expected OK, CNS"):
+        parse(header(f"X\tOK\t{word}", "OK\tX\tOK", "OK\tOK\tX"), name="t")
+
+
+KINDS = st.sampled_from([("NV", 1), ("NV", 12), ("PIX", 0), ("PXB", 0), ("PHB", 0), ("NODE", 0), ("SYS", 0)])
+CORES = st.sets(st.integers(0, 200), max_size=6).map(lambda cores: tuple(sorted(cores)))
+
+
+@st.composite
+def topologies(draw):
+    indices = sorted(draw(st.sets(st.integers(0, 20), min_size=1, max_size=6)))
+    n = len(indices)
+    half = {(a, b): draw(KINDS) for a in range(n) for b in range(a)}
+    names = draw(
+        st.lists(st.sampled_from(["mlx5_0", "mlx5_10", "roce.1", "ibp3s0", "hfi1-0"]), unique=True, max_size=4)
+    )
+    pcie = KINDS.filter(lambda kind: kind[0] != "NV")
+
+    def between(a, b):
+        kind, count = ("X", 0) if a == b else half[max(a, b), min(a, b)]
+        return Link(kind=kind, count=count)
+
+    return Topology(
+        source="t",
+        gpus=tuple(Gpu(index=index, cores=draw(CORES), numa=draw(CORES)) for index in indices),
+        links=tuple(tuple(between(a, b) for b in range(n)) for a in range(n)),
+        nics=tuple(Nic(name=name, links=tuple(Link(kind=draw(pcie)[0]) for _ in range(n))) for name in names),
+    )
+
+
+def rendered(topology, *, tabs, legend, nic_rows):
+    """The topology as nvidia-smi would print it."""
+    gpus = [f"GPU{gpu.index}" for gpu in topology.gpus]
+    nics = [f"NIC{i}" if legend else nic.name for i, nic in enumerate(topology.nics)]
+
+    def said(link):
+        return " X " if link.kind == "X" else f"NV{link.count}" if link.kind == "NV" else link.kind
+
+    rows = [["", *gpus, *nics, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]]
+    for place, gpu in enumerate(topology.gpus):
+        near = [core_list(gpu.cores) or "N/A", core_list(gpu.numa) or "N/A", "N/A"]
+        links = [*topology.links[place], *(nic.links[place] for nic in topology.nics)]
+        rows.append([gpus[place], *map(said, links), *near])
+    for i, nic in enumerate(topology.nics if nic_rows else ()):
+        rows.append([nics[i], *map(said, nic.links), *(" X " if i == j else "SYS" for j in range(len(nics)))])
+    lines = ["\t".join(row) if tabs else "".join(f"{cell:<32}" for cell in row) for row in rows]
+    lines += ["", "Legend:", "", "  X    = Self"]
+    if legend and nics:
+        lines += ["", "NIC Legend:", "", *(f"  NIC{i}: {nic.name}" for i, nic in enumerate(topology.nics))]
+    return "\n".join(lines)
+
+
+@given(topologies(), st.booleans(), st.booleans(), st.booleans())
+def test_reads_back_whatever_is_printed(topology, tabs, legend, nic_rows):
+    assert read_topology(rendered(topology, tabs=tabs, legend=legend, nic_rows=nic_rows), name="t") == topology
+
+
+@given(topologies(), st.data())
+def test_a_damaged_table_is_refused_or_read_but_never_a_crash(topology, data):
+    text = rendered(topology, tabs=True, legend=True, nic_rows=True)
+    start = data.draw(st.integers(0, len(text)))
+    damaged = (
+        text[:start]
+        + data.draw(st.text("GPU01NVX\t\n -,:=", max_size=4))
+        + text[start + data.draw(st.integers(0, 9)) :]
+    )
+    try:
+        parse(damaged, name="t")
+    except TopologyError as error:
+        said = str(error)
+        assert "\n" not in said
+
+
+MATRIX = header("X\tNV12\t0-3\t0", "NV12\tX\t4-7\t1", extras="\tCPU Affinity\tNUMA Affinity")
+QUERY = """\
+0, GPU-aa, NVIDIA A100-SXM4-40GB, 00000000:07:00.0, Disabled
+1, GPU-bb, NVIDIA A100-SXM4-40GB, 00010000:3B:00.0, Enabled
+"""
+
+
+def test_without_a_query_only_the_table_is_known():
+    topology = from_nvidia_smi(MATRIX)
+    assert topology.source == "nvidia-smi"
+    assert topology.gpus == (Gpu(index=0, cores=(0, 1, 2, 3), numa=(0,)), Gpu(index=1, cores=(4, 5, 6, 7), numa=(1,)))
+    assert topology.links[0][1] == Link(kind="NV", count=12)
+
+
+def test_joins_what_three_questions_answer():
+    topology = from_nvidia_smi(MATRIX, QUERY, "GPU-aa, 88\nGPU-aa, 9\n")
+    first, second = topology.gpus
+    assert (first.uuid, first.name, first.pci) == ("GPU-aa", "NVIDIA A100-SXM4-40GB", "0000:07:00.0")
+    assert first.unusable == "busy: pid 9, 88"
+    assert (second.pci, second.unusable) == ("10000:3b:00.0", "in MIG mode")
+    assert topology.links[0][1] == topology.links[1][0] == Link(kind="NV", count=12, gbps=240.0)
+
+
+def test_between_different_gpus_the_slower_counts():
+    matrix = header("X\tSYS\tPIX", "SYS\tX\tSYS", "PIX\tSYS\tX")
+    names = ("NVIDIA A100-SXM4-40GB", "NVIDIA H100 PCIe", "Tesla V100-PCIE-16GB")
+    query = "".join(f"{i}, GPU-{i}, {name}, 00000000:0{i}:00.0, [N/A]\n" for i, name in enumerate(names))
+    links = from_nvidia_smi(matrix, query, "", sockets_gbps=22.0).links
+    assert [links[0][1].gbps, links[0][2].gbps, links[1][2].gbps] == [22.0, 12.0, 12.0]
+    assert from_nvidia_smi(matrix, query, "").links[0][1].gbps is None
+
+
+def test_an_ill_gpu_is_not_usable_and_what_is_not_known_stays_so():
+    query = "0, [N/A], [Unknown Error], [N/A], [N/A]\n1, GPU-bb, N/A, 00000000:3B:00.0, [Not Supported]\n\n"
+    first, second = from_nvidia_smi(MATRIX, query, "").gpus
+    assert (first.uuid, first.name, first.pci, first.unusable) == (None, None, None, "unhealthy: Unknown Error")
+    assert (second.uuid, second.name, second.unusable) == ("GPU-bb", None, None)
+
+
+@pytest.mark.parametrize(
+    ("query", "apps", "message"),
+    [
+        ("Unable to determine the device handle\n", "", "nvidia-smi --query-gpu:1: found 'Unable"),
+        (QUERY + QUERY, "", "nvidia-smi --query-gpu:3: found '0, GPU-aa"),
+        (QUERY.splitlines()[0], "", "lists GPUs [0], but topo -m lists [0, 1]"),
+        (QUERY.replace("00000000:07:00.0", "7"), "", "PCI address '7'"),
+        (QUERY, "GPU-aa\n", "nvidia-smi --query-compute-apps:1: found 'GPU-aa'"),
+    ],
+)
+def test_refuses_answers_that_do_not_fit(query, apps, message):
+    with pytest.raises(TopologyError, match=re.escape(message)):
+        from_nvidia_smi(MATRIX, query, apps)
+
+
+def test_refuses_the_wrong_table():
+    with pytest.raises(TopologyError, match="expected the table of topo -m"):
+        from_nvidia_smi(header("X\tOK", "OK\tX"))
+
+
+def test_pci_addresses_are_written_as_the_kernel_does():
+    assert normal_pci("00000000:3B:00.0") == normal_pci("0000:3b:00.0") == "0000:3b:00.0"
+    with pytest.raises(TopologyError, match="expected one such as"):
+        normal_pci("3b:00.0")

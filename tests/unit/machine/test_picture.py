@@ -1,0 +1,209 @@
+import sys
+from itertools import combinations
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from launch.errors import TopologyError
+from launch.machine.show.canvas import Box, Line, Words, fit, save, svg, width_of
+from launch.machine.show.picture import draw, shapes_of
+from launch.machine.topology import Gpu, Link, Nic, Topology
+
+SELF = Link(kind="X")
+
+
+def machine(link, gpus, *, nics=(), numa=None, **facts):
+    """`link` is that of all pairs, or gives that of two GPUs; a NIC is a name and the kinds of its links."""
+
+    def between(a, b):
+        return SELF if a == b else link if isinstance(link, Link) else link(min(a, b), max(a, b))
+
+    numa = numa or [(2 * i // gpus,) for i in range(gpus)]
+    links = tuple(tuple(between(a, b) for b in range(gpus)) for a in range(gpus))
+    return Topology(
+        source="a machine with <tags> & more",
+        gpus=tuple(Gpu(index=i, cores=(2 * i, 2 * i + 1), numa=numa[i], **facts) for i in range(gpus)),
+        links=links,
+        nics=tuple(Nic(name=name, links=tuple(Link(kind=kind) for kind in kinds)) for name, kinds in nics),
+    )
+
+
+def nv(count, gbps=None):
+    return Link(kind="NV", count=count, gbps=gbps)
+
+
+CUBE = {"03": 2, "04": 2, "12": 2, "15": 2, "23": 2, "47": 2, "56": 2, "67": 2}
+CUBE |= {"01": 1, "02": 1, "13": 1, "26": 1, "37": 1, "45": 1, "46": 1, "57": 1}
+SYS, NODE, PIX, PXB = (Link(kind=kind) for kind in ("SYS", "NODE", "PIX", "PXB"))
+
+
+def pcie(a, b):
+    return PIX if a // 2 == b // 2 else NODE if a // 4 == b // 4 else Link(kind="SYS", gbps=10.0)
+
+
+CUBE_MESH = machine(
+    lambda a, b: nv(CUBE[f"{a}{b}"], 20.0 * CUBE[f"{a}{b}"]) if f"{a}{b}" in CUBE else SYS,
+    8,
+    nics=[
+        ("mlx5_0", ["PIX"] * 2 + ["PHB"] * 2 + ["SYS"] * 4),
+        ("mlx5_bond_0_of_many_letters", ["SYS"] * 4 + ["NODE"] * 4),
+    ],
+)
+MACHINES = {
+    "none": Topology(source="none"),
+    "one": machine(SYS, 1),
+    "cube mesh": CUBE_MESH,
+    "switch": machine(
+        nv(18, 370.8), 8, nics=[(f"mlx5_{i}", ["SYS"] * i + ["PXB"] + ["SYS"] * (7 - i)) for i in range(8)]
+    ),
+    "sixteen": machine(nv(6), 16),
+    "pcie": machine(pcie, 8, name="NVIDIA GeForce RTX 4090", pci="0000:3b:00.0", unusable="busy: pid 12345, 23456"),
+    "xgmi": machine(Link(kind="XGMI", count=1), 8),
+    "all pairs unlike": machine(lambda a, b: nv(a + b), 6, numa=[()] * 6),
+    "node each": machine(nv(6), 4, numa=[(i, *range(8 * i + 5, 8 * i + 12)) for i in range(4)]),
+    "far NICs": machine(pcie, 4, nics=[(f"mlx5_{i}", ["SYS"] * 4) for i in range(12)]),
+    "many NICs": machine(pcie, 2, nics=[(f"mlx5_{i}", ["PIX", "PIX"]) for i in range(9)]),
+}
+
+
+def edges(shape):
+    if isinstance(shape, Words):
+        wide = width_of(shape.text, shape.size)
+        left = shape.x if shape.left else shape.x - wide / 2
+        return left, shape.y - shape.size / 2, left + wide, shape.y + shape.size / 2
+    return shape.x, shape.y, shape.x + shape.width, shape.y + shape.height
+
+
+def overlap(a, b):
+    left, top, right, bottom = edges(a)
+    other_left, other_top, other_right, other_bottom = edges(b)
+    return left < other_right and other_left < right and top < other_bottom and other_top < bottom
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_no_words_lie_on_others_or_outside(name):
+    shapes, width, height = shapes_of(MACHINES[name])
+    words = [shape for shape in shapes if isinstance(shape, Words)]
+    for one in words:
+        left, top, right, bottom = edges(one)
+        assert left >= 0, one
+        assert top >= 0, one
+        assert right <= width, one
+        assert bottom <= height, one
+    for one, other in combinations(words, 2):
+        assert not overlap(one, other), (one.text, other.text)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_boxes_lie_inside_each_other_or_apart(name):
+    shapes, _, _ = shapes_of(MACHINES[name])
+    boxes = [edges(shape) for shape in shapes if isinstance(shape, Box) and shape.fill != "#ffffff"]
+
+    def inside(a, b):
+        return a[0] >= b[0] and a[1] >= b[1] and a[2] <= b[2] and a[3] <= b[3]
+
+    for a, b in combinations(boxes, 2):
+        apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+        assert apart or inside(a, b) or inside(b, a), (a, b)
+
+
+def texts(topology):
+    return [shape.text for shape in shapes_of(topology)[0] if isinstance(shape, Words)]
+
+
+def test_every_nvlink_is_a_line_with_its_count_thick_by_it():
+    shapes = shapes_of(CUBE_MESH)[0]
+    arcs = [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
+    assert len(arcs) == len(CUBE)
+    assert sorted({arc.width for arc in arcs}) == [2.5, 4.0]
+    labels = [shape.text for shape in shapes if isinstance(shape, Words) and shape.bold and shape.size == 10]
+    assert (labels.count("NV1"), labels.count("NV2")) == (8, 8)
+
+
+def test_each_arc_joins_the_boxes_of_its_two_gpus():
+    topology = machine(lambda a, b: nv(1) if (a, b) == (1, 6) else SYS, 8)
+    shapes = shapes_of(topology)[0]
+    (arc,) = [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
+    names = {
+        word.text
+        for x, y in (arc.points[0], arc.points[-1])
+        for word in shapes
+        if isinstance(word, Words) and word.text.startswith("GPU ") and abs(word.x - x) < 40 and 0 < word.y - y < 46
+    }
+    assert names == {"GPU 1", "GPU 6"}
+
+
+def test_a_switch_is_one_bar_with_a_line_to_each_gpu():
+    shapes = shapes_of(MACHINES["switch"])[0]
+    assert "NVSwitch: NV18 between any two" in texts(MACHINES["switch"])
+    upright = [line for line in shapes if isinstance(line, Line) and line.points[0][0] == line.points[1][0]]
+    assert len(upright) == 8
+    assert not [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
+
+
+def test_switches_of_pcie_numa_nodes_and_speeds_are_shown():
+    said = texts(MACHINES["pcie"])
+    assert said.count("PIX") == 4 + 1  # on each switch, and in the legend
+    assert "NUMA node 0 · NODE inside" in said
+    assert "cores 0-7" in said
+    assert "PCIe, and on through the link between NUMA nodes or CPU sockets, 10 GB/s one way" in said
+    assert said.count("busy") == 8
+    assert "GPU 3 cannot be used: busy: pid 12345, 23456" in said
+    assert {"2 NVLinks, 40 GB/s one way", "1 NVLink, 20 GB/s one way"} < set(texts(CUBE_MESH))
+
+
+def test_a_nic_stands_below_a_gpu_that_it_is_near_to():
+    topology = machine(
+        pcie, 8, nics=[("near6", ["SYS"] * 6 + ["PHB", "SYS"]), ("of3", ["SYS"] * 3 + ["PXB"] + ["SYS"] * 4)]
+    )
+    at = {shape.text: shape.x for shape in shapes_of(topology)[0] if isinstance(shape, Words)}
+    assert at["near6 PHB"] == at["GPU 6"]
+    assert at["of3"] == at["GPU 3"]
+    assert "near no GPU" in texts(MACHINES["far NICs"])
+
+
+def test_the_svg_is_well_formed_whatever_the_names():
+    shapes, width, height = shapes_of(CUBE_MESH)
+    root = ET.fromstring(svg(shapes, width=width, height=height))  # noqa: S314 (written here)
+    said = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert said[0] == "8 GPUs · a machine with <tags> & more"
+    assert "mlx5_bond_0_o" not in said  # cut to its box
+    ET.fromstring(svg([Words(x=0, y=0, text="a\x00\x1b\nb", size=9)], width=1, height=1))  # noqa: S314
+
+
+def test_writes_what_the_ending_says(tmp_path):
+    draw(CUBE_MESH, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text().startswith("<svg ")
+    with pytest.raises(TopologyError, match=r"a\.pdf: a picture's name ends in \.svg or \.png"):
+        draw(CUBE_MESH, tmp_path / "a.pdf")
+    with pytest.raises(TopologyError, match=r"none/a\.svg: cannot be written: No such file"):
+        draw(CUBE_MESH, tmp_path / "none" / "a.svg")
+
+
+def test_writes_the_same_picture_as_png(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    _, width, height = shapes_of(CUBE_MESH)
+    draw(CUBE_MESH, tmp_path / "a.png")
+    with image.open(tmp_path / "a.png") as picture:
+        assert picture.size == (round(2 * width), round(2 * height))
+        assert len(picture.getcolors(1 << 24)) > 20
+
+
+def test_says_what_to_do_without_pillow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(TopologyError, match=r"needs Pillow.*write an \.svg instead"):
+        draw(CUBE_MESH, tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_cuts_words_to_their_box():
+    assert fit("mlx5_0", 84, 10) == "mlx5_0"
+    cut = fit("mlx5_bond_0_of_many_letters", 84, 10)
+    assert cut.endswith("…")
+    assert width_of(cut, 10) <= 84
+    assert fit("abc", 1, 10) == "…"
+
+
+def test_save_takes_shapes_alone(tmp_path):
+    save([Line(points=((0, 0), (1, 1)), color="#000000", width=1)], width=2, height=2, path=tmp_path / "l.svg")
+    assert "<polyline" in (tmp_path / "l.svg").read_text()

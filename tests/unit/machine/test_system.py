@@ -1,0 +1,105 @@
+import fcntl
+import os
+import socket
+import struct
+
+import pytest
+
+from launch.machine.system import interfaces, numa_nodes, numa_of, pci_device, rdma_devices, way
+from launch.machine.topology import Interface, NumaNode
+
+# Two sockets; on the first a switch with two GPUs and a NIC, a second switch below it, and a root port of its own.
+SWITCH = "pci0000:10/0000:10:01.0/0000:11:00.0"
+DEVICES = {
+    "0000:13:00.0": (f"{SWITCH}/0000:12:00.0", 0),
+    "0000:14:00.0": (f"{SWITCH}/0000:12:01.0", 0),
+    "0000:15:00.0": (f"{SWITCH}/0000:12:02.0", 0),
+    "0000:15:00.1": (f"{SWITCH}/0000:12:02.0", 0),
+    "0000:19:00.0": (f"{SWITCH}/0000:12:03.0/0000:16:00.0/0000:17:01.0", 0),
+    "0000:20:00.0": ("pci0000:10/0000:10:02.0", 0),
+    "0000:31:00.0": ("pci0000:30/0000:30:01.0", 0),
+    "0000:41:00.0": ("pci0000:40/0000:40:01.0", 1),
+    "0000:51:00.0": ("pci0000:50/0000:50:01.0", -1),
+    "0000:61:00.0": ("pci0000:60/0000:60:01.0", -1),
+}
+
+
+@pytest.fixture
+def sysfs(tmp_path):
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    for pci, (bridges, node) in DEVICES.items():
+        folder = tmp_path / "devices" / bridges / pci
+        folder.mkdir(parents=True)
+        (folder / "numa_node").write_text(f"{node}\n")
+        (tmp_path / "bus/pci/devices" / pci).symlink_to(folder)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kind"),
+    [
+        ("0000:13:00.0", "0000:14:00.0", "PIX"),
+        ("0000:15:00.0", "0000:15:00.1", "PIX"),  # two functions of one card
+        ("0000:13:00.0", "0000:19:00.0", "PXB"),
+        ("0000:13:00.0", "0000:20:00.0", "PHB"),
+        ("0000:13:00.0", "0000:31:00.0", "NODE"),
+        ("0000:13:00.0", "0000:41:00.0", "SYS"),
+        ("0000:51:00.0", "0000:61:00.0", "SYS"),  # nobody knows where they are
+        ("0000:13:00.0", "0000:ff:00.0", "SYS"),
+        ("0000:13:00.0", None, "SYS"),
+    ],
+)
+def test_classifies_a_way_as_nvidia_smi_does(sysfs, a, b, kind):
+    folders = [pci_device(sysfs, pci) for pci in (a, b)]
+    assert way(*folders) == way(*reversed(folders)) == kind
+
+
+def test_knows_the_numa_node_of_a_device(sysfs):
+    nodes = [
+        numa_of(pci_device(sysfs, pci)) for pci in ("0000:13:00.0", "0000:41:00.0", "0000:51:00.0", "0000:ff:00.0")
+    ]
+    assert nodes == [(0,), (1,), (), ()]
+
+
+def test_lists_adapters_of_hardware_by_number(sysfs):
+    assert rdma_devices(sysfs) == ()
+    for name in ("mlx5_10", "mlx5_2", "hfi1_0"):
+        (sysfs / "class/infiniband" / name).mkdir(parents=True)
+        (sysfs / "class/infiniband" / name / "device").symlink_to(sysfs / "bus/pci/devices/0000:15:00.0")
+    (sysfs / "class/infiniband/rxe0").mkdir()
+    assert [name for name, _ in rdma_devices(sysfs)] == ["hfi1_0", "mlx5_2", "mlx5_10"]
+    assert {folder for _, folder in rdma_devices(sysfs)} == {pci_device(sysfs, "0000:15:00.0")}
+
+
+def test_lists_numa_nodes_with_the_cores_that_may_be_used(tmp_path):
+    for node, cores in ((0, "0-3\n"), (1, "4-7\n"), (10, "8-9\n"), (2, "\n")):
+        (tmp_path / f"devices/system/node/node{node}").mkdir(parents=True)
+        (tmp_path / f"devices/system/node/node{node}/cpulist").write_text(cores)
+    assert numa_nodes(tmp_path, frozenset({1, 2, 8, 9, 99})) == (
+        NumaNode(id=0, cores=(1, 2)),
+        NumaNode(id=1, cores=()),
+        NumaNode(id=10, cores=(8, 9)),
+    )
+    assert numa_nodes(tmp_path / "none", frozenset({0})) == ()
+
+
+def test_lists_the_interfaces_that_are_up_with_their_network(monkeypatch):
+    flags = {"lo": 0x49, "eth0": 0x1043, "down0": 0x1002, "unplugged0": 0x1003, "no_address0": 0x1043}
+    addresses = {"lo": "127.0.0.1", "eth0": "10.1.2.3", "down0": "10.0.0.1", "unplugged0": "10.0.0.2"}
+
+    def ioctl(fd, request, padded):
+        name = padded[:16].rstrip(b"\0").decode()
+        if request == 0x8913:
+            return padded[:16] + struct.pack("H", flags[name]) + bytes(22)
+        if name not in addresses:
+            raise OSError(99, os.strerror(99))
+        dotted = addresses[name] if request == 0x8915 else "255.255.240.0"
+        return padded[:16] + struct.pack("HH", 2, 0) + socket.inet_aton(dotted) + bytes(16)
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(flags)))
+    assert interfaces() == (Interface(name="eth0", cidr="10.1.2.3/20"),)
+
+
+def test_lists_this_machine_without_loopback():
+    assert "lo" not in {interface.name for interface in interfaces()}

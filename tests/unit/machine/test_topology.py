@@ -1,0 +1,255 @@
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.cores import core_list, parse_cores
+from launch.errors import TopologyError
+from launch.machine.show.table import describe_pair, peer_table, table
+from launch.machine.topology import (
+    Gpu,
+    Interface,
+    Link,
+    Nic,
+    NumaNode,
+    PeerAccess,
+    Topology,
+    from_json,
+    position,
+    through_switch,
+    to_json,
+    why_unusable,
+)
+
+SELF, NV2, SYS = Link(kind="X"), Link(kind="NV", count=2, gbps=40.0), Link(kind="SYS", gbps=10.0)
+
+
+def machine(**changes):
+    """GPU 0 and 2 with two NVLinks, GPU 5 behind the other socket and busy."""
+    whole = Topology(
+        source="a machine",
+        gpus=(
+            Gpu(index=0, cores=(0, 1), numa=(0,), uuid="GPU-a", name="Tesla V100-SXM2-16GB", pci="0000:06:00.0"),
+            Gpu(index=2, cores=(0, 1), numa=(0,), name="Tesla V100-SXM2-16GB"),
+            Gpu(index=5, numa=(1,), name="Tesla V100-SXM2-16GB", unusable="busy: pid 7"),
+        ),
+        links=((SELF, NV2, SYS), (NV2, SELF, SYS), (SYS, SYS, SELF)),
+        nics=(Nic(name="mlx5_0", links=(Link(kind="PIX"), Link(kind="NODE"), Link(kind="SYS"))),),
+        numa_nodes=(NumaNode(id=0, cores=(0, 1)), NumaNode(id=1, cores=())),
+        interfaces=(Interface(name="eth0", cidr="10.0.0.3/24"),),
+    )
+    return dataclasses.replace(whole, **changes)
+
+
+def equal_machine(count, gpus):
+    nv = Link(kind="NV", count=count)
+    links = tuple(tuple(SELF if a == b else nv for b in range(gpus)) for a in range(gpus))
+    return Topology(source="text", gpus=tuple(Gpu(index=i) for i in range(gpus)), links=links)
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [("0-3,8", (0, 1, 2, 3, 8)), ("5", (5,)), ("8,0-1\n", (0, 1, 8)), ("0-1,1-2", (0, 1, 2)), ("65535", (65535,))],
+)
+def test_reads_a_list_of_cores(text, cores):
+    assert parse_cores(text) == cores
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "0-", "-1", "0,,1", "0 1", "0-65536", "99999999", "0-3-5", "²", "0x1"]
+)
+def test_refuses_what_is_no_list_of_cores(text):
+    with pytest.raises(TopologyError, match="expected one such as 0-3,8"):
+        parse_cores(text)
+
+
+@given(st.sets(st.integers(0, 300), min_size=1))
+def test_cores_survive_the_way_there_and_back(cores):
+    assert parse_cores(core_list(cores)) == tuple(sorted(cores))
+
+
+def test_writes_the_shortest_list_of_cores():
+    assert core_list((8, 0, 1, 2, 3)) == "0-3,8"
+    assert core_list(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"mig": False, "sick": None, "pids": []}, None),
+        ({"mig": False, "sick": None, "pids": [9, 7, 9]}, "busy: pid 7, 9"),
+        ({"mig": True, "sick": None, "pids": [7]}, "in MIG mode"),
+        ({"mig": True, "sick": "lost", "pids": []}, "unhealthy: lost"),
+    ],
+)
+def test_says_why_a_gpu_cannot_be_had(facts, reason):
+    assert why_unusable(**facts) == reason
+
+
+def test_finds_a_gpu_by_its_index_not_its_place():
+    assert position(machine(), 5) == 2
+    with pytest.raises(TopologyError, match="a machine: there is no GPU 1; there are: 0,2,5"):
+        position(machine(), 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "gpus", "switch"),
+    [(18, 8, True), (6, 16, True), (12, 3, True), (6, 4, False), (18, 2, False), (4, 4, False), (1, 1, False)],
+)
+def test_equal_links_in_excess_of_what_a_gpu_has_go_through_a_switch(count, gpus, switch):
+    assert through_switch(equal_machine(count, gpus)) is switch
+
+
+def test_unequal_links_do_not_go_through_a_switch():
+    assert not through_switch(machine())
+
+
+def test_json_gives_the_same_topology_back():
+    whole = machine()
+    assert from_json(json.loads(json.dumps(to_json(whole)))) == whole
+    assert to_json(whole)["links"][0][1] == {"kind": "NV", "count": 2, "gbps": 40.0}
+
+
+def changed(path, value):
+    plain = to_json(machine())
+    at = plain
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ([], "h.json: expected an object with source, gpus"),
+        ({"source": "x"}, "h.json: expected an object with source, gpus"),
+        (changed(["new"], 1), "expected an object with source"),
+        (changed(["source"], 3), "h.json.source: expected str, found 3"),
+        (changed(["gpus"], {}), r"h.json.gpus: expected a list"),
+        (changed(["gpus", 0, "index"], True), r"h.json.gpus\[0\].index: expected int, found True"),
+        (changed(["gpus", 0, "uuid"], 5), r"gpus\[0\].uuid: expected str or null, found 5"),
+        (changed(["gpus", 1, "index"], 0), "expected each index once"),
+        (changed(["gpus", 0, "index"], -1), "expected each index once"),
+        (changed(["links"], []), "expected 3 rows, one for each GPU, found 0"),
+        (changed(["links", 0], []), r"links\[0\]: expected 3 links, one to each GPU, found 0"),
+        (changed(["nics", 0, "links"], []), r"nics\[0\].links: expected 3 links"),
+        (changed(["links", 0, 1, "count"], 1), r"links\[0\]\[1\]: expected .*the same link both ways"),
+        (changed(["links", 0, 0, "kind"], "PIX"), "X for a GPU and itself alone"),
+        (changed(["links", 0, 1, "kind"], "LAN"), r"links\[0\]\[1\].kind: expected NV"),
+        (changed(["links", 0, 1, "count"], 0), "count: 0 does not go with NV"),
+        (changed(["links", 0, 2, "count"], 1), "count: 1 does not go with SYS"),
+        ({}, "interfaces, found none"),
+        (changed(["links", 0, 1, "gbps"], 0.0), "gbps: expected a positive number or null"),
+        (changed(["links", 0, 1, "gbps"], -1.0), "gbps: expected a positive number or null"),
+        (changed(["links", 0, 1, "gbps"], float("inf")), "gbps: expected a positive number or null"),
+        (changed(["links", 0, 1, "gbps"], 10**400), "gbps: expected float or null"),
+        (changed(["nics", 0, "links", 0, "kind"], "X"), "nics: expected no kind X"),
+    ],
+)
+def test_refuses_json_that_is_no_topology(plain, message):
+    with pytest.raises(TopologyError, match=message) as caught:
+        from_json(plain, name="h.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_reads_a_speed_that_json_wrote_without_a_point():
+    plain = changed(["links", 0, 1, "gbps"], 40)
+    plain["links"][1][0]["gbps"] = 40
+    assert from_json(plain) == machine()
+
+
+def test_says_in_words_how_two_are_connected():
+    assert describe_pair(machine(), 0, 2) == (
+        "GPU 0 and GPU 2 are connected by 2 NVLinks: 40 GB/s one way. Both are at NUMA node 0."
+    )
+    assert describe_pair(machine(), 5, 0) == (
+        "GPU 5 and GPU 0 are connected by SYS (PCIe, and on through the link between NUMA nodes or CPU sockets): "
+        "10 GB/s one way. GPU 5 is at NUMA node 1, GPU 0 at 0. GPU 5 cannot be used: busy: pid 7."
+    )
+
+
+def two(link, **facts):
+    gpus = (Gpu(index=0, **facts), Gpu(index=1, **facts))
+    return Topology(source="text", gpus=gpus, links=((SELF, link), (link, SELF)))
+
+
+@pytest.mark.parametrize(
+    ("topology", "words"),
+    [
+        (equal_machine(18, 8), "18 NVLinks through NVSwitch: how fast is not known, the text does not name"),
+        (
+            two(Link(kind="NV", count=1)),
+            "1 NVLink: how fast is not known, the text does not name the GPU's model (--gpu-name).",
+        ),
+        (two(Link(kind="XGMI", count=1)), "XGMI, AMD's direct link: how fast is not known, rocm-smi does not say"),
+        (two(Link(kind="SYS")), "it depends on the CPU"),
+        (two(Link(kind="SYS"), name="A100"), "how fast is not known for this CPU or GPU"),
+        (two(Link(kind="PIX"), name="G1"), "PIX (PCIe, at most one switch between): how fast is not known for G1"),
+    ],
+)
+def test_says_why_a_speed_is_not_known(topology, words):
+    assert words in describe_pair(topology, 0, 1)
+
+
+def test_a_pair_is_two_gpus_that_are_there():
+    with pytest.raises(TopologyError, match="GPU 2 is named twice"):
+        describe_pair(machine(), 2, 2)
+    with pytest.raises(TopologyError, match="there is no GPU 9"):
+        describe_pair(machine(), 0, 9)
+
+
+def test_shows_all_of_a_topology_as_a_table():
+    assert (
+        table(machine())
+        == """\
+3 GPUs (a machine): Tesla V100-SXM2-16GB
+
+      GPU0  GPU2  GPU5  mlx5_0
+GPU0  X     NV2   SYS   PIX
+GPU2  NV2   X     SYS   NODE
+GPU5  SYS   SYS   X     SYS
+
+  NV#   # NVLinks
+  PIX   PCIe, at most one switch between
+  NODE  PCIe, through host bridges of one NUMA node
+  SYS   PCIe, and on through the link between NUMA nodes or CPU sockets
+
+GB/s one way
+      GPU0  GPU2  GPU5
+GPU0  -     40    10
+GPU2  40    -     10
+GPU5  10    10    -
+
+GPU  NUMA  cores  PCI           UUID   not usable   NICs near it
+0    0     0-1    0000:06:00.0  GPU-a  -            mlx5_0 (PIX)
+2    0     0-1    -             -      -            -
+5    1     -      -             -      busy: pid 7  -
+
+NUMA node  usable cores
+0          0-1
+1          none
+
+interface  address
+eth0       10.0.0.3/24
+"""
+    )
+
+
+def test_shows_a_host_without_gpus():
+    assert table(Topology(source="none")) == "No GPU (none)\n"
+
+
+def test_shows_which_gpus_may_copy_straight():
+    access = PeerAccess(source="saved", gpus=(0, 3), words=(("X", "CNS"), ("CNS", "X")))
+    assert peer_table(access).splitlines() == [
+        "May these GPUs copy straight to each other? (saved)",
+        "",
+        "      GPU0  GPU3",
+        "GPU0  X     CNS",
+        "GPU3  CNS   X",
+        "",
+        "  CNS  chipset not supported",
+    ]

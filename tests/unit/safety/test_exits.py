@@ -1,0 +1,138 @@
+import json
+import os
+import signal
+import socket
+import sys
+
+import pytest
+
+from hvdtrain.safety import exits
+from hvdtrain.safety.exits import BadInput, EndOfRun
+
+
+@pytest.fixture(autouse=True)
+def hook_is_put_back(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(os, "environ", {})
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def raising(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"),
+    [
+        ({}, 0),
+        ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
+        ({"PMI_RANK": "2"}, 2),
+        ({"PMIX_RANK": "4"}, 4),
+        ({"HOROVOD_RANK": "1"}, 1),
+    ],
+)
+def test_launched_rank_is_read_from_the_launchers_variables(monkeypatch, environment, rank):
+    monkeypatch.setattr(os, "environ", environment)
+    assert exits.launched_rank() == rank
+
+
+def test_a_main_that_returns_exits_0():
+    with pytest.raises(SystemExit) as leaving:
+        exits.run(lambda: None)
+    assert leaving.value.code == 0
+
+
+@pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: --lr 0 is wrong\n"), ("1", "")])
+def test_bad_input_exits_2_with_one_line_of_rank_0(monkeypatch, capsys, rank, printed):
+    monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_RANK": rank})
+    with pytest.raises(SystemExit) as leaving:
+        exits.run(raising(BadInput("--lr 0 is wrong")))
+    assert leaving.value.code == 2
+    assert capsys.readouterr() == ("", printed)
+
+
+@pytest.mark.parametrize(("error", "status"), [(ValueError("broken"), 1), (KeyboardInterrupt(), 130)])
+def test_a_failing_rank_leaves_at_once_with_its_status(monkeypatch, capsys, error, status):
+    def leave(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "environ", {"PMIX_RANK": "5"})
+    with pytest.raises(type(error)):
+        exits.run(raising(error))
+    with pytest.raises(SystemExit) as leaving:
+        sys.excepthook(type(error), error, error.__traceback__)
+    assert leaving.value.code == status
+    told = capsys.readouterr().err
+    if status == 1:
+        assert told.startswith(f"hvdtrain: rank 5 on {socket.gethostname()} failed: ValueError: broken\nTraceback")
+        assert told.rstrip().endswith("ValueError: broken")
+    else:
+        assert told == ""
+
+
+@pytest.mark.parametrize("status", [exits.TOO_MANY_SKIPPED, exits.REPLICAS_DIFFER])
+@pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: rank 1 differs\n"), ("1", "")])
+def test_an_agreed_end_exits_with_its_status_and_one_line_of_rank_0(monkeypatch, capsys, rank, printed, status):
+    monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_RANK": rank})
+    with pytest.raises(SystemExit) as leaving:
+        exits.run(raising(EndOfRun("rank 1\ndiffers", status=status, reason="it ended")))
+    assert leaving.value.code == status
+    assert capsys.readouterr() == ("", printed)
+
+
+def test_the_statuses_are_four_different_ones():
+    assert [exits.FAILED, exits.BAD_INPUT, exits.TOO_MANY_SKIPPED, exits.REPLICAS_DIFFER] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def report(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "environ", {"HVDLAUNCH_REPORT": str(tmp_path / "report.json")})
+    return tmp_path / "report.json"
+
+
+def test_a_report_gathers_facts_and_leaves_nothing_else(report):
+    exits.report(run_folder="runs/a")
+    assert json.loads(report.read_text()) == {"run_folder": "runs/a"}
+    exits.report(said="it's over")
+    exits.report(run_folder="runs/b")
+    assert json.loads(report.read_text()) == {"run_folder": "runs/b", "said": "it's over"}
+    assert list(report.parent.iterdir()) == [report]
+
+
+def test_without_hvdlaunch_nothing_is_reported(report, monkeypatch):
+    for environment in ({}, {"HVDLAUNCH_REPORT": ""}):
+        monkeypatch.setattr(os, "environ", environment)
+        exits.report(run_folder="runs/a")
+    assert list(report.parent.iterdir()) == []
+
+
+def test_a_folder_that_this_host_does_not_share_does_no_harm(report, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"HVDLAUNCH_REPORT": str(report.parent / "missing" / "report.json")})
+    exits.report(run_folder="runs/a")
+    assert list(report.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [BadInput("--lr 0\nis wrong"), EndOfRun("--lr 0 is wrong", status=3, reason="x")])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_line_that_rank_0_prints_is_reported(report, capsys, error, rank):
+    os.environ["OMPI_COMM_WORLD_RANK"] = rank
+    with pytest.raises(SystemExit):
+        exits.run(raising(error))
+    line = "hvdtrain: --lr 0 is wrong"
+    assert capsys.readouterr().err == ("" if rank == "1" else f"{line}\n")
+    assert (json.loads(report.read_text()) if report.exists() else {}) == ({} if rank == "1" else {"said": line})
+
+
+@pytest.mark.parametrize("main", [lambda: None, raising(EndOfRun("saved", status=0, reason="preempted"))])
+def test_a_late_request_to_leave_does_not_kill_a_rank_that_has_finished(monkeypatch, main):
+    """Python would give the signal back its default before the process has ended."""
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    with pytest.raises(SystemExit):
+        exits.run(main)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN

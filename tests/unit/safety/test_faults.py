@@ -1,0 +1,176 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.faults import NONE, Faults
+
+
+def parse(text, rank=0, **environment):
+    return Faults.parse({"HVDTRAIN_FAULT": text, **environment}, rank)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+
+
+# --- what is injected
+
+
+@pytest.mark.parametrize("environment", [{}, {"HVDTRAIN_FAULT": ""}, {"HVDLAUNCH_ATTEMPT": "0"}])
+def test_without_the_variable_there_are_none(environment):
+    assert Faults.parse(environment, 0) is NONE
+    assert NONE.announcement is None
+    NONE.at("step", 1)
+    assert not NONE.poisons_loss(1)
+
+
+@pytest.mark.parametrize(("attempt", "fires"), [("0", True), ("1", False), ("12", False)])
+def test_only_the_first_attempt_has_faults(attempt, fires):
+    faults = parse("nan@rank0:step3", HVDLAUNCH_ATTEMPT=attempt)
+    assert faults.poisons_loss(3) == fires
+    assert (faults.announcement is not None) == fires
+
+
+def test_every_rank_announces_what_any_rank_will_suffer():
+    text = "kill@rank1:step7,nan@rankall:step2"
+    line = f"hvdtrain: faults are injected into this run: HVDTRAIN_FAULT={text}"
+    assert [parse(text, rank).announcement for rank in (0, 1, 2)] == [line] * 3
+
+
+@pytest.mark.parametrize(("where", "struck"), [("0", [0]), ("1", [1]), ("12", [12]), ("all", [0, 1, 2, 12])])
+def test_a_fault_strikes_its_rank(where, struck):
+    assert [rank for rank in (0, 1, 2, 12) if parse(f"nan@rank{where}:step1", rank).poisons_loss(1)] == struck
+
+
+@pytest.mark.parametrize(("place", "number"), [("start", 0), ("step", 7), ("save", 7), ("eval", 7)])
+def test_a_fault_fires_at_its_place_and_once(place, number):
+    spelled = f"raise@rank0:{place}{number or ''}"
+    faults = parse(f"{spelled}, raise@rank0:step77")
+    for other_place, other_number in [("start", 0), ("step", 7), ("save", 7), ("eval", 7), (place, 8)]:
+        if (other_place, other_number) != (place, number):
+            faults.at(other_place, other_number)
+    with pytest.raises(RuntimeError, match=f"injected fault {spelled}"):
+        faults.at(place, number)
+    faults.at(place, number)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "kill",
+        "kill@rank1",
+        "kill@1:step7",
+        "kill@rank1:step",
+        "kill@rank1:step0",
+        "kill@rank1:step07",
+        "kill@rank01:step7",
+        "kill@rank1:start1",
+        "kill@rank-1:step7",
+        "kill@rank1:epoch7",
+        "corrupt@rank1:step7",
+        "KILL@rank1:step7",
+        "kill@rank1:step7 x",
+    ],
+)
+@pytest.mark.parametrize("form", ["{}", "nan@rank0:step1,{}", "{},nan@rank0:step1"])
+def test_a_wrong_spelling_is_refused_on_every_rank(wrong, form):
+    for rank in (0, 5):
+        with pytest.raises(BadInput, match=r"^HVDTRAIN_FAULT: .* is no fault: write .* kill@rank1:step7$") as refused:
+            parse(form.format(wrong), rank)
+        assert repr(wrong) in str(refused.value)
+
+
+def test_a_forgotten_comma_or_one_too_many_is_refused():
+    for text in ("kill@rank1:step7;kill@rank2:step7", "kill@rank1:step7,", ",", " "):
+        with pytest.raises(BadInput, match="is no fault"):
+            parse(text)
+
+
+@pytest.mark.parametrize("kind", ["nan", "bitflip"])
+@pytest.mark.parametrize("place", ["start", "save1", "eval2"])
+def test_a_step_s_faults_strike_steps_only(kind, place):
+    with pytest.raises(BadInput, match=f"{kind} is a fault of a step: write {kind}@rank1:stepN"):
+        parse(f"{kind}@rank1:{place}")
+
+
+# --- the kinds
+
+
+def test_nan_poisons_one_step(model):
+    faults = parse("nan@rank0:step3,bitflip@rank0:step4")
+    for step in (1, 2, 3):
+        faults.at("step", step, model=model)
+    assert [faults.poisons_loss(step) for step in (1, 2, 3, 3, 4)] == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_bitflip_changes_one_bit_of_one_weight(model, dtype, memory_format):
+    model = model.to(dtype=dtype, memory_format=memory_format)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    parse("bitflip@rank0:step4").at("step", 4, model=model)
+    flipped = 0
+    for name, value in model.state_dict().items():
+        old, new = (one.contiguous().flatten().view(torch.uint8) for one in (before[name], value))
+        flipped += sum(bin(a ^ b).count("1") for a, b in zip(old.tolist(), new.tolist(), strict=True))
+    assert flipped == 1
+
+
+PROGRAM = """
+import faulthandler, os, resource, sys, threading, time
+from hvdtrain.safety.faults import Faults
+
+def leave():
+    time.sleep(0.3)
+    os._exit(5)
+
+if sys.argv[1] in ("gil", "sleep"):
+    threading.Thread(target=leave, daemon=True).start()
+    faulthandler.dump_traceback_later(2, exit=True)
+if sys.argv[1] == "oom":
+    resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
+faults = Faults.parse({"HVDTRAIN_FAULT": f"{sys.argv[1]}@rankall:step7"}, 1)
+faults.at("step", 6)
+print("before", flush=True)
+faults.at("step", 7)
+print("after", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "said"),
+    [
+        ("kill", -signal.SIGKILL, ""),
+        ("term", -signal.SIGTERM, ""),
+        ("segv", -signal.SIGSEGV, ""),
+        ("exit3", 3, ""),
+        ("raise", 1, "RuntimeError: injected fault raise@rankall:step7"),
+        ("oom", 1, "MemoryError"),
+        ("gil", 1, "Timeout"),  # not even another thread can leave
+        ("sleep", 5, ""),
+    ],
+)
+def test_a_process_suffers_its_fault(kind, status, said):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (status, "before\n")
+    assert said in done.stderr
+    assert bool(said) == bool(done.stderr)
+
+
+def test_a_stopped_process_goes_on_when_it_is_continued():
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, "stop"], stdout=subprocess.PIPE, text=True) as process:
+        _, how = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(how)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate(timeout=30)[0] == "before\nafter\n"
+    assert process.returncode == 0

@@ -1,0 +1,195 @@
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+from hvdtrain.safety import guard as guard_module
+from hvdtrain.safety.guard import QUIET_S, Guard
+
+
+class MpiError(RuntimeError):
+    """What importing mpi4py.MPI would start MPI for."""
+
+
+MpiError.__module__, MpiError.__qualname__ = "mpi4py.MPI", "Exception"
+
+
+class UnluckyError(ValueError):
+    pass
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 1000.0
+
+    monkeypatch.setattr(guard_module.time, "monotonic", lambda: Clock.now)
+    return Clock
+
+
+def no_room(path="f"):
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def fail(guard, error, what="log write", where="here", **options):
+    with guard(what, where, **options):
+        raise error
+
+
+def test_an_os_error_is_counted_told_and_passed_to_the_callback(capsys, tmp_path):
+    guard, seen = Guard(), []
+    error = no_room()
+    fail(guard, error, where=tmp_path, failed=seen.append)
+    assert guard.counts == {"log write": 1}
+    assert seen == [error]
+    assert capsys.readouterr() == (
+        "",
+        f"hvdtrain: warning: log write failed: {tmp_path}: No space left on device; training goes on\n",
+    )
+
+
+def test_what_succeeds_is_not_counted(capsys):
+    guard, seen = Guard(), []
+    with guard("log write", "here", failed=seen.append):
+        pass
+    assert guard("remote read")(lambda a, *, b: a + b)(1, b=2) == 3
+    assert (guard.counts, seen, capsys.readouterr().err) == ({}, [], "")
+
+
+def test_a_guarded_function_returns_none_where_it_failed():
+    guard = Guard()
+
+    @guard("remote read")
+    def read(number):
+        """Reads."""
+        if number == 2:
+            raise TimeoutError("late")
+        return number
+
+    assert [read(number) for number in (1, 2, 3)] == [1, None, 3]
+    assert (read.__name__, read.__doc__) == ("read", "Reads.")
+    assert guard.counts == {"remote read": 1}
+
+
+def test_each_cause_is_told_once_a_minute(capsys, clock):
+    guard = Guard()
+    errors = [
+        no_room(),
+        OSError(errno.EIO, "Input/output error"),
+        no_room("other"),
+        TimeoutError("a"),
+        TimeoutError("b"),
+    ]
+    for error in errors:
+        fail(guard, error)
+    fail(guard, no_room(), what="checkpoint write")
+    lines = capsys.readouterr().err.splitlines()
+    told = (
+        "log write failed: here: No space",
+        "Input/output",
+        "TimeoutError: a",
+        "checkpoint write failed: here: No space",
+    )
+    assert len(lines) == len(told)
+    assert all(words in line for words, line in zip(told, lines, strict=True))
+    clock.now += QUIET_S - 1
+    fail(guard, no_room())
+    assert capsys.readouterr().err == ""
+    clock.now += 1
+    fail(guard, no_room())
+    fail(guard, no_room())
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert guard.counts == {"log write": 8, "checkpoint write": 1}
+
+
+def test_a_warning_is_one_line(capsys):
+    fail(Guard(), OSError("first\n  second"))
+    assert (
+        capsys.readouterr().err
+        == "hvdtrain: warning: log write failed: here: OSError: first second; training goes on\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "also", "caught"),
+    [
+        (no_room(), (), True),
+        (BrokenPipeError(), (), True),
+        (ValueError(), (), False),
+        (UnluckyError(), (ValueError,), True),
+        (ValueError(), (UnluckyError,), False),
+        (RuntimeError(), (), False),
+        (RuntimeError(), (Exception,), False),
+        (RuntimeError(), (RuntimeError,), True),
+        (NotImplementedError(), (RuntimeError,), False),
+        (NotImplementedError(), (NotImplementedError,), True),
+        (KeyboardInterrupt(), (Exception,), False),
+        (SystemExit(3), (Exception,), False),
+        (MemoryError(), (MemoryError,), False),
+        (torch.OutOfMemoryError(), (RuntimeError, torch.OutOfMemoryError), False),
+        (HorovodInternalError(), (RuntimeError, HorovodInternalError), False),
+        (MpiError(), (RuntimeError, MpiError), False),
+    ],
+)
+def test_what_is_caught(error, also, caught):
+    guard, seen = Guard(), []
+    if caught:
+        fail(guard, error, also=also, failed=seen.append)
+    else:
+        with pytest.raises(type(error)):
+            fail(guard, error, also=also, failed=seen.append)
+    assert (seen, guard.counts["log write"]) == (([error], 1) if caught else ([], 0))
+
+
+def test_mpis_errors_have_that_name():
+    program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py.MPI import Exception as e; "
+    program += "print(e.__module__, e.__qualname__, issubclass(e, RuntimeError))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [MpiError.__module__, MpiError.__qualname__, "True"]
+
+
+def test_cpu_memory_that_torch_cannot_get_is_not_caught():
+    guard = Guard()
+    with pytest.raises(RuntimeError, match="memory"), guard("log write", also=(RuntimeError,)):
+        torch.empty(2**60, dtype=torch.uint8)
+    assert guard.counts == {}
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_warning_that_cannot_be_written_is_no_failure(monkeypatch, closed):
+    """Standard error may go to a file on the very disk that is full."""
+    with Path("/dev/full").open("w", buffering=1) as full:
+        if closed:
+            full.close()
+        monkeypatch.setattr(sys, "stderr", full)
+        guard = Guard()
+        fail(guard, no_room())
+        assert guard.counts == {"log write": 1}
+        monkeypatch.undo()
+        if not closed:
+            with pytest.raises(OSError, match="No space"):
+                full.close()
+
+
+def test_failures_of_several_threads_are_all_counted_and_told_once(capsys):
+    guard = Guard()
+    start = threading.Barrier(4)
+
+    def work():
+        start.wait()
+        for _ in range(500):
+            fail(guard, no_room())
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert guard.counts == {"log write": 2000}
+    assert len(capsys.readouterr().err.splitlines()) == 1

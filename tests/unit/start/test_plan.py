@@ -1,0 +1,82 @@
+import json
+import shlex
+from dataclasses import replace
+
+from launch.choose.placement import place
+from launch.reach.probe import Mpi
+from launch.start import command
+from launch.start.plan import shell_line, show
+from launch.start.prepare import Ready
+from tests.unit.machines import hosts, machine
+
+
+def ready(where=None, *, gpus="auto", **changes):
+    where = where or hosts(h1=2, h2=1)
+    topologies = {host.name: machine() for host in where}
+    order = command.Order(
+        slots=place(where, topologies, np=sum(host.slots for host in where), gpus=gpus, binding="numa"),
+        program=("prog", "it's"),
+        python="/venv/bin/python",
+        mpi=Mpi(path="/opt/bin/mpirun", name="Open MPI", version=(4, 1, 8)),
+        horovodrun=None,
+        network="10.0.0.0/24",
+        daemon_networks="10.0.0.0/24",
+        exports=("HVDLAUNCH_PLAN", "PATH"),
+        as_root=False,
+    )
+    plain = Ready(
+        order=order,
+        argv=command.argv(order),
+        environment={"HVDLAUNCH_PLAN": '{"ranks":[]}', "HVDLAUNCH_JOB": "a job", "PATH": "/bin", "TOKEN": "s3cret!"},
+        interfaces={"h1": "eth0", "h2": "ens5"},
+        adapters={"h1": ("mlx5_0", "mlx5_1"), "h2": ()},
+        remarks=(),
+    )
+    return replace(plain, **changes)
+
+
+def blocks(text):
+    """What stands under each title; the table is under none."""
+    found, title = {None: []}, None
+    for line in text.splitlines():
+        if line.startswith("# "):
+            title = line[2:]
+        found.setdefault(title, []).append(line)
+    return {title: [line for line in some if line and not line.startswith("# ")] for title, some in found.items()}
+
+
+def test_a_plan_is_a_table_the_files_the_environment_and_the_command():
+    one = ready()
+    found = blocks(show(one))
+    table, hostfile, rankfile, environment, line = found.values()
+    assert table == [
+        "rank  host  local rank  GPU  UUID      NUMA  cores  NIC",
+        "0     h1    0           0    GPU-0000  0     0-7    eth0,mlx5_0,mlx5_1",
+        "1     h1    1           2    GPU-2222  1     8-15   eth0,mlx5_0,mlx5_1",
+        "2     h2    0           0    GPU-0000  0     0-7    ens5",
+    ]
+    assert hostfile == ["h1 slots=2", "h2 slots=1"]
+    assert rankfile == ["rank 0=h1 slot=0", "rank 1=h1 slot=1", "rank 2=h2 slot=0"]
+    assert environment == [
+        """HVDLAUNCH_PLAN='{"ranks":[]}'""",
+        "HVDLAUNCH_JOB='a job'",
+        "given to every rank: HVDLAUNCH_PLAN, PATH",
+    ]
+    assert [shlex.split(text) for text in line] == [one.argv]
+    assert "s3cret!" not in show(one)
+
+
+def test_what_is_not_known_or_not_there_is_a_dash():
+    one = ready(hosts(h1=1), gpus="none", interfaces={}, adapters={}, remarks=("no GPU found: the ranks run on CPUs",))
+    unbound = tuple(replace(slot, cores=(), numa=()) for slot in one.order.slots)
+    found = show(replace(one, order=replace(one.order, slots=unbound))).splitlines()
+    assert found[0] == "no GPU found: the ranks run on CPUs"
+    assert found[2].split() == ["0", "h1", "0", "-", "-", "-", "any", "-"]
+
+
+def test_the_line_of_a_dry_run_is_one_that_a_shell_can_run():
+    one = ready()
+    words = shlex.split(shell_line(one))
+    assert words == ['HVDLAUNCH_PLAN={"ranks":[]}', "HVDLAUNCH_JOB=a job", "HVDLAUNCH_REPORT=", *one.argv]
+    assert json.loads(words[0].partition("=")[2]) == {"ranks": []}
+    assert "\n" not in shell_line(one)

@@ -1,0 +1,396 @@
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launch.cli import main as cli
+from launch.errors import CommandError, LaunchError, PlacementError, ProcessError
+from launch.process import Answer
+from launch.start.command import exported
+from launch.start.prepare import Wanted
+from launch.study import sweep
+from launch.study.sweep import Study
+from launch.watch.failure import in_one_line
+from launch.watch.run import Ended
+from tests.unit.machines import wanted
+
+WANTED = wanted(np=1, program=("python", "-m", "some.training"), as_root=True)
+STUDY = Study(
+    wanted=WANTED,
+    sizes=(4, 1, 2),
+    seeds=2,
+    mode="weak",
+    name="mine",
+    price_per_gpu_hour=None,
+    target_accuracy=None,
+    min_efficiency=None,
+    max_accuracy_loss=None,
+)
+FILE = Path("sweeps/mine/sweep.json")
+ALL = [(1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1)]
+
+
+class Machine:
+    """What sweep reaches the world through: each run leaves a finished result, unless `instead` does something else."""
+
+    def __init__(self) -> None:
+        self.instead: dict[tuple[int, int], Callable[[Path], Any]] = {}
+        self.ran: list[tuple[int, int]] = []
+        self.environments: list[dict[str, str]] = []
+        self.done: list[str] = []  # the runs and drawings, in order
+        self.drawn = Answer(status=0, out="| ranks |\n", err="")
+
+    def prepare(self, wanted: Wanted, environment: dict[str, str], folder: Path) -> SimpleNamespace:
+        at = wanted.np, int(environment["HVDLAUNCH_SEED"])
+        self.ran.append(at)
+        self.environments.append(environment)
+        self.done.append(f"np{at[0]}")
+        return SimpleNamespace(at=at, job=environment["HVDLAUNCH_JOB"], remarks=("the ranks run on CPUs",))
+
+    def run(self, ready: SimpleNamespace) -> Ended:
+        folder = Path("runs").resolve() / ready.job
+        if ready.at in self.instead and (ended := self.instead[ready.at](folder)) is not None:
+            return ended
+        return finished(folder)
+
+    def ask(self, argv: list[str], *, timeout_s: float) -> Answer:
+        assert argv == [sys.executable, "-m", "hvdtrain.compare", "--sweep", str(FILE)]
+        assert written()  # whole whenever it is drawn
+        self.done.append("draw")
+        return self.drawn
+
+
+def finished(folder: Path, *, reason: str = "finished", seed: int | None = None) -> Ended:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").write_text(json.dumps({"exit_reason": reason}))
+    (folder / "config.json").write_text(json.dumps({} if seed is None else {"seed": seed}))
+    return Ended(status=0, run_folder=str(folder), why=None, stopped=False)
+
+
+def failed(folder: Path) -> Ended:
+    return Ended(status=3, run_folder=str(folder), why="hvdtrain: too many skipped steps", stopped=False)
+
+
+def raising(error: LaunchError) -> Callable[[Path], Any]:
+    def do(folder: Path) -> None:
+        raise error
+
+    return do
+
+
+def written() -> dict[str, Any]:
+    return dict(json.loads(FILE.read_text()))
+
+
+def rows() -> dict[tuple[int, int], dict[str, Any]]:
+    return {(row["np"], row["seed"]): row for row in written()["runs"]}
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.chdir(tmp_path)
+    for name in ("prepare", "run", "ask"):
+        monkeypatch.setattr(sweep, name, getattr(made, name))
+    return made
+
+
+def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(machine, capfd):
+    assert sweep.sweep(STUDY, {"SHELL": "sh"}) == 0
+    assert machine.ran == ALL
+    assert machine.done == ["np1", "np1", "draw", "np2", "np2", "draw", "np4", "np4", "draw"]
+    assert machine.environments[3] == {"SHELL": "sh", "HVDLAUNCH_JOB": "mine-np2-seed1", "HVDLAUNCH_SEED": "1"}
+    out, err = capfd.readouterr()
+    assert out == "| ranks |\n"
+    assert err.splitlines() == [
+        "sweep: np 1 seed 0 (1 of 6)",
+        "hvdlaunch: the ranks run on CPUs",
+        "sweep: np 1 seed 1 (2 of 6)",
+        "sweep: np 2 seed 0 (3 of 6)",
+        "sweep: np 2 seed 1 (4 of 6)",
+        "sweep: np 4 seed 0 (5 of 6)",
+        "sweep: np 4 seed 1 (6 of 6)",
+    ]
+
+
+def test_what_the_study_leaves_for_compare(tmp_path):
+    limits = {"price_per_gpu_hour": 1.5, "target_accuracy": 95.0, "min_efficiency": 80.0, "max_accuracy_loss": 0.5}
+    sweep.sweep(replace(STUDY, sizes=(2,), seeds=1, wanted=replace(WANTED, gpus=(0, 1)), **limits), {})
+    assert written() == {
+        "program": ["python", "-m", "some.training"],
+        "mode": "weak",
+        "launcher": "auto",
+        "gpus": [0, 1],
+        "bind": "numa",
+        "apptainer": None,
+        "sizes": [2],
+        "seeds": 1,
+        **limits,
+        "runs": [
+            {"np": 2, "seed": 0, "status": 0, "run_folder": str(tmp_path / "runs/mine-np2-seed0"), "why": None},
+        ],
+    }
+
+
+def test_a_repeated_sweep_runs_only_what_has_no_result(machine, capfd):
+    machine.instead = {(2, 1): failed}
+    assert sweep.sweep(STUDY, {}) == 1
+    assert rows()[2, 1]["why"] == "hvdtrain: too many skipped steps"
+    assert "sweep: 1 of 6 runs have no result: the same command tries them again" in capfd.readouterr().err
+    (Path(rows()[4, 0]["run_folder"]) / "result.json").unlink()
+    machine.ran, machine.instead = [], {}
+    assert sweep.sweep(STUDY, {}) == 0
+    assert machine.ran == [(2, 1), (4, 0)]
+    assert rows()[2, 1] == {**rows()[2, 0], "seed": 1, "run_folder": str(Path("runs/mine-np2-seed1").resolve())}
+    err = capfd.readouterr().err
+    assert f"sweep: np 1 seed 0 (1 of 6): finished before, {Path('runs/mine-np1-seed0').resolve()}" in err
+    assert "have no result" not in err
+
+
+def test_a_finished_study_is_only_drawn_again_with_the_limits_of_this_time(machine):
+    sweep.sweep(STUDY, {})
+    machine.done = []
+    assert sweep.sweep(replace(STUDY, price_per_gpu_hour=2.0), {}) == 0
+    assert machine.done == ["draw"]
+    assert written()["price_per_gpu_hour"] == 2.0
+
+
+def test_a_study_can_grow(machine):
+    sweep.sweep(STUDY, {})
+    machine.ran = []
+    assert sweep.sweep(replace(STUDY, sizes=(4, 8), seeds=1), {}) == 0
+    assert machine.ran == [(8, 0)]
+    assert list(rows()) == [*ALL, (8, 0)]
+    assert (written()["sizes"], written()["seeds"]) == ([1, 2, 4, 8], 2)
+
+
+def test_a_size_that_cannot_be_started_is_a_row(machine, capfd):
+    machine.instead = {(4, 0): raising(PlacementError("4 ranks,\n2 GPUs")), (4, 1): raising(PlacementError("the same"))}
+    assert sweep.sweep(STUDY, {}) == 1
+    assert machine.ran == ALL
+    assert rows()[4, 0] == {"np": 4, "seed": 0, "status": 2, "run_folder": None, "why": "4 ranks, 2 GPUs"}
+    assert "sweep: np 4 seed 0 cannot be started: 4 ranks, 2 GPUs" in capfd.readouterr().err
+
+
+def test_where_not_even_the_first_run_can_be_started_nothing_is_left(machine, monkeypatch):
+    monkeypatch.setattr(sweep, "prepare", lambda *_: raising(CommandError("run as root"))(Path()))
+    with pytest.raises(CommandError, match="run as root"):
+        sweep.sweep(STUDY, {})
+    assert not Path("sweeps").exists()
+
+
+def test_a_study_that_cannot_be_written_is_told_before_the_first_run(machine):
+    FILE.with_name("sweep.json.part").mkdir(parents=True)
+    with pytest.raises(LaunchError, match=r"sweeps/mine/sweep\.json cannot be written: Is a directory"):
+        sweep.sweep(STUDY, {})
+    assert not Path("runs").exists()
+
+
+def test_a_signal_ends_the_study_and_a_repeat_goes_on_there(machine):
+    machine.instead = {
+        (2, 0): lambda _: Ended(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True)
+    }
+    assert sweep.sweep(STUDY, {}) == 143
+    assert list(rows()) == machine.ran == ALL[:3]
+    machine.ran, machine.instead = [], {}
+    assert sweep.sweep(STUDY, {}) == 0
+    assert machine.ran == ALL[2:]
+
+
+def test_a_run_that_was_stopped_and_saved_is_not_finished(machine):
+    machine.instead = {(2, 0): lambda folder: replace(finished(folder, reason="preempted"), stopped=True)}
+    assert sweep.sweep(STUDY, {}) == 1
+    assert machine.ran == ALL[:3]
+    machine.ran, machine.instead = [], {}
+    assert sweep.sweep(STUDY, {}) == 0
+    assert machine.ran == ALL[2:]
+
+
+def test_a_program_that_ends_with_a_signals_status_is_only_a_row(machine):
+    machine.instead = {(1, 0): lambda _: Ended(status=143, run_folder=None, why="rank 0 died", stopped=False)}
+    assert sweep.sweep(STUDY, {}) == 1
+    assert machine.ran == ALL
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
+def test_a_signal_between_two_runs(machine, monkeypatch, number, status):
+    def prepare(wanted, environment, folder):
+        if wanted.np == 2:
+            os.kill(os.getpid(), number)
+        return machine.prepare(wanted, environment, folder)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(sweep, "prepare", prepare)
+    with pytest.raises(KeyboardInterrupt if status is None else SystemExit) as ended:
+        sweep.sweep(STUDY, {})
+    assert status is None or ended.value.code == status
+    assert list(rows()) == ALL[:2]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("ending", "why"),
+    [
+        (lambda _: Ended(status=0, run_folder=None, why=None, stopped=False), "the program told no run folder"),
+        (lambda folder: replace(finished(folder), run_folder="/nowhere"), "there is no result.json"),
+        (lambda folder: finished(folder, reason="preempted"), "it ended before it was finished: preempted"),
+    ],
+)
+def test_status_0_without_a_finished_result_is_none(machine, capfd, ending, why):
+    machine.instead = {(1, 1): ending}
+    assert sweep.sweep(STUDY, {}) == 1
+    assert rows()[1, 1]["status"] == 0
+    assert rows()[1, 1]["why"].startswith(why)
+    assert f"sweep: np 1 seed 1 has no result: {why}" in capfd.readouterr().err
+    assert machine.ran == ALL
+
+
+def test_runs_that_replace_each_others_folder_end_the_study(machine):
+    machine.instead = dict.fromkeys(ALL, lambda folder: finished(folder.parent / "same"))
+    with pytest.raises(LaunchError, match=r"np 1 seed 1 has replaced the run folder of np 1 seed 0, .*/same: leave"):
+        sweep.sweep(STUDY, {})
+    assert machine.ran == ALL[:2]
+
+
+@pytest.mark.parametrize(("seed", "seeds", "lines"), [(0, 2, 1), (5, 2, 1), (5, 1, 0), (None, 2, 0)])
+def test_a_seed_that_the_program_does_not_take_is_told_once(machine, capfd, seed, seeds, lines):
+    machine.instead = dict.fromkeys(ALL, lambda folder: finished(folder, seed=seed))
+    assert sweep.sweep(replace(STUDY, seeds=seeds), {}) == 0
+    assert capfd.readouterr().err.count(f"the program takes seed {seed} for every run") == lines
+
+
+@pytest.mark.parametrize("answer", [Answer(status=1, out="", err="compare: no\n"), ProcessError("compare: no")])
+def test_without_its_table_a_study_has_failed(machine, monkeypatch, capfd, answer):
+    def ask(*_: Any, **__: Any) -> Answer:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(sweep, "ask", ask)
+    assert sweep.sweep(STUDY, {}) == 1
+    assert capfd.readouterr().err.endswith("compare: no\n")
+    assert all(row["why"] is None for row in rows().values())
+
+
+def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatch):
+    monkeypatch.setattr(machine, "ask", lambda *_, **__: machine.drawn)
+    monkeypatch.setattr(sweep, "ask", machine.ask)
+    first = replace(STUDY, name=None)
+    others = [
+        replace(first, mode="strong"),
+        replace(first, wanted=replace(WANTED, program=("true",))),
+        replace(first, wanted=replace(WANTED, gpus="none")),
+        replace(first, wanted=replace(WANTED, launcher="horovodrun")),
+        replace(first, wanted=replace(WANTED, binding="cores")),
+        replace(first, wanted=replace(WANTED, apptainer="image.sif")),
+    ]
+    for number, study in enumerate([first, *others], start=1):
+        sweep.sweep(study, {})
+        assert len(list(Path("sweeps").iterdir())) == number
+    sweep.sweep(replace(first, sizes=(8,), price_per_gpu_hour=1.0), {})
+    assert len(list(Path("sweeps").iterdir())) == len(others) + 1
+    sweep.sweep(replace(first, name="mine"), {})
+    for study in others:
+        with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is a study with another .*: give another"):
+            sweep.sweep(replace(study, name="mine"), {})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"runs": [{"np": 1}]}', '{"runs": []}'])
+def test_a_damaged_study_is_named(machine, text):
+    FILE.parent.mkdir(parents=True)
+    FILE.write_text(text)
+    with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json cannot be continued"):
+        sweep.sweep(STUDY, {})
+    assert FILE.read_text() == text
+    assert machine.ran == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"seeds": 0}, "--seeds 0"),
+        ({"price_per_gpu_hour": -0.1}, "--price-per-gpu-hour -0.1"),
+        ({"price_per_gpu_hour": float("nan")}, "--price-per-gpu-hour nan"),
+        ({"target_accuracy": 0.95}, "--target-accuracy 0.95: give percent"),
+        ({"target_accuracy": 100.1}, "--target-accuracy 100.1"),
+        ({"min_efficiency": 0.8}, "--min-efficiency 0.8: give percent"),
+        ({"min_efficiency": float("inf")}, "--min-efficiency inf"),
+        ({"max_accuracy_loss": -1.0}, "--max-accuracy-loss -1"),
+        ({"name": "../up"}, "--name '../up'"),
+        ({"name": ".."}, "--name '..'"),
+        ({"name": ""}, "--name ''"),
+    ],
+)
+def test_bad_numbers_and_names(machine, bad, says):
+    with pytest.raises(CommandError) as error:
+        sweep.sweep(replace(STUDY, **bad), {})
+    assert str(error.value).startswith(says)
+    assert machine.ran == []
+
+
+def test_limits_may_be_what_they_may_be():
+    fine = {"price_per_gpu_hour": 0.0, "target_accuracy": 100.0, "min_efficiency": 100.0, "max_accuracy_loss": 0.0}
+    sweep.check(replace(STUDY, seeds=1, name="2_a-b.c", **fine))
+
+
+@pytest.mark.parametrize("sizes", ["1,2,x", "0", "2,2", "1,-2", "1,,2", "", "1.5", "1, 2"])
+def test_bad_sizes(capfd, sizes):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["sweep", f"-np={sizes}", "--", "true"])
+    assert f"{sizes!r} is not a list of numbers of ranks" in capfd.readouterr().err
+
+
+def test_a_sweep_needs_a_program(capfd):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["sweep", "-np", "1,2"])
+    assert "hvdlaunch: no program: put it after --" in capfd.readouterr().err
+
+
+def test_the_command_line(monkeypatch):
+    seen: list[Study] = []
+    monkeypatch.setattr(sweep, "sweep", lambda study, _: seen.append(study) or 1)
+    words = "-np 4,1 --seeds 3 --mode strong --price-per-gpu-hour 2.5 --target-accuracy 95 --min-efficiency 80"
+    more = "--max-accuracy-loss 1 --name here --gpus none --bind cores -x A -x B --allow-run-as-root -H a:2,b:2"
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(["sweep", *words.split(), *more.split(), "--", "prog", "--seeds", "9"])
+    (study,) = seen
+    hosts = study.wanted.hosts
+    assert hosts is not None
+    assert [(host.name, host.slots) for host in hosts] == [("a", 2), ("b", 2)]
+    assert study == Study(
+        wanted=replace(
+            WANTED,
+            np=4,
+            program=("prog", "--seeds", "9"),
+            hosts=hosts,
+            gpus="none",
+            binding="cores",
+            exports=("A", "B"),
+        ),
+        sizes=(1, 4),
+        seeds=3,
+        mode="strong",
+        name="here",
+        price_per_gpu_hour=2.5,
+        target_accuracy=95.0,
+        min_efficiency=80.0,
+        max_accuracy_loss=1.0,
+    )
+
+
+def test_ranks_on_other_hosts_get_the_seed_if_there_is_one():
+    assert "HVDLAUNCH_SEED" in exported({"HVDLAUNCH_SEED": "1"}, [])
+    assert "HVDLAUNCH_SEED" not in exported({}, [])
+
+
+def test_of_a_ranks_last_words_one_line_is_kept():
+    told = "rank 1 on a ended with status 1; its last words:\n    Traceback\n    OSError: full\n    /run/rank-1.err"
+    assert in_one_line(told) == "rank 1 on a ended with status 1: OSError: full"
+    assert in_one_line("host b no longer answers") == "host b no longer answers"

@@ -1,0 +1,253 @@
+import time
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.record.gauges import Gauges, none
+from hvdtrain.timing import phases
+from hvdtrain.timing.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock, clock
+from hvdtrain.train.divergence import SpikeWatch
+from hvdtrain.train.loop import Limits, Pictures, Position, train_epoch
+from hvdtrain.train.reports import Reports
+from hvdtrain.train.schedule import LearningRate
+from hvdtrain.train.step import TrainingStep
+from hvdtrain.vision import images as data
+
+CPU = torch.device("cpu")
+
+
+class Watch:
+    """In place of the time module: moved by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    monkeypatch.setattr(phases, "time", Watch())
+    return phases.time
+
+
+class Stream:
+    """A device that is done with its work only when it is told to be; events on it know when they were passed."""
+
+    def __init__(self, watch):
+        self.watch, self.made, self.waits, self.done = watch, 0, 0, True
+
+    def new_event(self):
+        self.made += 1
+        return StreamEvent(self)
+
+
+class StreamEvent:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def record(self):
+        self.at = self.stream.watch.now
+
+    def query(self):
+        return self.stream.done
+
+    def synchronize(self):
+        self.stream.waits += 1
+
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+
+def steps_of(one, watch, count, **seconds):
+    """Steps in which each phase takes these seconds, with a second between them."""
+    for _ in range(count):
+        for phase, duration in seconds.items():
+            one.enter(phase)
+            watch.now += duration
+        one.step_done()
+        watch.now += 1.0
+
+
+@pytest.fixture(params=["host", "device"])
+def any_clock(request, watch):
+    return HostClock() if request.param == "host" else DeviceClock(Stream(watch).new_event)
+
+
+def test_a_mean_step_leaves_out_the_warm_up_and_what_is_between_steps(any_clock, watch):
+    steps_of(any_clock, watch, WARMUP_STEPS, read=50.0)
+    assert any_clock.means() is None
+    steps_of(any_clock, watch, 1, read=2.0, forward=3.0)
+    steps_of(any_clock, watch, 3, read=6.0, sync=4.0)
+    means = any_clock.means()
+    assert means.steps == 4
+    assert means.step_s == pytest.approx(8.75)
+    assert means.phases_s == pytest.approx({**dict.fromkeys(PHASES, 0.0), "read": 5.0, "forward": 0.75, "sync": 3.0})
+
+
+def test_a_phase_that_comes_again_is_added(any_clock, watch):
+    steps_of(any_clock, watch, WARMUP_STEPS, other=1.0)
+    for phase in ("forward", "backward", "forward", "backward"):
+        any_clock.enter(phase)
+        watch.now += 1.5
+    any_clock.step_done()
+    assert any_clock.means().phases_s["forward"] == any_clock.means().phases_s["backward"] == 3.0
+
+
+def test_an_exact_clock_waits_for_the_device_at_each_border(watch):
+    waits = []
+    one = HostClock(lambda: waits.append(watch.now))
+    steps_of(one, watch, 1, forward=2.0, backward=3.0)
+    assert waits == [0.0, 2.0, 5.0]
+
+
+def test_the_device_is_never_waited_for_within_a_run(watch):
+    stream = Stream(watch)
+    one = DeviceClock(stream.new_event)
+    stream.done = False
+    steps_of(one, watch, WARMUP_STEPS + 5, forward=2.0, backward=3.0)
+    assert (stream.waits, stream.made) == (0, 3 * 5)  # those of the warm-up were used again
+    stream.done = True
+    steps_of(one, watch, 20, forward=2.0, backward=3.0)
+    assert (stream.waits, stream.made) == (0, 3 * 6)
+    assert one.means().steps == 25
+    stream.done = False
+    steps_of(one, watch, 1, forward=28.0, backward=3.0)
+    assert one.means().phases_s["forward"] == 3.0
+    assert stream.waits == 1
+
+
+def test_off_is_nothing():
+    assert clock("off", CPU) is OFF
+    OFF.enter("read")
+    OFF.step_done()
+    assert OFF.means() is None
+
+
+@pytest.mark.parametrize("mode", ["on", "exact"])
+def test_a_cpu_needs_no_events(mode):
+    assert isinstance(clock(mode, CPU), HostClock)
+
+
+# --- the phases of a real epoch
+
+
+class Recording(HostClock):
+    """Keeps the phases of each step."""
+
+    def __init__(self):
+        super().__init__(unmeasured_steps=0)
+        self.steps = [[]]
+
+    def enter(self, phase):
+        super().enter(phase)
+        self.steps[-1].append(phase)
+
+    def step_done(self):
+        super().step_done()
+        self.steps[-1].pop()
+        self.steps.append([])
+
+
+class SlowSync:
+    def expect(self, passes):
+        pass
+
+    def finish(self):
+        time.sleep(0.05)
+
+
+def real_epoch(recording, *, every_steps=1000, bad=None, sync=None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    comm = SerialComm()
+    split = data.Resident(torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8), torch.arange(20) % 10)
+    step = TrainingStep(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        comm=comm,
+        sync=sync or comm.gradient_sync(model, compression="none"),
+        scaler=GradScaler("cpu", enabled=False),
+        precision="fp32",
+        label_smoothing=0.0,
+        clip_value=None,
+        clip_norm=None,
+        phases=recording,
+    )
+    mean = torch.zeros(3) if bad is None else torch.full((3,), bad)
+    pictures = Pictures(
+        mean=mean, std=torch.ones(3), crop=True, flip=False, cutout=0, memory_format=torch.contiguous_format
+    )
+    images = data.Images(train=split, test=split, classes=10, height=8, mean=(0.0,) * 3, std=(1.0,) * 3, mirror=False)
+    return list(
+        train_epoch(
+            step,
+            images,
+            pictures,
+            start=Position(),
+            seed=0,
+            global_batch=8,
+            micro_batch=4,
+            lr=LearningRate(peak=0.1, warmup_steps=0, total_steps=3, shape="constant"),
+            average=None,
+            limits=Limits(max_skipped_steps=100, check_replicas_every=0),
+            spikes=SpikeWatch(0),
+            reports=Reports(comm, Gauges(none), every_steps=every_steps, device=CPU),
+            device=CPU,
+        )
+    )
+
+
+PASS = ["read", "to_device", "read", "augment", "forward", "loss", "backward"]
+
+
+def test_the_phases_of_each_step_in_their_order():
+    recording = Recording()
+    real_epoch(recording)
+    full = ["other", *PASS, *PASS, "sync", "optimizer", "other"]
+    assert recording.steps == [full, full, ["other", *PASS, "sync", "optimizer", "other", "record"], []]
+
+
+def test_a_report_is_logging():
+    recording = Recording()
+    real_epoch(recording, every_steps=2)
+    assert ["record" in step for step in recording.steps] == [False, True, True, False]
+
+
+def test_looking_for_what_made_a_step_fail_is_in_no_phase_of_the_step():
+    recording = Recording()
+    real_epoch(recording, bad=float("nan"))
+    for step in recording.steps[:-1]:
+        after = step[step.index("optimizer") + 1 :]
+        assert after[:2] == ["other", "other"]  # the search, and what follows the step
+
+
+def test_the_phases_sum_to_the_whole_step_and_the_wait_is_the_sync():
+    recording = Recording()
+    started = time.perf_counter()
+    real_epoch(recording, sync=SlowSync())
+    whole_s = time.perf_counter() - started
+    means = recording.means()
+    assert means.steps == 3
+    assert means.step_s == pytest.approx(sum(means.phases_s.values()))
+    assert 3 * means.step_s <= whole_s
+    assert means.phases_s["sync"] >= 0.05
+
+
+def test_a_clock_changes_nothing_in_the_training():
+    torch.manual_seed(1)
+    with_clock = real_epoch(Recording())
+    torch.manual_seed(1)
+    without = real_epoch(OFF)
+    assert [one.totals for one in with_clock] == [one.totals for one in without]
+
+
+def test_every_phase_is_known():
+    assert Counter(PHASES) == Counter(
+        ["read", "augment", "to_device", "forward", "loss", "backward", "sync", "optimizer", "record", "other"]
+    )

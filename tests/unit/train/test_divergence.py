@@ -1,0 +1,198 @@
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
+from hvdtrain.train.divergence import Spike, SpikeWatch, check_replicas, parameter_hashes, weights_hash
+from hvdtrain.vision import models
+
+# --- spikes
+
+
+def noise(count, seed):
+    return np.random.default_rng(seed).normal(size=count)
+
+
+def spikes_of(losses, rank=0):
+    watch = SpikeWatch(rank)
+    return [spike for step, loss in enumerate(losses, start=1) if (spike := watch.see(step, loss))]
+
+
+@pytest.mark.parametrize("at", range(10))
+def test_the_first_ten_losses_are_no_spikes(at):
+    losses = [1.0] * 10
+    losses[at] = 1e6
+    assert spikes_of(losses) == []
+
+
+def test_the_eleventh_loss_may_be_a_spike():
+    assert spikes_of([1.0] * 10 + [100.0], rank=3) == [Spike(step=11, rank=3, loss=100.0, usual=1.0)]
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_is_no_spike(seed, spread):
+    assert spikes_of(2.0 + spread * noise(1000, seed)) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_rise_or_fall_is_no_spike(seed):
+    rise = 1.0 + np.arange(800) / 200 + 0.02 * noise(800, seed)
+    assert spikes_of(rise) == []
+    assert spikes_of(rise[::-1]) == []
+
+
+def test_a_fall_is_no_spike():
+    assert spikes_of([2.0] * 60 + [0.001] + [2.0] * 5) == []
+
+
+def test_a_jump_is_found_where_it_is():
+    losses = 2.0 + 0.1 * noise(300, 0)
+    losses[77], losses[200] = 9.0, 4.5
+    found = spikes_of(losses, rank=5)
+    assert [(spike.step, spike.rank, spike.loss) for spike in found] == [(78, 5, 9.0), (201, 5, 4.5)]
+    assert all(spike.usual == pytest.approx(2.0, abs=0.1) for spike in found)
+
+
+def test_a_loss_that_stays_high_becomes_the_usual_one():
+    found = spikes_of([1.0] * 50 + [10.0] * 100)
+    assert [spike.step for spike in found] == list(range(51, 76))  # until half of the last 50 are high
+    assert spikes_of([1.0] * 50 + [10.0] * 60 + [100.0])[-1] == Spike(step=111, rank=0, loss=100.0, usual=10.0)
+
+
+@pytest.mark.parametrize(("usual", "loss", "found"), [(2.0, 2.9, 0), (2.0, 3.1, 1), (-2.0, -1.1, 0), (-2.0, -0.9, 1)])
+def test_after_constant_losses_a_spike_is_more_than_half_above(usual, loss, found):
+    assert len(spikes_of([usual] * 60)) == 0
+    assert len(spikes_of([usual] * 60 + [loss])) == found
+
+
+def test_what_is_usual_for_noisy_losses_is_eight_robust_deviations():
+    losses = [1.0, 2.0, 3.0] * 20  # median 2, median absolute deviation 1
+    assert spikes_of([*losses, 2.0 + 8 * 1.4826 - 0.01]) == []
+    assert len(spikes_of([*losses, 2.0 + 8 * 1.4826 + 0.01])) == 1
+
+
+# --- replicas
+
+
+class Replicas(SerialComm):
+    """Rank `rank` among ranks that have these models, and ask and answer the same."""
+
+    def __init__(self, *replicas, rank=0):
+        self.replicas, self.rank, self.size = replicas, rank, len(replicas)
+        self.said = []
+
+    def gather(self, value):
+        self.said.append(json.loads(json.dumps(value)))
+        hashes = [parameter_hashes(model) for model in self.replicas]
+        everyones = hashes if isinstance(value, dict) else [weights_hash(one) for one in hashes]
+        assert everyones[self.rank] == value
+        return everyones
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+
+
+def with_flipped_bit(model, name, element=0, bit=0):
+    changed = copy.deepcopy(model)
+    changed.get_parameter(name).detach().view(torch.int32).flatten()[element] ^= 1 << bit
+    return changed
+
+
+def test_equal_replicas_pass_and_only_one_hash_is_sent():
+    model = net()
+    comm = Replicas(model, copy.deepcopy(model), copy.deepcopy(model))
+    check_replicas(comm, model, 7)
+    assert [len(one) for one in comm.said] == [64]
+    check_replicas(SerialComm(), model, 7)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_every_rank_names_the_odd_one_out_of_three_and_the_parameter(odd, rank):
+    replicas = [net() for _ in range(3)]
+    replicas[odd] = with_flipped_bit(with_flipped_bit(net(), "3.weight", 5), "1.bias", 2)
+    with pytest.raises(EndOfRun) as end:
+        check_replicas(Replicas(*replicas, rank=rank), replicas[rank], 40)
+    assert (end.value.status, end.value.reason) == (REPLICAS_DIFFER, "replicas differ")
+    assert REPLICAS_DIFFER == 4
+    message = str(end.value)
+    assert message.startswith(f"replicas differ after step 40: rank {odd} from the others, first in 1.bias; ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_two_that_differ_rank_1_is_named(rank):
+    replicas = [with_flipped_bit(net(), "0.weight"), net()]
+    with pytest.raises(EndOfRun, match=r"rank 1 from the others, first in 0\.weight;"):
+        check_replicas(Replicas(*replicas, rank=rank), replicas[rank], 1)
+
+
+def test_all_ranks_that_differ_are_named():
+    other = with_flipped_bit(net(), "3.bias", bit=31)
+    with pytest.raises(EndOfRun, match=r"rank 1, 3 from the others, first in 3\.bias;"):
+        check_replicas(Replicas(net(), other, net(), other), net(), 1)  # a tie
+    third = with_flipped_bit(net(), "1.weight")
+    with pytest.raises(EndOfRun, match=r"rank 0, 4 from the others, first in 1\.weight;"):
+        check_replicas(Replicas(third, net(), net(), net(), other), third, 1)
+
+
+def test_running_statistics_may_differ():
+    model, other = net(), net()
+    other[1].running_mean.add_(1.0)
+    check_replicas(Replicas(model, other), model, 1)
+
+
+def test_replicas_of_nan_are_equal_bit_by_bit():
+    model = net()
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = math.nan
+    check_replicas(Replicas(model, copy.deepcopy(model)), model, 1)
+
+
+# --- hashes
+
+
+@pytest.mark.parametrize("bit", [0, 22, 23, 30, 31])
+@pytest.mark.parametrize("element", [0, 57, -1])
+def test_one_flipped_bit_of_one_float_changes_the_hash_of_its_parameter_alone(bit, element):
+    before, after = parameter_hashes(net()), parameter_hashes(with_flipped_bit(net(), "0.weight", element, bit))
+    assert before.keys() == after.keys() == {name for name, _ in net().named_parameters()}
+    assert [name for name in before if before[name] != after[name]] == ["0.weight"]
+    assert weights_hash(before) != weights_hash(after)
+
+
+def test_minus_zero_is_not_zero():
+    zero, minus = net(), net()
+    with torch.no_grad():
+        zero[3].bias.fill_(0.0)
+        minus[3].bias.fill_(-0.0)
+    assert torch.equal(zero[3].bias, minus[3].bias)
+    assert parameter_hashes(zero)["3.bias"] != parameter_hashes(minus)["3.bias"]
+    assert weights_hash(parameter_hashes(zero)) != weights_hash(parameter_hashes(minus))
+
+
+def test_weights_hash_sees_one_changed_weight_and_no_memory_format():
+    model = nn.Conv2d(3, 4, 3)
+    first = weights_hash(parameter_hashes(model))
+    assert len(first) == 64
+    assert weights_hash(parameter_hashes(model.to(memory_format=torch.channels_last))) == first
+    with torch.no_grad():
+        model.weight[2, 1, 0, 0] = math.pi
+    assert weights_hash(parameter_hashes(model)) != first
+
+
+def test_hashes_are_of_every_parameter_and_change_none():
+    model = models.build("efficientnet_tiny", classes=10)
+    before = copy.deepcopy(model.state_dict())
+    hashes = parameter_hashes(model)
+    assert list(hashes) == [name for name, _ in model.named_parameters()]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

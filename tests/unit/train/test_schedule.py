@@ -1,0 +1,76 @@
+import itertools
+import math
+
+import pytest
+
+from hvdtrain.train.schedule import LearningRate, scaled_lr
+
+
+def cosine(**changes):
+    return LearningRate(**{"peak": 0.4, "warmup_steps": 4, "total_steps": 12, "shape": "cosine", **changes})
+
+
+@pytest.mark.parametrize(
+    ("step", "lr"),
+    [
+        (0, 0.1),  # a quarter of the peak: never zero, which would waste the step
+        (1, 0.2),
+        (3, 0.4),  # warm-up ends at the peak
+        (4, 0.4),
+        (8, 0.2),  # half way down
+        (11, 0.2 * (1 + math.cos(math.pi * 7 / 8))),
+        (3.5, 0.4),  # between two steps, after batches of another size: never above the peak
+    ],
+)
+def test_warms_up_linearly_and_falls_as_a_cosine(step, lr):
+    assert cosine()(step) == pytest.approx(lr)
+
+
+def test_last_step_is_nearly_but_not_quite_zero():
+    lr = cosine(total_steps=1000)
+    assert 0 < lr(999) < 1e-5 * lr.peak
+
+
+def test_rises_then_falls_without_a_jump():
+    lr = cosine(warmup_steps=10, total_steps=100)
+    values = [lr(step) for step in range(100)]
+    assert values[:10] == sorted(values[:10])
+    assert values[10:] == sorted(values[10:], reverse=True)
+    assert max(abs(a - b) for a, b in itertools.pairwise(values)) <= lr.peak / 10 + 1e-12
+    assert max(values) == lr.peak
+
+
+def test_constant_stays_at_the_peak_after_warm_up():
+    lr = cosine(shape="constant")
+    assert [lr(step) for step in (3, 4, 11)] == [0.4] * 3
+    assert lr(0) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("shape", ["cosine", "constant"])
+def test_without_warm_up_starts_at_the_peak(shape):
+    assert cosine(warmup_steps=0, shape=shape)(0) == 0.4
+
+
+def test_warm_up_may_take_the_whole_run():
+    assert [cosine(warmup_steps=2, total_steps=2)(step) for step in range(2)] == pytest.approx([0.2, 0.4])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "global_batch", "expected"),
+    [
+        ("sgd", 256, 0.1),
+        ("sgd", 1024, 0.4),
+        ("sgd", 64, 0.025),
+        ("rmsprop", 1024, 0.4),
+        ("adam", 1024, 0.2),
+        ("adamw", 1024, 0.2),
+        ("adamw", 64, 0.05),
+        ("adam", 256, 0.1),
+        ("lars", 1024, 0.4),
+        ("lars", 64, 0.025),
+        ("lamb", 1024, 0.2),
+        ("lamb", 64, 0.05),
+    ],
+)
+def test_scaled_lr_is_linear_for_sgd_and_lars_and_square_root_for_adam_and_lamb(optimizer, global_batch, expected):
+    assert scaled_lr(0.1, optimizer=optimizer, global_batch=global_batch) == pytest.approx(expected)

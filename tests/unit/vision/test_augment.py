@@ -1,0 +1,98 @@
+import pytest
+import torch
+from torch.nn.functional import pad
+
+from hvdtrain.vision.augment import cutout, draw_noise, normalise, padding, random_crop, random_flip
+
+CPU = torch.device("cpu")
+
+
+def pixels(count=6, height=16):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(1, 256, (count, 3, height, height), dtype=torch.uint8, generator=generator)
+
+
+def noise(samples=50, *, height=32, seed=3, epoch=1):
+    return draw_noise(samples, height=height, seed=seed, epoch=epoch, device=CPU)
+
+
+@pytest.mark.parametrize("kind", ["shift", "flip", "hole"])
+def test_noise_repeats_and_differs_by_seed_and_epoch(kind):
+    first = getattr(noise(), kind)
+    assert torch.equal(first, getattr(noise(), kind))
+    assert not torch.equal(first, getattr(noise(seed=4), kind))
+    assert not torch.equal(first, getattr(noise(epoch=2), kind))
+    assert not torch.equal(first, getattr(noise(seed=1, epoch=3), kind))  # swapped
+
+
+def test_noise_takes_all_its_values_and_no_others():
+    drawn = noise(5000)
+    assert drawn.shift.shape == drawn.hole.shape == (5000, 2)
+    for column in range(2):
+        assert drawn.shift[:, column].unique().tolist() == list(range(9))  # 0 to twice 4
+        assert drawn.hole[:, column].unique().tolist() == list(range(32))
+    assert 0.45 < drawn.flip.float().mean() < 0.55
+
+
+def test_noise_of_takes_the_rows_of_the_given_samples():
+    drawn, samples = noise(), torch.tensor([7, 0, 41])
+    some = drawn.of(samples)
+    for place, sample in enumerate(samples.tolist()):
+        assert some.shift[place].tolist() == drawn.shift[sample].tolist()
+        assert some.flip[place] == drawn.flip[sample]
+        assert some.hole[place].tolist() == drawn.hole[sample].tolist()
+
+
+@pytest.mark.parametrize(("height", "pixels_each_side"), [(32, 4), (8, 1), (224, 28)])
+def test_padding_grows_with_the_image(height, pixels_each_side):
+    assert padding(height) == pixels_each_side
+
+
+def test_random_crop_equals_a_loop_over_padded_images():
+    images = pixels(9)
+    shift = torch.tensor([[0, 0], [4, 4], [2, 2], [0, 4], [4, 0], [1, 3], [3, 1], [2, 0], [0, 1]])
+    expected = torch.stack(
+        [
+            pad(image, (2, 2, 2, 2))[:, row : row + 16, column : column + 16]
+            for image, (row, column) in zip(images, shift.tolist(), strict=True)
+        ]
+    )
+    cropped = random_crop(images, shift)
+    assert torch.equal(cropped, expected)
+    assert cropped.dtype == torch.uint8
+    assert torch.equal(cropped[2], images[2])  # the middle shift changes nothing
+
+
+def test_random_flip_mirrors_columns_of_the_chosen_images_only():
+    images = pixels(3)
+    flipped = random_flip(images, torch.tensor([True, False, True]))
+    for place in (0, 2):
+        for column in range(16):
+            assert torch.equal(flipped[place, :, :, column], images[place, :, :, 15 - column])
+    assert torch.equal(flipped[1], images[1])
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 16, 40])
+def test_cutout_equals_a_loop_clipped_at_the_border(size):
+    holes = [[8, 8], [0, 0], [15, 15], [0, 15], [7, 1], [14, 3]]
+    images = pixels(len(holes))
+    expected = images.clone()
+    for image, (row, column) in zip(expected, holes, strict=True):
+        top, left = row - size // 2, column - size // 2
+        image[:, max(0, top) : max(0, top + size), max(0, left) : max(0, left + size)] = 0
+    assert torch.equal(cutout(images, torch.tensor(holes), size), expected)
+
+
+def test_cutout_of_the_middle_blackens_exactly_its_square():
+    black = (cutout(pixels(1), torch.tensor([[8, 6]]), 4) == 0)[0]
+    assert black.nonzero()[:, 1:].unique(dim=0).tolist() == [[r, c] for r in range(6, 10) for c in range(4, 8)]
+    assert black.sum() == 3 * 16
+
+
+def test_normalise_subtracts_mean_and_divides_by_deviation_of_each_channel():
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8)[None, :, None, None].expand(2, 3, 4, 4)
+    out = normalise(images, torch.tensor([0.5, 0.1, 0.0]), torch.tensor([0.25, 0.1, 2.0]))
+    assert out.dtype == torch.float32
+    assert out.shape == (2, 3, 4, 4)
+    for channel, value in enumerate([-2.0, 1.0, 0.5]):
+        assert torch.allclose(out[:, channel], torch.tensor(value))

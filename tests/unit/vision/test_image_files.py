@@ -1,0 +1,50 @@
+"""Dockerfile, compose.yaml and apptainer.def as text: what must agree with the rest of the project."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+PROJECT = Path(__file__).parents[3]
+DOCKERFILE = (PROJECT / "Dockerfile").read_text()
+COPIED = [
+    source
+    for words in (shlex.split(line) for line in DOCKERFILE.splitlines() if line.startswith("COPY "))
+    if "--from=build" not in words
+    for source in [word for word in words[1:-1] if not word.startswith("--")]
+]
+
+
+def test_the_toolkit_is_that_of_torch() -> None:
+    """Horovod is compiled by the toolkit's CUDA and runs on the libraries of torch's."""
+    (toolkit,) = re.findall(r"^ARG BASE_IMAGE=nvidia/cuda:([\d.]+)-devel-", DOCKERFILE, re.MULTILINE)
+    (locked,) = re.findall(r"^cuda-toolkit\S*==([\d.]+)", (PROJECT / "requirements.lock").read_text(), re.MULTILINE)
+    assert toolkit == locked
+
+
+def test_both_stages_have_the_same_distribution() -> None:
+    """The environment is copied from one to the other and runs on the Python of its distribution."""
+    (base,) = re.findall(r"^ARG BASE_IMAGE=\S+-ubuntu([\d.]+)$", DOCKERFILE, re.MULTILINE)
+    assert f"ARG RUN_IMAGE=ubuntu:{base}\n" in DOCKERFILE
+
+
+@pytest.mark.parametrize("source", COPIED)
+def test_what_is_copied_exists_and_is_sent_to_the_builder(source: str) -> None:
+    assert (PROJECT / source).exists()
+    assert f"!{Path(source).parts[0]}" in (PROJECT / ".dockerignore").read_text().splitlines()
+
+
+def test_compose_starts_the_image_that_make_builds() -> None:
+    services = yaml.safe_load((PROJECT / "compose.yaml").read_text())["services"]
+    assert {service["image"] for service in services.values()} == {"hvdtrain"}
+    assert services["first"]["depends_on"] == {"second": {"condition": "service_healthy"}}
+    hosts = ",".join(f"{name}:1" for name in services)
+    assert f" -H {hosts} " in services["first"]["command"]
+
+
+def test_apptainer_takes_the_files_of_the_image() -> None:
+    definition = (PROJECT / "apptainer.def").read_text()
+    (prefix,) = set(re.findall(r"_?PREFIX=(\S+)", definition))
+    assert f"COPY --from=build {prefix} {prefix}\n" in DOCKERFILE

@@ -1,0 +1,223 @@
+import socket
+from urllib.error import URLError
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.vision import models
+
+TINY = models.TINY
+
+
+def tiny(*, seed=0, **options):
+    torch.manual_seed(seed)
+    return models.build(TINY, **{"classes": 10, **options})
+
+
+def test_the_names_are_torchvisions_and_tiny():
+    assert {f"efficientnet_b{number}" for number in range(8)} < set(models.MODELS)
+    assert {"efficientnet_v2_s", "efficientnet_v2_m", "efficientnet_v2_l", TINY} < set(models.MODELS)
+    assert len(models.MODELS) == 12
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_model_has_a_logit_per_class(name):
+    with torch.device("meta"):
+        logits = models.build(name, classes=10).eval()(torch.empty(2, 3, 64, 64))
+    assert logits.shape == (2, 10)
+
+
+def test_tiny_is_tiny():
+    assert sum(parameter.numel() for parameter in tiny().parameters()) < 100_000
+
+
+@pytest.mark.parametrize(("name", "size"), [(TINY, 32), ("efficientnet_b0", 224), ("efficientnet_b7", 600)])
+def test_image_size_is_the_one_the_model_was_designed_for(name, size):
+    assert models.image_size(name) == size
+
+
+@pytest.mark.parametrize("name", [TINY, "efficientnet_b0", "efficientnet_v2_s"])
+def test_stem_stride_1_doubles_the_resolution_after_the_stem_and_at_the_end(name):
+    with torch.device("meta"):
+        images = torch.empty(1, 3, 64, 64)
+        halved, kept = (models.build(name, classes=10, stem_stride=stride).eval() for stride in (2, 1))
+        for layers in (slice(1), slice(None)):
+            small, large = (model.features[layers](images).shape[2:] for model in (halved, kept))
+            assert [2 * side for side in small] == list(large)
+        assert kept.features[0](images).shape[2:] == (64, 64)
+
+
+def two_forwards(**options):
+    model = tiny(**options).train()
+    for layer in models.batch_norms(model):
+        layer.eval()
+    images = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        return model(images), model(images)
+
+
+def test_no_dropout_and_no_stochastic_depth_leave_nothing_random():
+    assert torch.equal(*two_forwards(dropout=0.0, stochastic_depth=0.0))
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.5}, {"stochastic_depth": 0.5, "dropout": 0.0}])
+def test_dropout_and_stochastic_depth_are_passed_on(options):
+    assert not torch.equal(*two_forwards(**options))
+
+
+def test_dropout_and_stochastic_depth_keep_the_models_own_when_not_given():
+    with torch.device("meta"):
+        ours, theirs = models.build("efficientnet_b3", classes=10), torchvision.models.efficientnet_b3()
+        changed = models.build("efficientnet_b3", classes=10, dropout=0.7, stochastic_depth=0.6)
+
+    def probabilities(model):
+        depth = [layer.p for layer in model.modules() if type(layer).__name__ == "StochasticDepth"]
+        return model.classifier[0].p, max(depth)
+
+    assert probabilities(ours) == probabilities(theirs)
+    assert probabilities(changed) == (0.7, pytest.approx(0.6, rel=0.1))  # at the last block: (blocks - 1) / blocks
+
+
+def test_batch_norms_are_all_of_them():
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.LayerNorm(2))
+    assert models.batch_norms(model) == [model[0], model[1][1]]
+
+
+def test_unknown_model_is_named_with_the_choice():
+    with pytest.raises(BadInput, match=r"^--model 'resnet50' is unknown: choose one of efficientnet_b0.*tiny$"):
+        models.build("resnet50", classes=10)
+
+
+def saved(folder, state):
+    path = folder / "weights.pt"
+    torch.save(state, path)
+    return str(path)
+
+
+def load(model, source, name=TINY):
+    models.load_weights(model, models.pretrained_weights(name, source), source)
+
+
+def test_pretrained_file_replaces_all_weights_and_buffers(tmp_path):
+    source = tiny(seed=1)
+    source(torch.randn(4, 3, 32, 32))  # moves the running statistics
+    model = tiny(seed=2)
+    load(model, saved(tmp_path, source.state_dict()))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, source.state_dict()[name]), name
+
+
+def test_head_for_other_classes_is_dropped_and_the_rest_loaded(tmp_path):
+    source, model = tiny(seed=1, classes=1000), tiny(seed=2)
+    load(model, saved(tmp_path, source.state_dict()))
+    fresh = tiny(seed=2).state_dict()
+    for name, value in model.state_dict().items():
+        expected = fresh if name.startswith("classifier.1.") else source.state_dict()
+        assert torch.equal(value, expected[name]), name
+
+
+def refused(model, source, name=TINY):
+    with pytest.raises(BadInput) as error:
+        load(model, source, name)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(f"--pretrained {source}: ")
+    return message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: {f"module.{name}": value for name, value in state.items()},
+        lambda state: {name: value for name, value in state.items() if "running_mean" not in name},
+        lambda state: {**state, "features.9.weight": torch.zeros(2)},
+        lambda state: {**state, "features.0.0.weight": torch.zeros(16, 3, 5, 5)},
+        lambda _: {},
+    ],
+    ids=["prefixed", "incomplete", "one more", "other shape", "empty"],
+)
+def test_weights_of_another_model_are_refused(tmp_path, change):
+    assert "the weights are of another model" in refused(tiny(), saved(tmp_path, change(tiny().state_dict())))
+
+
+def test_weights_of_another_efficientnet_are_refused(tmp_path):
+    path = saved(tmp_path, models.build("efficientnet_b0", classes=10).state_dict())
+    assert "the weights are of another model" in refused(tiny(), path)
+
+
+@pytest.mark.parametrize("content", [b"not weights", b"", b"PK\x03\x04" + b"x" * 100])
+def test_garbage_file_is_refused(tmp_path, content):
+    path = tmp_path / "garbage.pt"
+    path.write_bytes(content)
+    assert "not a file of tensors that torch.save wrote" in refused(tiny(), str(path))
+
+
+def test_missing_file_is_refused(tmp_path):
+    assert "no such file" in refused(tiny(), str(tmp_path / "none.pt"))
+
+
+@pytest.mark.parametrize("value", [{"epoch": 3}, {"model": {"weight": torch.ones(1)}}, [torch.ones(1)], torch.ones(1)])
+def test_file_that_is_no_state_dict_is_refused(tmp_path, value):
+    assert "holds no state dict" in refused(tiny(), saved(tmp_path, value))
+
+
+class Payload:
+    ran = False
+
+    def __reduce__(self):
+        return setattr, (Payload, "ran", True)
+
+
+def test_pickled_code_is_refused_and_not_run(tmp_path):
+    refused(tiny(), saved(tmp_path, {"weight": Payload()}))
+    assert not Payload.ran
+
+
+def test_unreachable_hub_names_the_url_and_the_way_out(monkeypatch):
+    def offline(*_, **__):
+        raise URLError(f"no route to host for {socket.getdefaulttimeout()} seconds")
+
+    monkeypatch.setattr("torch.hub.load_state_dict_from_url", offline)
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    with pytest.raises(BadInput) as error:
+        models.pretrained_weights("efficientnet_b0", "hub")
+    message = str(error.value)
+    assert message.startswith("--pretrained hub: cannot download https://download.pytorch.org/models/efficientnet_b0")
+    assert "no route to host for 15.0 seconds" in message
+    assert "give the file" in message
+    assert "\n" not in message
+
+
+def test_hub_weights_are_checked_and_returned(monkeypatch):
+    asked = {}
+
+    def fetched(url, **options):
+        asked.update(options, url=url)
+        return {"weight": torch.ones(1)}
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetched)
+    assert models.pretrained_weights("efficientnet_b1", "hub") == {"weight": torch.ones(1)}
+    assert "efficientnet_b1" in asked["url"]
+    assert asked["check_hash"] is True
+    assert asked["weights_only"] is True
+
+
+def test_hub_has_no_tiny():
+    with pytest.raises(BadInput, match="torchvision has no weights for efficientnet_tiny"):
+        models.pretrained_weights(TINY, "hub")
+
+
+def test_names_that_are_no_text_are_refused(tmp_path):
+    assert "no state dict" in refused(tiny(), saved(tmp_path, {0: torch.zeros(2)}))
+
+
+@pytest.mark.parametrize("odd", ["weight", "bias"])
+def test_a_head_of_other_classes_is_left_out_whole(tmp_path, odd):
+    model, state = tiny(), tiny().state_dict()
+    before = {name: value.clone() for name, value in model.classifier[1].state_dict().items()}
+    state[f"classifier.1.{odd}"] = torch.zeros(()) if odd == "bias" else torch.zeros(7, 256)
+    models.load_weights(model, models.pretrained_weights("efficientnet_tiny", saved(tmp_path, state)), "file")
+    assert all(torch.equal(value, before[name]) for name, value in model.classifier[1].state_dict().items())

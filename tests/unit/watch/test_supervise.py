@@ -1,0 +1,357 @@
+"""What is decided after a failure, and the whole of it against a world in which nothing takes time."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from launch.choose.placement import place
+from launch.errors import HostError, HostfileError, ProcessError
+from launch.reach.probe import HostFacts, Mpi
+from launch.start.command import exported
+from launch.start.command import hosts as hosts_of
+from launch.start.prepare import Wanted
+from launch.watch import supervise as module
+from launch.watch.run import Ended
+from launch.watch.supervise import Again, Tally, counted, outcome, pause_s, ranks_that_fit, supervise, usable
+from tests.unit.machines import hosts, machine
+
+MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))
+AGAIN = Again(restarts=5, min_np=2, grace_s=25)
+LOST = {0: "unhealthy: lost", 3: "unhealthy: lost"}
+
+
+def ended(status=1, *, checkpoint=None, stopped=False, why="it broke"):
+    return Ended(status=status, run_folder=None, why=why, stopped=stopped, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize(("times", "seconds"), [(1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (7, 30), (10_000, 30)])
+def test_pauses_double_up_to_half_a_minute(times, seconds):
+    assert pause_s(times) == seconds
+
+
+@pytest.mark.parametrize(
+    ("room", "refused", "ranks"),
+    [
+        (9, (), 4),
+        (4, (), 4),
+        (3, (), 3),
+        (2, (), 2),
+        (1, (), None),
+        (0, (), None),
+        (9, (4,), 3),
+        (3, (3,), 2),
+        (2, (2,), None),
+    ],
+)
+def test_as_many_ranks_as_fit_are_started(room, refused, ranks):
+    assert ranks_that_fit(room, np=4, min_np=2, refused=refused) == ranks
+
+
+def test_a_host_has_no_more_slots_than_free_gpus():
+    listed = hosts(h1=4, h2=2, h3=4, h4=1)
+    known = {
+        "h1": machine(unusable=LOST),
+        "h2": machine(unusable=LOST),
+        "h3": machine(unusable=dict.fromkeys(range(4), "x")),
+    }
+    assert usable(listed, known, on_gpus=True) == hosts(h1=2, h2=2)
+    assert usable(listed, known, on_gpus=False) == hosts(h1=4, h2=2, h3=4)
+
+
+def after(*attempts, again=AGAIN):
+    """The tally and the outcome after these attempts: (ranks, how it ended)."""
+    tally = Tally()
+    for np, end in attempts:
+        tally = counted(tally, end, np)
+    return tally, outcome(tally, end, np, again)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_finished_and_too_many_skipped_steps_are_final(status):
+    assert after((4, ended(status)))[1] == status
+
+
+@pytest.mark.parametrize("status", [1, 4, 5, 137, 205, 255])
+def test_any_other_failure_is_not(status):
+    assert after((4, ended(status)))[1] is None
+
+
+@pytest.mark.parametrize("status", [0, 143, 130, 1])
+def test_a_stop_by_the_user_is(status):
+    assert after((4, ended(status, stopped=True)))[1] == status
+
+
+def test_three_restarts_in_a_row_without_a_new_checkpoint_end_it():
+    old, new, none = ended(checkpoint=40), ended(checkpoint=50), ended()
+    assert after((4, old), (4, none), (4, old))[1] is None
+    assert after((4, old), (4, none), (4, old), (4, ended(checkpoint=39)))[1] == 5
+    tally, status = after((4, old), (4, none), (4, old), (4, new))
+    assert (tally.fruitless, tally.checkpoint, status) == (0, 50, None)
+    assert after((4, none), (4, none), (4, none))[1] is None
+    assert after((4, none), (4, none), (4, none), (4, none))[1] == 5
+
+
+def test_restarts_that_are_used_up_leave_the_last_status():
+    again = replace(AGAIN, restarts=2)
+    steps = [(4, ended(7, checkpoint=step)) for step in range(3)]
+    assert after(*steps[:2], again=again)[1] is None
+    assert after(*steps, again=again)[1] == 7
+
+
+def test_bad_input_is_final_unless_the_number_of_ranks_is_new():
+    assert after((4, ended(2)))[1] == 2
+    tally, status = after((4, ended()), (3, ended(2)))
+    assert (tally.failures, tally.refused, status) == (1, {3}, None)
+    assert after((4, ended()), (4, ended(2)))[1] == 2
+    assert after((4, ended()), (3, ended()), (3, ended(2)))[1] == 2
+
+
+class World:
+    """Hosts that answer or not, and attempts that end as the test says; time passes only in sleep()."""
+
+    def __init__(self, *ends):
+        self.ends = list(ends)
+        self.topologies = {"h1": machine(), "h2": machine()}
+        self.hosts, self.wanted_gpus, self.on_gpus = hosts(h1=2, h2=2), "auto", True
+        self.silent, self.left = set(), {}
+        self.began, self.asked, self.slept, self.now = [], [], [], 100.0
+        self.meanwhile = {}  # after this attempt, or at this second, something happens
+
+    def read(self):
+        if isinstance(self.hosts, Exception):
+            raise self.hosts
+        return Wanted(
+            np=4,
+            program=("prog",),
+            hosts=self.hosts,
+            topologies={},
+            launcher="auto",
+            gpus=self.wanted_gpus,
+            binding="none",
+            apptainer=None,
+            exports=(),
+            as_root=True,
+        )
+
+    def prepare(self, wanted, environment, folder, known=None):
+        topologies = self.topologies if known is None else {host: one.topology for host, one in known.items()}
+        slots = place(wanted.hosts, topologies, np=wanted.np, gpus=wanted.gpus, binding=wanted.binding)
+        order = SimpleNamespace(slots=slots, mpi=MPI, python="python")
+        return SimpleNamespace(order=order, environment={"HVDLAUNCH_JOB": "job", **environment}, remarks=("be warned",))
+
+    def run(self, ready, *, grace_s):
+        assert ready.environment["HVDLAUNCH_JOB"] == "job"
+        assert ready.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
+        self.began.append({host.name: host.slots for host in hosts_of(ready.order.slots)})
+        self.gpus = [slot.gpu for slot in ready.order.slots]
+        end = self.ends.pop(0)
+        self.meanwhile.pop(len(self.began), lambda: None)()
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def answers(self, names, *, mpirun, python, folder, gpus):
+        assert (mpirun, python, gpus) == (MPI, "python", self.on_gpus)
+        self.asked.append(list(names))
+        return {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
+
+    def end_on(self, names, job, *, python, folder):
+        assert job == "job"
+        why = {name: HostError(f"host {name}: no route\nto it") for name in self.silent}
+        return {name: why.get(name, self.left.pop(name, 0)) for name in names}
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+        for at in [at for at in self.meanwhile if at > 100 and at <= self.now]:
+            self.meanwhile.pop(at)()
+
+
+@pytest.fixture
+def world(monkeypatch):
+    made = World()
+    for name in ("prepare", "run", "answers", "end_on"):
+        monkeypatch.setattr(module, name, getattr(made, name))
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
+    return made
+
+
+def result(world, *ends, again=AGAIN):
+    world.ends += ends
+    return supervise(world.read, again, {})
+
+
+def said(capfd):
+    return [line.removeprefix("hvdlaunch: ") for line in capfd.readouterr().err.splitlines()]
+
+
+def test_a_run_that_finishes_is_run_once(world, capfd):
+    assert result(world, ended(0)) == 0
+    assert (world.began, world.asked, said(capfd)) == ([{"h1": 2, "h2": 2}], [], ["be warned"])
+
+
+def test_a_failed_run_goes_on_with_all_hosts(world, capfd):
+    assert result(world, ended(137, checkpoint=40), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+    assert said(capfd)[1:] == ["restart 1 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 40"]
+
+
+def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.add("h2"), 2: lambda: (world.silent.clear(), world.sleep(1))}
+    ends = [ended(205), ended(1, checkpoint=5), ended(0)]
+    assert result(world, *ends) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2, "h2": 2}]
+    assert world.asked == [["h1"], ["h1", "h2"]]
+    assert said(capfd)[1:] == [
+        "host h2: no route to it; it is left out",
+        "restart 1 of 5 after: it broke; 2 ranks on h1:2, no checkpoint was saved yet",
+        "restart 2 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 5",
+    ]
+
+
+def test_a_silent_host_is_tried_again_only_after_a_while(world):
+    world.meanwhile = {1: lambda: world.silent.add("h2"), 2: world.silent.clear}
+    assert result(world, ended(205), ended(checkpoint=5), ended(0)) == 0
+    assert world.began[1:] == [{"h1": 2}, {"h1": 2}]
+    assert world.asked == [["h1"], ["h1"]]
+
+
+def test_a_host_that_is_lost_again_is_told_again_and_where_hosts_are_short_all_are_asked(world, capfd):
+    def both_ways():
+        world.silent = {"h1"}  # h2 has just come back, but has a pause of two seconds
+
+    world.meanwhile = {
+        1: lambda: world.silent.add("h2"),
+        2: lambda: (world.silent.clear(), world.sleep(1)),
+        3: lambda: world.silent.add("h2"),
+        4: lambda: world.sleep(1),
+        5: both_ways,
+    }
+    ends = [ended(checkpoint=step) for step in range(5)]
+    assert result(world, *ends, ended(0)) == 0
+    assert world.began[1:] == [{"h1": 2}, {"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2}, {"h2": 2}]
+    assert world.slept == [1, 1, 1]
+    assert said(capfd).count("host h2: no route to it; it is left out") == 2
+
+
+def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
+    world.topologies["h3"] = machine()
+    world.meanwhile = {
+        1: lambda: (world.silent.add("h2"), setattr(world, "hosts", hosts(h1=2, h2=2, h3=1))),
+        2: lambda: setattr(world, "hosts", hosts(h3=4, h1=2)),
+    }
+    assert result(world, ended(), ended(), ended(0)) == 0
+    assert world.began[1:] == [{"h1": 2, "h3": 1}, {"h3": 4}]
+
+
+def test_a_hostfile_that_is_just_being_edited_changes_nothing(world, capfd):
+    world.meanwhile = {1: lambda: setattr(world, "hosts", HostfileError("hosts:3: h1 is there twice"))}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+    assert "hosts:3: h1 is there twice; the hosts stay as they were" in said(capfd)
+
+
+def test_a_host_that_has_lost_gpus_has_fewer_ranks(world):
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable={**LOST, 1: "unhealthy: lost"}))}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
+    assert world.gpus[0] == 2
+
+
+def test_a_host_without_any_gpu_left_is_not_used_on_cpus(world):
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(0), h2=machine(0))}
+    assert result(world, ended(9)) == 9
+    assert world.began == [{"h1": 2, "h2": 2}]
+
+
+def test_gpus_that_were_named_are_the_only_ones_that_may_be_used(world):
+    world.wanted_gpus = (0, 1)
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable=LOST))}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
+    assert world.gpus == [1, 0, 1]
+
+
+def test_a_run_on_cpus_stays_there(world):
+    world.topologies, world.on_gpus = {"h1": machine(0), "h2": machine(0)}, False
+    world.meanwhile = {1: lambda: world.topologies.update(h2=machine())}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+
+
+def test_a_gpu_that_is_busy_for_a_moment_is_not_lost(world):
+    world.meanwhile = {
+        1: lambda: world.topologies.update(h1=machine(unusable=dict.fromkeys(range(3), "busy: pid 7"))),
+        102: lambda: world.topologies.update(h1=machine()),
+    }
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began[1] == {"h1": 2, "h2": 2}
+    assert world.slept == [2]
+
+
+def test_too_few_slots_are_waited_for_with_longer_and_longer_pauses(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.update(("h1", "h2")), 120: lambda: world.silent.discard("h1")}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.slept == [1, 2, 4, 8, 16]
+    assert world.began[1] == {"h1": 2}
+    lines = said(capfd)
+    assert lines.count("0 slots are left, --min-np is 2; waiting up to 600 s") == 1
+    assert lines.count("host h2: no route to it; it is left out") == 1
+
+
+def test_it_does_not_wait_for_ever(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.update(("h1", "h2"))}
+    assert result(world, ended(205)) == 205
+    assert 560 < sum(world.slept) <= 600
+    assert said(capfd)[-1] == "0 slots are left, --min-np is 2; after 600 s it ends here"
+
+
+def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
+    world.meanwhile = {1: lambda: setattr(world, "hosts", hosts(h1=2, h2=1))}
+    refusal = ended(2, why="hvdtrain: 3 ranks do not divide 64")
+    assert result(world, ended(), refusal, ended(1, checkpoint=9), ended(0)) == 0
+    assert [sum(one.values()) for one in world.began] == [4, 3, 2, 2]
+    assert said(capfd)[1:] == [
+        "restart 1 of 5 after: it broke; 3 ranks on h1:2,h2:1, no checkpoint was saved yet",
+        "restart 1 of 5 after: hvdtrain: 3 ranks do not divide 64; 2 ranks on h1:2, no checkpoint was saved yet",
+        "restart 2 of 5 after: it broke; 2 ranks on h1:2, from step 9",
+    ]
+
+
+def test_leftovers_are_ended_and_counted_also_when_it_is_over(world, capfd):
+    world.left = {"h1": 2, "h2": 1}
+    assert result(world, ended(7), again=replace(AGAIN, restarts=0)) == 7
+    assert said(capfd)[1:] == ["3 of its processes still ran on h1, h2: killed", "--restarts 0: no more is left"]
+
+
+@pytest.mark.parametrize(("last", "told"), [(0, False), (3, False), (2, False), (7, True), (143, False)])
+def test_that_restarts_are_used_up_is_told_only_where_it_matters(world, capfd, last, told):
+    end = ended(last, stopped=last == 143)
+    assert result(world, ended(), end, again=replace(AGAIN, restarts=1)) == last
+    assert ("--restarts 1: no more is left" in said(capfd)) == told
+
+
+def test_no_progress(world, capfd):
+    assert result(world, *[ended(checkpoint=4)] * 4) == 5
+    assert said(capfd)[-1] == "3 restarts in a row brought no new checkpoint: it ends here, with status 5"
+
+
+def test_a_user_who_stops_it_has_stopped_it(world, capfd):
+    assert result(world, ended(), ended(0, stopped=True, why="stopped and saved")) == 0
+    assert len(world.began) == 2
+
+
+def test_a_launcher_that_cannot_be_started_again_is_a_failure_like_others(world, capfd):
+    trouble = ProcessError("no folder can be made in /tmp: No space left on device")
+    assert result(world, ended(), trouble, ended(0)) == 0
+    assert "restart 2 of 5 after: no folder can be made in /tmp: No space left" in said(capfd)[-1]
+
+
+def test_a_launcher_that_cannot_be_started_at_all_is_bad_input(world):
+    with pytest.raises(ProcessError):
+        result(world, ProcessError("mpirun cannot be started"))
+
+
+def test_ranks_on_every_host_know_which_attempt_it_is():
+    assert "HVDLAUNCH_ATTEMPT" in exported({"HVDLAUNCH_ATTEMPT": "1"}, [])
