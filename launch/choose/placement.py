@@ -11,7 +11,7 @@ from typing import Literal
 
 from launch.choose.selection import ring_order, select
 from launch.errors import PlacementError
-from launch.hosts.hostfile import Host
+from launch.hosts.host import Host
 from launch.machine.topology import PCIE_KINDS, Gpu, Topology
 
 Cores = tuple[int, ...]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from launch.choose.selection import Choice
-    from launch.hosts.hostfile import Host
+    from launch.hosts.host import Host
     from launch.machine.topology import Topology
     from launch.start.prepare import Ready, Wanted
     from launch.watch.supervise import Again
@@ -180,11 +180,12 @@ def _hostfile(options: argparse.Namespace) -> int:
 
 def _hosts(options: argparse.Namespace) -> "tuple[Host, ...] | None":
     from launch.hosts import hostfile
+    from launch.hosts.slurm import from_slurm
 
     if options.hosts is not None:
         return hostfile.from_option(options.hosts)
     if options.slurm_nodes is not None:
-        return hostfile.from_slurm(options.slurm_nodes)
+        return from_slurm(options.slurm_nodes)
     file = options.source if "source" in options else options.hostfile
     if file is None:
         return None

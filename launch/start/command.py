@@ -15,7 +15,8 @@ from pathlib import PurePath
 from launch.choose.placement import RankSlot
 from launch.cores import core_list
 from launch.errors import CommandError
-from launch.hosts.hostfile import Host, option
+from launch.hosts.host import Host
+from launch.hosts.hostfile import to_option
 from launch.reach.probe import SSH_OPTIONS, Mpi
 
 # One exported variable may not be longer (MAX_ARG_STRLEN of Linux); some room is left for its name.
@@ -92,7 +93,7 @@ def argv(order: Order) -> list[str]:
     """The words of the command."""
     # -P: a launch.py of the user's in the working folder is not ours.
     program = [order.python, "-P", "-m", "launch.rank.bind", "--", *order.program]
-    ranks = ["-np", str(len(order.slots)), "-H", option(hosts(order.slots))]
+    ranks = ["-np", str(len(order.slots)), "-H", to_option(hosts(order.slots))]
     if order.horovodrun is None:
         root = ["--allow-run-as-root"] if order.as_root else []
         exports = [word for name in order.exports for word in ("-x", name)]

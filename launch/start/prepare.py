@@ -12,7 +12,8 @@ from typing import Literal
 from launch.choose import network
 from launch.choose.placement import Binding, nearest_nics, place, ranks_per_host
 from launch.errors import CommandError, HostError
-from launch.hosts.hostfile import MAX_SLOTS, Host, from_slurm
+from launch.hosts.host import MAX_SLOTS, Host
+from launch.hosts.slurm import from_slurm
 from launch.machine.system import interfaces
 from launch.machine.topology import Topology
 from launch.process import ask, find

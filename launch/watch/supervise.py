@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.errors import LaunchError, PlacementError, ProcessError
-from launch.hosts.hostfile import Host, option
+from launch.hosts.host import Host
+from launch.hosts.hostfile import to_option
 from launch.machine.topology import Topology
 from launch.reach.probe import HostFacts, answers, restrict
 from launch.start.command import hosts as hosts_of
@@ -143,7 +144,7 @@ def pause_s(times: int) -> float:
 def restart_line(ready: Ready, tally: Tally, ended: Ended, again: Again) -> str:
     """What failed, how many ranks go on where, and from which step."""
     used = hosts_of(ready.order.slots)
-    where = option(used) if len(used) <= MOST_NAMED else f"{len(used)} hosts"
+    where = to_option(used) if len(used) <= MOST_NAMED else f"{len(used)} hosts"
     ranks = "1 rank" if len(ready.order.slots) == 1 else f"{len(ready.order.slots)} ranks"
     start = "no checkpoint was saved yet" if tally.checkpoint is None else f"from step {tally.checkpoint}"
     why = ended.why or f"status {ended.status}"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from launch.hosts.hostfile import Host
+from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Interface, Link, Nic, NumaNode, Topology
 from launch.start.prepare import Wanted
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from launch.choose.placement import nearest_nics, place, ranks_per_host, split
 from launch.choose.selection import ring_order, select
 from launch.errors import PlacementError
-from launch.hosts.hostfile import Host
+from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Link, NumaNode, Topology
 from tests.unit.machines import RING, hosts, machine
 

@@ -154,7 +154,7 @@ def test_other_launchers_are_refused_with_their_path(mpi):
 
 
 def test_hosts_are_named_once_with_their_ranks():
-    assert hostfile.option(command.hosts(order(where=THREE).slots)) == "h1:2,h2.cluster.example:1"
+    assert hostfile.to_option(command.hosts(order(where=THREE).slots)) == "h1:2,h2.cluster.example:1"
 
 
 ALLOWED = dict.fromkeys(

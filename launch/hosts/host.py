@@ -1,0 +1,82 @@
+"""A host with its slots, and the checks that every list of hosts must pass."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from launch.errors import HostfileError
+
+# Far above any real cluster, so that a slip such as n[0-999999999] is an error and not a full memory.
+MAX_HOSTS = 65_536
+MAX_SLOTS = 4_096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One host and the ranks that it takes."""
+
+    name: str  # as ssh knows it
+    slots: int  # at least 1
+    max_slots: int | None = None  # Open MPI's limit for oversubscription; None: no limit given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One mention of a host in a list."""
+
+    where: str  # file:line
+    host: Host
+    adds: bool = True  # its slots to an earlier mention of the host; False: an earlier mention is an error
+
+
+def parse_slots(where: str, text: str) -> int:
+    """A number of slots from 1 to MAX_SLOTS; HostfileError, with `where`, for anything else."""
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MAX_SLOTS:
+        raise error_at(where, text, f"is no number of slots; write a whole number from 1 to {MAX_SLOTS}")
+    return int(text)
+
+
+def parse_name(where: str, text: str) -> str:
+    """The text if it is a name or an IPv4 address that every launcher can take; else HostfileError with `where`."""
+    if "@" in text:
+        raise error_at(where, text, "names a user; write the host alone and put the user into ~/.ssh/config")
+    if ":" in text:
+        raise error_at(where, text, "is no host name; an IPv6 address needs a name in /etc/hosts or ~/.ssh/config")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", text):
+        raise error_at(where, text, "is no host name; use letters, digits, '-', '_' and '.', no '-' or '.' in front")
+    if len(text) > 253 or not all(1 <= len(label) <= 63 for label in text.split(".")):
+        raise error_at(where, text, "is no host name; use 1 to 63 characters between two dots and 253 in all")
+    return text
+
+
+def merge(entries: Iterable[Entry], start: str) -> tuple[Host, ...]:
+    """Each host once, in the order of first mention; `start` is the place that an error about an empty list names."""
+    hosts: dict[str, Host] = {}
+    for entry in entries:
+        host, before = entry.host, hosts.get(entry.host.name)
+        if before is not None and not entry.adds:  # so does Open MPI; the second line is a slip more often than a wish
+            raise error_at(entry.where, host.name, "has its slots further up; write one line for each host")
+        if before is not None:
+            host = Host(name=host.name, slots=before.slots + host.slots, max_slots=before.max_slots)
+        if host.slots > MAX_SLOTS:
+            raise error_at(entry.where, host.name, f"has {host.slots} slots in all; at most {MAX_SLOTS}")
+        if host.max_slots is not None and host.max_slots < host.slots:
+            limits = f"{host.max_slots} for {host.slots} slots"
+            raise error_at(entry.where, host.name, f"has max_slots {limits}; raise max_slots or remove it")
+        hosts[host.name] = host
+        if len(hosts) > MAX_HOSTS:
+            raise error_at(entry.where, host.name, f"is one host too many; at most {MAX_HOSTS}")
+    if not hosts:
+        raise HostfileError(f"{start}: no host; write one per line, as in: a slots=8")
+    return tuple(hosts.values())
+
+
+def shown(value: str) -> str:
+    """The value in quotes, cut if it is long, for one line of an error."""
+    # ascii() unmasks look-alikes and control characters.
+    return ascii(value if len(value) <= 60 else f"{value[:57]}...")
+
+
+def error_at(where: str, value: str, problem_and_remedy: str) -> HostfileError:
+    """The error about a value at a place, to be raised."""
+    return HostfileError(f"{where}: {shown(value)} {problem_and_remedy}")

@@ -1,0 +1,69 @@
+"""Slurm's lists of nodes and tasks -> hosts."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+
+from launch.hosts.host import MAX_HOSTS, Entry, Host, error_at, merge, parse_name, parse_slots
+
+_ITEM = r"(?:[^,\[\]]|\[[^\[\]]*\])+"
+
+
+def from_slurm(nodes: str, tasks_per_node: str | None = None, slots: int | None = None) -> tuple[Host, ...]:
+    """The hosts of `node[01-03,07],gpu1:8`, without Slurm's own expansion.
+
+    Their slots come from one place: `:8` in the list, `tasks_per_node` (SLURM_TASKS_PER_NODE, as in `2(x3),1`), or
+    `slots` for each; else they have one each.
+    """
+    where = "Slurm's node list"
+    if not re.fullmatch(f"{_ITEM}(?:,{_ITEM})*", nodes):
+        raise error_at(where, nodes, "is not understood; write node[01-03,07],gpu1")
+    hosts: list[tuple[str, int]] = []
+    for item in re.findall(_ITEM, nodes):
+        pattern, colon, suffix = item.partition(":")
+        if colon and (tasks_per_node is not None or slots is not None):
+            raise error_at(where, item, "has its slots twice; remove them here or there")
+        count = parse_slots(where, suffix if colon else str(1 if slots is None else slots))
+        hosts += [(name, count) for name in _expanded(where, pattern, MAX_HOSTS - len(hosts))]
+    if tasks_per_node is not None:
+        counts = _tasks(tasks_per_node, len(hosts))
+        hosts = [(name, count) for (name, _), count in zip(hosts, counts, strict=True)]
+    checked = (Host(name=parse_name(where, name), slots=count) for name, count in hosts)
+    return merge((Entry(where=where, host=host) for host in checked), where)
+
+
+def _expanded(where: str, pattern: str, room: int) -> Iterator[str]:
+    parts = re.split(r"\[([^\[\]]*)\]", pattern)  # text, ranges, text, ranges, text
+    ranges = [[_bounds(where, bounds) for bounds in part.split(",")] for part in parts[1::2]]
+    if math.prod(sum(last - first + 1 for first, last, _ in part) for part in ranges) > room:
+        raise error_at(where, pattern, f"makes more than {MAX_HOSTS} hosts; check its ranges")
+    choices = [[f"{n:0{width}}" for first, last, width in part for n in range(first, last + 1)] for part in ranges]
+    for numbers in itertools.product(*choices):
+        yield parts[0] + "".join(map("".join, zip(numbers, parts[2::2], strict=True)))
+
+
+def _bounds(where: str, text: str) -> tuple[int, int, int]:
+    """First, last and the width to fill with zeros of `7`, `8-11` or `08-11`."""
+    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
+    if not found:
+        raise error_at(where, text, "is no range; write 01-03 or 7")
+    first, last = found[1], found[2] or found[1]
+    padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
+    if int(last) < int(first) or (padded and len(first) != len(last)):
+        raise error_at(where, text, "is no range; write the smaller number first, both equally wide as in 01-10")
+    return int(first), int(last), len(first)
+
+
+def _tasks(text: str, hosts: int) -> list[int]:
+    where = "SLURM_TASKS_PER_NODE"
+    counts: list[int] = []
+    for item in text.split(","):
+        found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,9})\))?", item)
+        if not found:
+            raise error_at(where, item, "is not understood; write 2(x3),1")
+        # Never more than one too many, however large x is.
+        counts += [parse_slots(where, found[1])] * min(int(found[2] or 1), hosts + 1 - len(counts))
+    if len(counts) != hosts:
+        raise error_at(where, text, f"does not fit {hosts} hosts; give one number for each, as in 2(x3),1")
+    return counts

@@ -1,0 +1,63 @@
+"""Lists of hosts for the tests, and how a refusal reads."""
+
+import re
+
+import pytest
+
+from launch.errors import HostfileError
+from launch.hosts.host import Host
+from launch.hosts.hostfile import read
+
+VALID = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]{1,63})*\Z")
+NO_NAMES = [
+    "a;rm",
+    "-oProxyCommand=x",
+    "-oProxyCommand",
+    "$(x)",
+    "`x`",
+    "a|b",
+    "a&b",
+    "a>b",
+    "a/b",
+    "../a",
+    ".a",
+    "a..b",
+    "a.",
+    "'a'",
+    '"a"',
+    "a\\b",
+    "\u0430",  # Cyrillic
+    "\uff41",  # full width
+    "\u0661",  # a digit to str.isdigit()
+    "a\u2028b",
+    "a\u00a0b",
+    "a\x00b",
+    "a\x0bb",
+    "a\x1b[31mb",
+    "a\udc80",
+    "~a",
+    "*",
+    "%h",
+    "user@host",
+    "fe80::1",
+    "[fe80::1]",
+    "a" * 64,
+    ".".join(["a" * 50] * 5),
+]
+
+
+def hosts(*names_and_slots):
+    return tuple(Host(name=name, slots=slots) for name, slots in names_and_slots)
+
+
+def refusal(call, *arguments, **options):
+    with pytest.raises(HostfileError) as caught:
+        call(*arguments, **options)
+    message = str(caught.value)
+    assert message.isprintable(), "one line, no control characters"
+    assert len(message) < 500
+    return message
+
+
+def refused(text, **options):
+    return refusal(read, text, name="hosts", **options)

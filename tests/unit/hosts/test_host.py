@@ -1,0 +1,73 @@
+import pytest
+
+from launch.hosts.hostfile import from_option, read
+from launch.hosts.slurm import from_slurm
+from tests.unit.hosts.lists import NO_NAMES, VALID, hosts, refusal, refused
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_refuses_a_name_in_every_spelling(name):
+    for call, where in [
+        (lambda: read(f"ok slots=1\n{name} slots=2\n", name="hosts"), "hosts:2: "),
+        (lambda: read(f"ok\n{name}\n", name="hosts"), "hosts:2: "),
+        (lambda: read(f"ok:1\n{name}:2\n", name="hosts"), "hosts:2: "),
+        (lambda: read(f"rank 0=ok slot=0\nrank 1={name} slot=1\n", name="hosts"), "hosts:2: "),
+        (lambda: read(f"\n[[host]]\nname='''{name}'''\nslots=1\n", name="hosts"), "hosts:"),
+        (lambda: from_option(f"ok:1,{name}:2"), "-H: "),
+        (lambda: from_option(name), "-H: "),
+        (lambda: from_slurm(f"ok,{name}"), "Slurm's node list: "),
+        (lambda: from_slurm(f"ok,{name}[1-2]"), "Slurm's node list: "),
+    ]:
+        if name == "a." and "[1-2]" in call.__code__.co_consts:
+            continue  # makes a.1
+        message = refusal(call)
+        assert message.startswith(where)
+        assert ";" in message, "a remedy"
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a b", "a\tb", "", " "])
+def test_refuses_blanks_and_line_ends_in_names(name):
+    refusal(from_option, f"ok:1,{name}:2")
+    refusal(from_option, f"ok,{name}")
+    refusal(from_slurm, f"ok,{name}[1-2]") if name else refusal(from_slurm, "ok,")
+    refusal(read, f"[[host]]\nname={name!r}\nslots=1\n".replace("'", '"'), name="hosts")
+    if "\n" not in name and name.strip():  # in a file these stand for two lines, or for none
+        refused(f"{name} slots=2\n")
+        refused(f"{name}:2\n")
+
+
+def test_names_the_remedy_for_users_and_ipv6():
+    assert "~/.ssh/config" in refused("user@host slots=8\n")
+    assert "IPv6" in refused("fe80::1 slots=8\n")
+    assert "IPv6" in refusal(from_option, "fe80::1:8")
+    assert "IPv6" in refusal(read, "[[host]]\nname='::1'\nslots=1", name="hosts")
+
+
+@pytest.mark.parametrize("name", ["a", "7", "_a", "A-b_c.d-e.f", "10.0.0.1", "a" * 63, ".".join(["a" * 62] * 4)])
+def test_accepts_names_and_addresses(name):
+    assert VALID.match(name)
+    assert read(f"{name} slots=2\n", name="hosts") == from_option(f"{name}:2") == hosts((name, 2))
+    assert from_slurm(f"{name}:2") == hosts((name, 2))
+
+
+@pytest.mark.parametrize(
+    "slots", ["0", "-1", "+1", "1.5", "4097", "9" * 9, "9" * 900, "x", "\u0663", "1_0", "0x8", "*"]
+)
+def test_refuses_slots(slots):
+    for call, arguments in [
+        (refused, (f"a slots={slots}",)),
+        (refused, (f"a max_slots={slots}",)),
+        (refused, (f"a:{slots}",)),
+        (lambda text: refusal(from_option, text), (f"a:{slots}",)),
+        (lambda text: refusal(from_slurm, text), (f"a[1-2]:{slots}",)),
+        (lambda text: refusal(from_slurm, "a", text), (slots,)),
+    ]:
+        message = call(*arguments)
+        assert ascii(slots)[1:50] in message
+    for slots_each in (0, -1, 4097):
+        assert "no number of slots" in refusal(from_slurm, "a", slots=slots_each)
+
+
+def test_slots_that_add_up_to_too_many_are_refused():
+    assert from_option("a:4095,a") == hosts(("a", 4096))
+    assert "4097 slots in all" in refusal(from_option, "a:4096,a")
