@@ -95,9 +95,9 @@ def _topology(options: argparse.Namespace) -> "Topology":
         return read_saved(text, name=name, gpu_name=options.gpu_name)
     if options.gpu_name is not None:
         raise LaunchError("--gpu-name is for a saved text, --from FILE; this host is asked for its own")
-    from launch.reach.probe import this_topology
+    from launch.machine.local import local_topology
 
-    return this_topology(gpus=True)
+    return local_topology(gpus=True)
 
 
 def _topo(options: argparse.Namespace) -> int:
@@ -130,7 +130,7 @@ def _topo(options: argparse.Namespace) -> int:
 
 def _gpus(options: argparse.Namespace) -> int:
     from launch.choose.selection import select
-    from launch.reach.probe import restrict
+    from launch.machine.topology import restrict
 
     topology = _topology(options)
     if options.source is None:

@@ -1,1 +1,1 @@
-"""What one host has: its topology and who reads it."""
+"""What one host has, its topology and its MPI, and who reads them."""

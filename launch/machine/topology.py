@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from launch.cores import MOST_CORES, core_list
-from launch.errors import TopologyError
+from launch.errors import ProcessError, TopologyError
 
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # the nearest first
 NVLINKS = {"P100": 4, "V100": 6, "A100": 12}  # of one GPU, by a part of its name
@@ -102,6 +102,37 @@ def why_unusable(*, mig: bool, sick: str | None, pids: Iterable[int]) -> str | N
         return "in MIG mode"
     busy = sorted(set(pids))
     return "busy: pid " + ", ".join(str(pid) for pid in busy) if busy else None
+
+
+def restrict(topology: Topology, visible: str | None) -> Topology:
+    """The topology with the GPUs outside a CUDA_VISIBLE_DEVICES marked as not to be used; None restricts nothing.
+
+    Numbers are indices in PCI order; an empty list leaves no GPU at all. ProcessError where it names none of them.
+    """
+    if visible is None or not topology.gpus:
+        return topology
+    if visible.strip() in ("", "-1", "NoDevFiles"):
+        return dataclasses.replace(topology, gpus=(), links=(), nics=())
+    inside: set[int] = set()
+    for entry in (word.strip() for word in visible.split(",")):
+        match = [
+            gpu.index
+            for gpu in topology.gpus
+            if entry == str(gpu.index) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
+        ]
+        if len(match) != 1:
+            raise ProcessError(
+                f"CUDA_VISIBLE_DEVICES names {entry!r}, which is no GPU of this host: give indices or UUIDs of "
+                "`nvidia-smi -L`, or unset it"
+            )
+        inside |= set(match)
+    gpus = tuple(
+        gpu
+        if gpu.index in inside
+        else dataclasses.replace(gpu, unusable=gpu.unusable or "outside your CUDA_VISIBLE_DEVICES")
+        for gpu in topology.gpus
+    )
+    return dataclasses.replace(topology, gpus=gpus)
 
 
 def position(topology: Topology, index: int) -> int:

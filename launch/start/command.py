@@ -17,7 +17,8 @@ from launch.cores import core_list
 from launch.errors import CommandError
 from launch.hosts.host import Host
 from launch.hosts.hostfile import to_option
-from launch.reach.probe import SSH_OPTIONS, Mpi
+from launch.machine.mpi import Mpi
+from launch.reach.ssh import SSH_OPTIONS
 
 # One exported variable may not be longer (MAX_ARG_STRLEN of Linux); some room is left for its name.
 LONGEST_PLAN = 128 * 1024 - 64

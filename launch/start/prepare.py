@@ -14,10 +14,12 @@ from launch.choose.placement import Binding, nearest_nics, place, ranks_per_host
 from launch.errors import CommandError, HostError
 from launch.hosts.host import MAX_SLOTS, Host
 from launch.hosts.slurm import from_slurm
+from launch.machine.mpi import Mpi, parse_mpi, read_mpi
 from launch.machine.system import interfaces
 from launch.machine.topology import Topology
 from launch.process import ask, find
-from launch.reach.probe import HostFacts, Mpi, address_toward, ask_hosts, is_local, mpi, parse_mpi
+from launch.reach.ask import address_toward, ask_hosts, is_local
+from launch.reach.probe import HostFacts
 from launch.start import command
 
 
@@ -124,7 +126,7 @@ def launchers(wanted: Wanted) -> tuple[Mpi, str | None]:
     if path is None and wanted.topologies:
         horovodrun = "horovodrun" if wanted.launcher == "horovodrun" else None
         return Mpi(path="mpirun", name="Open MPI", version=(4, 1)), horovodrun
-    found = mpi(path) if path else None
+    found = read_mpi(path) if path else None
     if path and found is None:
         raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
     if found is None:

@@ -4,22 +4,17 @@ What a rank knows stands in the run folder: `ranks/rank-<r>.err`, its last words
 tells where it is, as in "step 17 working" or, inside a collective, "step 17 waiting". Clocks are not compared.
 """
 
-import contextlib
 import itertools
 import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.choose.placement import RankSlot
-from launch.errors import ProcessError
-from launch.process import ask
-from launch.reach.probe import SSH_OPTIONS, is_local
+from launch.reach.ask import silent_host
 from launch.watch.story import Story
 
-ANSWER_S = 4.0
 TAIL_LINES = 12
 MOST_NAMED = 4
 # An error that only tells that another rank is gone.
@@ -48,7 +43,7 @@ def explain(status: int, story: Story, slots: Sequence[RankSlot], told: Mapping[
         return None
     lost, hosts = story.lost or story.gone, {slot.host for slot in slots}
     if lost not in hosts and story.rank is None:  # ssh tells the HostName of ~/.ssh/config, not the name in -H
-        lost = silent_host(slots) or lost
+        lost = silent_host([slot.host for slot in slots]) or lost
     if lost in hosts:
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
         return f"host {lost} no longer answers; it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
@@ -101,21 +96,6 @@ def first_failed(story: Story, traces: Mapping[int, Trace]) -> int | None:
         if ranks:
             return story.rank if story.rank in ranks else min(ranks)
     return None
-
-
-def silent_host(slots: Sequence[RankSlot]) -> str | None:
-    """The first host that does not answer over ssh any more."""
-    hosts = [host for host in dict.fromkeys(slot.host for slot in slots) if not is_local(host)]
-
-    def answers(host: str) -> bool:
-        with contextlib.suppress(ProcessError):
-            return ask(["ssh", *SSH_OPTIONS, host, "true"], timeout_s=ANSWER_S).status == 0
-        return False
-
-    if not hosts:
-        return None
-    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        return next((host for host, well in zip(hosts, pool.map(answers, hosts), strict=True) if not well), None)
 
 
 def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int, Trace]) -> str:

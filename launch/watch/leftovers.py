@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.reach.probe import ask_over_ssh, at_once, is_local
+from launch.reach.ask import at_once, is_local
+from launch.reach.ssh import ask_over_ssh
 
 ANSWER_S = 10.0
 GONE_S = 3.0  # SIGKILL is as fast as the driver that a process waits for

@@ -14,8 +14,9 @@ from pathlib import Path
 from launch.errors import LaunchError, PlacementError, ProcessError
 from launch.hosts.host import Host
 from launch.hosts.hostfile import to_option
-from launch.machine.topology import Topology
-from launch.reach.probe import HostFacts, answers, restrict
+from launch.machine.topology import Topology, restrict
+from launch.reach.ask import answers
+from launch.reach.probe import HostFacts
 from launch.start.command import hosts as hosts_of
 from launch.start.prepare import Ready, Wanted, allocation, own_slots, prepare
 from launch.watch.leftovers import end_on

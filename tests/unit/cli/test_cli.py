@@ -236,9 +236,9 @@ def test_gpus_chooses_and_says_why(capsys):
 
 
 def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(capsys, monkeypatch):
-    from launch.reach import probe
+    from launch.machine import local
 
-    monkeypatch.setattr(probe, "this_topology", lambda **_: machine())
+    monkeypatch.setattr(local, "local_topology", lambda **_: machine())
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "1,3")
     assert told(capsys, "gpus", "-k", "2").startswith("GPUs 1,3, ring 1-3\n")
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")

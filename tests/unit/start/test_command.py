@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from launch.choose.placement import place
 from launch.errors import CommandError
 from launch.hosts import hostfile
-from launch.reach.probe import SSH_OPTIONS, Mpi
+from launch.machine.mpi import Mpi
+from launch.reach.ssh import SSH_OPTIONS
 from launch.start import command
 from launch.start.command import Order
 from tests.unit.machines import hosts, machine

@@ -3,7 +3,7 @@ import shlex
 from dataclasses import replace
 
 from launch.choose.placement import place
-from launch.reach.probe import Mpi
+from launch.machine.mpi import Mpi
 from launch.start import command
 from launch.start.plan import shell_line, show
 from launch.start.prepare import Ready

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from launch.errors import CommandError, HostError, HostfileError, PlacementError
+from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
 from launch.process import Answer
-from launch.reach.probe import HostFacts, Mpi
+from launch.reach.probe import HostFacts
 from launch.start import prepare
 from tests.unit.machines import RING, hosts, machine, wanted
 
@@ -39,7 +40,7 @@ def world(monkeypatch):
 
     monkeypatch.setattr(prepare.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(prepare, "find", paths.get)
-    monkeypatch.setattr(prepare, "mpi", lambda _: MPI)
+    monkeypatch.setattr(prepare, "read_mpi", lambda _: MPI)
     monkeypatch.setattr(prepare, "ask_hosts", ask_hosts)
     monkeypatch.setattr(prepare, "is_local", lambda host: host == "localhost")
     monkeypatch.setattr(prepare, "interfaces", lambda: known["h1"].interfaces)
@@ -152,7 +153,7 @@ def test_the_launcher_is_the_one_of_path(tmp_path, world):
 
 
 def test_an_mpirun_that_does_not_say_what_it_is_counts_as_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "mpi", lambda _: None)
+    monkeypatch.setattr(prepare, "read_mpi", lambda _: None)
     with pytest.raises(CommandError, match="does not say which MPI it is"):
         ready(tmp_path)
 

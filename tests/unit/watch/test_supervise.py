@@ -7,7 +7,8 @@ import pytest
 
 from launch.choose.placement import place
 from launch.errors import HostError, HostfileError, ProcessError
-from launch.reach.probe import HostFacts, Mpi
+from launch.machine.mpi import Mpi
+from launch.reach.probe import HostFacts
 from launch.start.command import exported
 from launch.start.command import hosts as hosts_of
 from launch.start.prepare import Wanted

@@ -1,0 +1,57 @@
+"""CUDA_VISIBLE_DEVICES, and --gpus after a restart, on a topology."""
+
+from dataclasses import replace
+
+import pytest
+
+from launch.errors import ProcessError
+from launch.machine.topology import restrict
+from tests.unit.machines import machine
+
+OUTSIDE = "outside your CUDA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"),
+    [
+        ("0", [0]),
+        ("3,1", [1, 3]),
+        (" 2 , 0 ", [0, 2]),
+        ("GPU-1111", [1]),
+        ("GPU-2", [2]),  # a beginning that only one has, as CUDA takes it
+        ("GPU-3333,0", [0, 3]),
+        ("1,1", [1]),
+    ],
+)
+def test_gpus_outside_the_users_list_are_not_to_be_used(visible, left):
+    topology = machine()
+    found = restrict(topology, visible)
+    assert [gpu.index for gpu in found.gpus if gpu.unusable is None] == left
+    assert {gpu.unusable for gpu in found.gpus} == {None, OUTSIDE}
+    assert (found.links, found.numa_nodes) == (topology.links, topology.numa_nodes)
+
+
+def test_what_a_gpu_lacks_already_is_still_told():
+    found = restrict(machine(unusable={0: "busy: pid 7", 1: "in MIG mode"}), "1,2")
+    assert [gpu.unusable for gpu in found.gpus] == ["busy: pid 7", "in MIG mode", None, OUTSIDE]
+
+
+def test_without_a_list_all_gpus_stay():
+    assert restrict(machine(), None) == machine()
+    assert restrict(machine(0), "7,x") == machine(0)  # nothing to choose from
+
+
+@pytest.mark.parametrize("visible", ["", " ", "-1", "NoDevFiles"])
+def test_an_empty_list_leaves_no_gpu(visible):
+    assert restrict(machine(), visible) == replace(machine(), gpus=(), links=(), nics=())
+
+
+@pytest.mark.parametrize(
+    "visible", ["4", "0,9", "GPU-9", "GPU-", "x", "0,", "-2", "MIG-1111", "00", "0;rm", "0\n1", "1.0"]
+)
+def test_a_list_that_names_no_gpu_is_refused(visible):
+    with pytest.raises(
+        ProcessError, match=r"^CUDA_VISIBLE_DEVICES names '.*', which is no GPU of this host: give"
+    ) as refused:
+        restrict(machine(), visible)
+    assert "\n" not in str(refused.value)

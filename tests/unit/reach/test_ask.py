@@ -1,0 +1,48 @@
+import pytest
+
+from launch.errors import HostError
+from launch.machine.mpi import Mpi
+from launch.process import Answer
+from launch.reach import ask
+from launch.reach.probe import HostFacts
+from tests.unit.machines import machine
+
+
+def test_hosts_with_another_mpi_are_refused_by_name(monkeypatch):
+    four, five = (Mpi(path="/bin/mpirun", name="Open MPI", version=(v, 0)) for v in (4, 5))
+    facts = HostFacts(host="localhost", hostname="here", topology=machine(0), mpi=four)
+    there = {"h1": four, "h2": five, "h3": None}
+    monkeypatch.setattr(ask, "local_facts", lambda _, **__: facts)
+    monkeypatch.setattr(ask, "is_local", lambda host: host == "me")
+    monkeypatch.setattr(
+        ask,
+        "_facts_over_ssh",
+        lambda host, *_: HostFacts(host=host, hostname=host, topology=machine(), mpi=there[host]),
+    )
+
+    def asked(*hosts):
+        return ask.ask_hosts(hosts, mpirun=four, python="python", folder="/", gpus=True)
+
+    assert {host: facts.host for host, facts in asked("h1", "me").items()} == {"h1": "h1", "me": "me"}
+    with pytest.raises(HostError, match=r"^host h2: /bin/mpirun is Open MPI 5.0, here it is Open MPI 4.0: install"):
+        asked("h1", "h2")
+    with pytest.raises(HostError, match=r"^host h3: /bin/mpirun is missing, here it is Open MPI 4.0: install"):
+        asked("h3", "h2")
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.5"])
+def test_names_and_addresses_of_this_machine_are_local(host):
+    assert ask.is_local(host)
+
+
+def test_an_address_of_the_documentation_is_not_local():
+    assert not ask.is_local("192.0.2.1")
+
+
+def test_the_first_host_that_does_not_answer_is_silent(monkeypatch):
+    status = {"h1": 0, "h2": 255, "h3": 255}
+    monkeypatch.setattr(ask, "is_local", lambda host: host == "me")
+    monkeypatch.setattr(ask, "ask", lambda argv, **_: Answer(status=status[argv[-2]], out="", err=""))
+    assert ask.silent_host(["me", "h1", "h3", "h2", "h3"]) == "h3"
+    assert ask.silent_host(["me", "h1"]) is None
+    assert ask.silent_host([]) is None
