@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from launch.choose.selection import Choice
     from launch.hosts.host import Host
     from launch.machine.topology import Topology
-    from launch.start.prepare import Ready, Wanted
-    from launch.watch.supervise import Again
+    from launch.start.prepare import PreparedRun, RunRequest
+    from launch.watch.supervise import RestartPolicy
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -142,16 +142,16 @@ def _gpus(options: argparse.Namespace) -> int:
     if options.json:
         import json
 
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "gpus": list(found.best.gpus),
             "ring": list(found.best.ring),
             "bandwidth_gbps": found.best.bandwidth_gbps,
             "reason": found.best.reason,
         }
         for name, choice in others.items():
-            told[name.replace("-", "_")] = None if choice is None else list(choice.gpus)
-            told[f"{name.replace('-', '_')}_bandwidth_gbps"] = None if choice is None else choice.bandwidth_gbps
-        print(json.dumps(told))
+            answer[name.replace("-", "_")] = None if choice is None else list(choice.gpus)
+            answer[f"{name.replace('-', '_')}_bandwidth_gbps"] = None if choice is None else choice.bandwidth_gbps
+        print(json.dumps(answer))
         return 0
     print(f"GPUs {','.join(map(str, found.best.gpus))}, ring {'-'.join(map(str, found.best.ring))}{_speed(found.best)}")
     print(f"why: {found.best.reason}")
@@ -193,23 +193,23 @@ def _hosts(options: argparse.Namespace) -> "tuple[Host, ...] | None":
     return hostfile.read(text, name=name)
 
 
-def _wanted(options: argparse.Namespace) -> "Wanted":
+def _request(options: argparse.Namespace) -> "RunRequest":
     from launch.hosts import hostfile
     from launch.machine.saved import read_topology
-    from launch.start.prepare import Wanted
+    from launch.start.prepare import RunRequest
 
     if not options.program:
         raise CommandError("no program: put it after --, as in hvdlaunch run -np 2 -- python -m hvdtrain.effnet")
     topologies = {}
     for given in options.topology:
         host, equals, file = given.partition("=")
-        if not equals or not file or [one.name for one in hostfile.from_option(host)] != [host]:
+        if not equals or not file or [named.name for named in hostfile.from_option(host)] != [host]:
             raise CommandError(f"--topology {given!r}: give HOST=FILE, one host")
         if host in topologies:
             raise CommandError(f"--topology {given!r}: {host} has one already, give each host once")
         text, name = _read(file)
         topologies[host] = read_topology(text, name=name)
-    return Wanted(
+    return RunRequest(
         np=options.np,
         program=tuple(options.program),
         hosts=_hosts(options),
@@ -223,16 +223,16 @@ def _wanted(options: argparse.Namespace) -> "Wanted":
     )
 
 
-def _prepared(options: argparse.Namespace) -> "Ready":
+def _prepared(options: argparse.Namespace) -> "PreparedRun":
     from launch.start.prepare import prepare
 
-    return prepare(_wanted(options), os.environ, Path.cwd())
+    return prepare(_request(options), os.environ, Path.cwd())
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from launch.start.plan import show
+    from launch.start.plan import plan_text
 
-    print(show(_prepared(options)))
+    print(plan_text(_prepared(options)))
     return 0
 
 
@@ -241,28 +241,28 @@ def _run(options: argparse.Namespace) -> int:
         raise CommandError("--topology is for plan and --dry-run: a run asks its hosts")
     if not 0 <= options.grace_s < math.inf:
         raise CommandError(f"--grace-s {options.grace_s:g}: give a number of seconds, at least 0")
-    again = _again(options)
+    policy = _restart_policy(options)
     if options.sbatch is not None:
         return _sbatch(options)
-    if again is not None and not options.dry_run:
+    if policy is not None and not options.dry_run:
         from launch.watch.supervise import supervise
 
-        return supervise(_reader(options), again, os.environ)
-    ready = _prepared(options)
-    for remark in ready.remarks:
+        return supervise(_request_reader(options), policy, os.environ)
+    prepared = _prepared(options)
+    for remark in prepared.remarks:
         print(f"hvdlaunch: {remark}", file=sys.stderr, flush=True)
     if options.dry_run:
         from launch.start.plan import shell_line
 
-        print(shell_line(ready))
+        print(shell_line(prepared))
         return 0
     from launch.watch.run import run
 
-    return run(ready, grace_s=options.grace_s).status
+    return run(prepared, grace_s=options.grace_s).status
 
 
-def _again(options: argparse.Namespace) -> "Again | None":
-    from launch.watch.supervise import Again
+def _restart_policy(options: argparse.Namespace) -> "RestartPolicy | None":
+    from launch.watch.supervise import RestartPolicy
 
     if options.restarts < 0:
         raise CommandError(f"--restarts {options.restarts}: give a number of at least 0")
@@ -271,13 +271,13 @@ def _again(options: argparse.Namespace) -> "Again | None":
     least = options.np if options.min_np is None else options.min_np
     if not 1 <= least <= max(1, options.np):
         raise CommandError(f"--min-np {least}: give a number from 1 to -np, which is {options.np}")
-    return Again(restarts=options.restarts, min_np=least, grace_s=options.grace_s) if options.restarts else None
+    return RestartPolicy(restarts=options.restarts, min_np=least, grace_s=options.grace_s) if options.restarts else None
 
 
-def _reader(options: argparse.Namespace) -> "Callable[[], Wanted]":
-    """What is wanted, with the hostfile as it is then; standard input can be read but once."""
-    first = _wanted(options)
-    return (lambda: first) if options.hostfile == "-" else (lambda: _wanted(options))
+def _request_reader(options: argparse.Namespace) -> "Callable[[], RunRequest]":
+    """What reads the request, with the hostfile as it is then; standard input can be read but once."""
+    first = _request(options)
+    return (lambda: first) if options.hostfile == "-" else (lambda: _request(options))
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -285,7 +285,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
     options.np = max(options.sizes)
     study = Study(
-        wanted=_wanted(options),
+        request=_request(options),
         sizes=options.sizes,
         seeds=options.seeds,
         mode=options.mode,
@@ -299,19 +299,19 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _sbatch(options: argparse.Namespace) -> int:
-    from launch.start.command import sbatch
+    from launch.start.sbatch import sbatch
 
-    wanted = _wanted(options)
+    request = _request(options)
     words = [sys.executable, "-P", "-m", "launch", "run", *_without_sbatch(options.words[1:]), "--", *options.program]
-    name = Path(wanted.program[-1] if len(wanted.program) == 1 else wanted.program[0]).name
-    nodes = [host.name for host in wanted.hosts or ()]
+    name = Path(request.program[-1] if len(request.program) == 1 else request.program[0]).name
+    nodes = [host.name for host in request.hosts or ()]
     script = sbatch(
         words,
         name=name,
         folder=str(Path.cwd()),
-        np=wanted.np,
+        np=request.np,
         nodes=nodes,
-        gpus=wanted.gpus != "none",
+        gpus=request.gpus != "none",
         grace_s=options.grace_s,
     )
     _write(options.sbatch, script)

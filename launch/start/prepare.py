@@ -1,4 +1,4 @@
-"""From what the user wants to what will be started: the hosts are asked, nothing is started."""
+"""From a requested run to one that is ready to start: the hosts are asked, nothing is started."""
 
 import os
 import shutil
@@ -21,16 +21,17 @@ from launch.process import ask, find
 from launch.reach.ask import address_toward, ask_hosts, is_local
 from launch.reach.probe import HostFacts
 from launch.start import command
+from launch.start.environment import exported, launcher_environment, plan_json, rank_environment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A run as its command line asks for it."""
+class RunRequest:
+    """A run as the command line asks for it."""
 
     np: int
     program: tuple[str, ...]
     hosts: tuple[Host, ...] | None  # None: the nodes of the Slurm allocation, or this host
-    topologies: Mapping[str, Topology]  # of hosts that are not to be asked; with one of them nobody is
+    topologies: Mapping[str, Topology]  # saved ones, of hosts that are not asked; with any of them no host is
     launcher: Literal["auto", "mpirun", "horovodrun"]
     gpus: Literal["auto", "none"] | Collection[int]
     binding: Binding
@@ -40,10 +41,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
-    """A run that could be started as it stands."""
+class PreparedRun:
+    """A run that is ready to start."""
 
-    order: command.Order
+    spec: command.LaunchSpec
     argv: list[str]
     environment: dict[str, str]  # of the launcher; HVDLAUNCH_REPORT is still missing
     interfaces: Mapping[str, str | None]  # host -> the interface that is on the shared network
@@ -52,33 +53,33 @@ class Ready:
 
 
 def prepare(
-    wanted: Wanted, environment: Mapping[str, str], folder: Path, known: Mapping[str, HostFacts] | None = None
-) -> Ready:
-    """Ask the hosts, place the ranks and build the command; LaunchError where the run cannot be started as asked.
+    request: RunRequest, environment: Mapping[str, str], folder: Path, known: Mapping[str, HostFacts] | None = None
+) -> PreparedRun:
+    """Ask the hosts, place the ranks and build the command; LaunchError where the run cannot be started as requested.
 
-    With `known` facts of the hosts nobody is asked.
+    With `known` facts of the hosts none is asked.
     """
-    if os.geteuid() == 0 and not wanted.as_root and not wanted.topologies:
+    if os.geteuid() == 0 and not request.as_root and not request.topologies:
         raise CommandError("run as root: add --allow-run-as-root if you mean it, as in a container")
-    exports = command.exported(environment, wanted.exports)
-    mpirun, horovodrun = launchers(wanted)
-    hosts = wanted.hosts or allocation(environment)
-    if hosts and not wanted.topologies:
+    exports = exported(environment, request.exports)
+    mpirun, horovodrun = launchers(request)
+    hosts = request.hosts or allocation(environment)
+    if hosts and not request.topologies:
         # Open MPI counts the host that it starts on first, wherever that stands in the list.
         hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
-    facts = facts_of(wanted, hosts, mpirun, folder) if known is None else known
+    facts = facts_of(request, hosts, mpirun, folder) if known is None else known
     require_distinct(facts)
-    topologies = {host: one.topology for host, one in facts.items()}
-    hosts = hosts or own_slots(wanted, topologies)
-    slots = place(hosts, topologies, np=wanted.np, gpus=wanted.gpus, binding=wanted.binding)
+    topologies = {host: answer.topology for host, answer in facts.items()}
+    hosts = hosts or own_slots(request, topologies)
+    slots = place(hosts, topologies, np=request.np, gpus=request.gpus, binding=request.binding)
     used = {slot.host: facts[slot.host] for slot in slots}
-    require_program(wanted, used, environment)
-    shared, names = shared_network(used)
-    program = wanted.program
-    if wanted.apptainer is not None:
-        require_same_mpi(wanted.apptainer, mpirun)
-        program = command.in_apptainer(program, wanted.apptainer)
-    order = command.Order(
+    require_program(request, used, environment)
+    shared, interface_names = shared_network(used)
+    program = request.program
+    if request.apptainer is not None:
+        require_same_mpi(request.apptainer, mpirun)
+        program = command.in_apptainer(program, request.apptainer)
+    spec = command.LaunchSpec(
         slots=slots,
         program=program,
         python=sys.executable,
@@ -87,44 +88,57 @@ def prepare(
         network=shared,
         daemon_networks=daemon_networks(shared, used),
         exports=exports,
-        as_root=wanted.as_root,
+        as_root=request.as_root,
     )
-    adapters = {
-        host: nearest_nics(one.topology, [slot.gpu for slot in slots if slot.host == host and slot.gpu is not None])
-        for host, one in used.items()
-        if len(used) > 1
-    }
-    own = [
-        command.rank_environment(
+    why = "--gpus none" if request.gpus == "none" else "no GPU found"
+    remarks = [] if slots[0].gpu is not None else [f"{why}: the ranks run on CPUs"]
+    return _rendered(spec, used, interface_names, environment, remarks)
+
+
+def _rendered(
+    spec: command.LaunchSpec,
+    used: Mapping[str, HostFacts],
+    interface_names: Mapping[str, str | None],
+    environment: Mapping[str, str],
+    remarks: Sequence[str],
+) -> PreparedRun:
+    """The command, and the environments of the launcher and of each rank."""
+    gpus = {host: [slot.gpu for slot in spec.slots if slot.host == host and slot.gpu is not None] for host in used}
+    several = len(used) > 1
+    adapters = {host: nearest_nics(answer.topology, gpus[host]) for host, answer in used.items()} if several else {}
+    rank_environments = [
+        rank_environment(
             slot,
-            interface=names.get(slot.host),
-            launcher_exports_all=horovodrun is not None and shared is not None,
+            interface=interface_names.get(slot.host),
+            launcher_exports_all=spec.horovodrun is not None and spec.network is not None,
             adapters=adapters.get(slot.host, ()),
-            set_by_user=[name for name in environment if name in exports],
+            set_by_user=[name for name in environment if name in spec.exports],
         )
-        for slot in slots
+        for slot in spec.slots
     ]
-    recorded = {name: environment[name] for name in sorted(environment) if name.startswith("NCCL_") and name in exports}
-    plan = command.plan(order, {host: one.hostname for host, one in used.items()}, own, recorded)
+    plan = plan_json(
+        spec,
+        {host: answer.hostname for host, answer in used.items()},
+        rank_environments,
+        {name: environment[name] for name in sorted(environment) if name.startswith("NCCL_") and name in spec.exports},
+    )
     # The last part keeps runs apart that start in the same second.
     job = environment.get("HVDLAUNCH_JOB") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-    why = "--gpus none" if wanted.gpus == "none" else "no GPU found"
-    remarks = [] if slots[0].gpu is not None else [f"{why}: the ranks run on CPUs"]
-    return Ready(
-        order=order,
-        argv=command.argv(order),
-        environment=command.environment(order, environment, {"HVDLAUNCH_PLAN": plan, "HVDLAUNCH_JOB": job}),
-        interfaces=names,
+    return PreparedRun(
+        spec=spec,
+        argv=command.argv(spec),
+        environment=launcher_environment(spec, environment, {"HVDLAUNCH_PLAN": plan, "HVDLAUNCH_JOB": job}),
+        interfaces=interface_names,
         adapters=adapters,
         remarks=tuple(remarks),
     )
 
 
-def launchers(wanted: Wanted) -> tuple[Mpi, str | None]:
-    """The mpirun of PATH, and horovodrun's path if that is to start it; 'auto' is mpirun."""
+def launchers(request: RunRequest) -> tuple[Mpi, str | None]:
+    """The mpirun of PATH, and horovodrun's path if that is to start mpirun; 'auto' is mpirun alone."""
     path = find("mpirun")
-    if path is None and wanted.topologies:
-        horovodrun = "horovodrun" if wanted.launcher == "horovodrun" else None
+    if path is None and request.topologies:
+        horovodrun = "horovodrun" if request.launcher == "horovodrun" else None
         return Mpi(path="mpirun", name="Open MPI", version=(4, 1)), horovodrun
     found = read_mpi(path) if path else None
     if path and found is None:
@@ -133,33 +147,34 @@ def launchers(wanted: Wanted) -> tuple[Mpi, str | None]:
         raise CommandError(
             "no mpirun on PATH: activate the project's environment (. .venv/bin/activate), or install Open MPI 4 or 5"
         )
-    if wanted.launcher != "horovodrun":
+    if request.launcher != "horovodrun":
         return found, None
     if (horovodrun := find("horovodrun")) is None:
         raise CommandError("no horovodrun on PATH: activate the project's environment, or give --launcher mpirun")
     return found, horovodrun
 
 
-def facts_of(wanted: Wanted, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
+def facts_of(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
     """What is known of every host that the run may use."""
-    if wanted.topologies:
-        names = [host.name for host in hosts] if hosts else list(wanted.topologies)
-        if missing := [name for name in names if name not in wanted.topologies]:
+    if request.topologies:
+        names = [host.name for host in hosts] if hosts else list(request.topologies)
+        if missing := [name for name in names if name not in request.topologies]:
             raise HostError(
                 f"host {missing[0]} has no --topology {missing[0]}=FILE: give one for every host, or for none"
             )
-        return {name: HostFacts(host=name, hostname=None, topology=wanted.topologies[name]) for name in names}
-    names = list(ranks_per_host(hosts, wanted.np)) if hosts else ["localhost"]
-    gpus = wanted.gpus != "none"
+        return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
+    names = list(ranks_per_host(hosts, request.np)) if hosts else ["localhost"]
+    gpus = request.gpus != "none"
     return ask_hosts(names, mpirun=mpirun, python=sys.executable, folder=str(folder), gpus=gpus)
 
 
 def require_distinct(facts: Mapping[str, HostFacts]) -> None:
-    """HostError where two names are one host's."""
+    """HostError where two names mean the same host."""
     first: dict[str, str] = {}
-    for host, one in facts.items():
-        if one.hostname is not None and (other := first.setdefault(one.hostname, host)) != host:
-            raise HostError(f"{other} and {host} are the same host, {one.hostname}: name it once, with all its slots")
+    for host, answer in facts.items():
+        name = answer.hostname
+        if name is not None and (other := first.setdefault(name, host)) != host:
+            raise HostError(f"{other} and {host} are the same host, {name}: name it once, with all its slots")
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
@@ -169,36 +184,36 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
     return from_slurm(environment["SLURM_JOB_NODELIST"], environment.get("SLURM_TASKS_PER_NODE"))
 
 
-def own_slots(wanted: Wanted, topologies: Mapping[str, Topology]) -> tuple[Host, ...]:
-    """Hosts of which nobody said how many ranks they take: as many as they have GPUs, or as asked for on CPUs."""
-    gpus = {name: 0 if wanted.gpus == "none" else len(topology.gpus) for name, topology in topologies.items()}
-    return tuple(Host(name=name, slots=count or min(wanted.np, MAX_SLOTS)) for name, count in gpus.items())
+def own_slots(request: RunRequest, topologies: Mapping[str, Topology]) -> tuple[Host, ...]:
+    """Slots of hosts that were listed without any: one per GPU, or on CPUs as many as there are ranks."""
+    gpus = {name: 0 if request.gpus == "none" else len(topology.gpus) for name, topology in topologies.items()}
+    return tuple(Host(name=name, slots=count or min(request.np, MAX_SLOTS)) for name, count in gpus.items())
 
 
-def require_program(wanted: Wanted, used: Mapping[str, HostFacts], environment: Mapping[str, str]) -> None:
+def require_program(request: RunRequest, used: Mapping[str, HostFacts], environment: Mapping[str, str]) -> None:
     """CommandError where this host is in the run and does not have the program."""
-    program = "apptainer" if wanted.apptainer is not None else wanted.program[0]
-    here = [host for host, one in used.items() if one.hostname is not None and is_local(host)]
+    program = "apptainer" if request.apptainer is not None else request.program[0]
+    here = [host for host, answer in used.items() if answer.hostname is not None and is_local(host)]
     if here and shutil.which(program, path=environment.get("PATH")) is None:
-        remedy = "install it, or leave --apptainer out" if wanted.apptainer else "correct what stands after --"
+        remedy = "install it, or leave --apptainer out" if request.apptainer else "correct what stands after --"
         raise CommandError(f"no program {program!r} on this host: {remedy}")
 
 
 def shared_network(used: Mapping[str, HostFacts]) -> tuple[str | None, dict[str, str | None]]:
-    """The network that the hosts share and each one's interface on it; on this host alone, or unasked, none."""
-    known = {host: one.topology.interfaces for host, one in used.items() if one.hostname is not None}
+    """The network that the hosts share, and each one's interface on it; none for this host alone or hosts not asked."""
+    known = {host: answer.topology.interfaces for host, answer in used.items() if answer.hostname is not None}
     if not known or all(is_local(host) for host in known):
         return None, {}
-    shared = network.shared_network(known, {host: one.address for host, one in used.items() if one.address})
+    shared = network.shared_network(known, {host: answer.address for host, answer in used.items() if answer.address})
     return shared, {host: network.name_on(own, shared) for host, own in known.items()}
 
 
 def daemon_networks(shared: str | None, used: Mapping[str, HostFacts]) -> str | None:
-    """The networks, as CIDR, over which mpirun meets its daemons: a login node may reach the hosts over another one."""
+    """The networks, as CIDR, between mpirun and its daemons: a login node may reach the hosts over another one."""
     own = interfaces()
     if shared is None or network.name_on(own, shared):
         return shared
-    address = next((one.address for one in used.values() if one.address), None)
+    address = next((answer.address for answer in used.values() if answer.address), None)
     if address is None:
         raise HostError(
             f"ssh reaches {', '.join(used)} over IPv6, mpirun needs IPv4: add `AddressFamily inet` to ~/.ssh/config"

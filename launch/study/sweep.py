@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn
 
 from launch.errors import CommandError, LaunchError, ProcessError
 from launch.process import Answer, ask
-from launch.start.prepare import Wanted, prepare
+from launch.start.prepare import RunRequest, prepare
 from launch.watch.run import run
 
 DRAW_S = 600.0
@@ -29,7 +29,7 @@ DRAW_S = 600.0
 class Study:
     """What is to be run, and what its table is held against."""
 
-    wanted: Wanted  # its np is replaced by each size
+    request: RunRequest  # its np is replaced by each size
     sizes: tuple[int, ...]  # ranks
     seeds: int
     mode: Literal["weak", "strong"]  # what the program was told to keep: the batch per rank, or the global batch
@@ -107,14 +107,14 @@ def check(study: Study) -> None:
 
 def settings(study: Study) -> dict[str, Any]:
     """What must be the same for all rows of a table."""
-    wanted = study.wanted
+    request = study.request
     return {
-        "program": list(wanted.program),
+        "program": list(request.program),
         "mode": study.mode,
-        "launcher": wanted.launcher,
-        "gpus": wanted.gpus if isinstance(wanted.gpus, str) else list(wanted.gpus),
-        "bind": wanted.binding,
-        "apptainer": wanted.apptainer,
+        "launcher": request.launcher,
+        "gpus": request.gpus if isinstance(request.gpus, str) else list(request.gpus),
+        "bind": request.binding,
+        "apptainer": request.apptainer,
     }
 
 
@@ -168,22 +168,22 @@ def _one_run(
 ) -> tuple[Row, bool]:
     """The row of one run, and whether a signal stopped it; LaunchError if the first of a study cannot be started."""
     try:
-        ready = prepare(replace(study.wanted, np=np), environment, Path.cwd())
+        prepared = prepare(replace(study.request, np=np), environment, Path.cwd())
         write(file, study, rows)  # what cannot be written is better known before a long run than after it
-        for remark in ready.remarks:
+        for remark in prepared.remarks:
             _once(f"hvdlaunch: {remark}", told)
-        ended = run(ready)
+        result = run(prepared)
     except LaunchError as error:
         if not rows:
             raise
         why = " ".join(str(error).split())
         _say(f"np {np} seed {seed} cannot be started: {why}")
         return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
-    row = Row(np=np, seed=seed, status=ended.status, run_folder=ended.run_folder, why=ended.why)
+    row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
     why_not = lacks(row)
     if row.status == 0 and why_not is not None:
         _say(f"np {np} seed {seed} has no result: {why_not}")
-    return replace(row, why=why_not), ended.stopped
+    return replace(row, why=why_not), result.stopped
 
 
 def lacks(row: Row) -> str | None:

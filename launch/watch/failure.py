@@ -1,7 +1,7 @@
 """Why a run failed: which rank was first, where it was, and its last words.
 
-What a rank knows stands in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`, one line that
-tells where it is, as in "step 17 working" or, inside a collective, "step 17 waiting". Clocks are not compared.
+A rank leaves two files in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`, one line that
+tells where it is: "step 17 working" or, inside a collective, "step 17 waiting". Clocks are not compared.
 """
 
 import itertools
@@ -13,11 +13,12 @@ from pathlib import Path
 
 from launch.choose.placement import RankSlot
 from launch.reach.ask import silent_host
+from launch.watch.report import Report
 from launch.watch.story import Story
 
 TAIL_LINES = 12
 MOST_NAMED = 4
-# An error that only tells that another rank is gone.
+# Errors that only tell that another rank is gone.
 SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR|[Bb]roken pipe|Connection reset")
 # Signals by which a launcher or an MPI ends the others.
 CONSEQUENT = (signal.SIGABRT, signal.SIGTERM)
@@ -33,21 +34,21 @@ class Trace:
 
     at: str | None  # "at step 17"; None where not known
     waited: bool  # for other ranks, inside a collective
-    words: str  # its error file; empty if it had nothing to say
+    words: str  # what its error file holds; may be empty
     file: Path  # its error file
 
 
-def explain(status: int, story: Story, slots: Sequence[RankSlot], told: Mapping[str, str]) -> str | None:
-    """Why the run failed, in one line and the tail of an error file; None where the program has said it itself."""
-    if "said" in told:
+def explain(status: int, story: Story, slots: Sequence[RankSlot], report: Report) -> str | None:
+    """Why the run failed, in one line and the tail of an error file; None where the program has explained it itself."""
+    if report.explanation is not None:
         return None
     lost, hosts = story.lost or story.gone, {slot.host for slot in slots}
-    if lost not in hosts and story.rank is None:  # ssh tells the HostName of ~/.ssh/config, not the name in -H
+    if lost not in hosts and story.rank is None:  # ssh names the HostName of ~/.ssh/config, not the host of -H
         lost = silent_host([slot.host for slot in slots]) or lost
     if lost in hosts:
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
         return f"host {lost} no longer answers; it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
-    traces = read_traces(Path(told["run_folder"]) / "ranks", len(slots)) if "run_folder" in told else {}
+    traces = {} if report.run_folder is None else read_traces(Path(report.run_folder) / "ranks", len(slots))
     rank = first_failed(story, traces)
     if rank is None or rank >= len(slots):
         return f"the launcher ended with status {status}"
@@ -60,7 +61,7 @@ def explain(status: int, story: Story, slots: Sequence[RankSlot], told: Mapping[
 
 
 def in_one_line(explanation: str) -> str:
-    """Of a rank's last words only the last, which name the error; below them stands their file."""
+    """The first line of an explanation, with the rank's last word, which names the error; the last line is its file."""
     line, *words = explanation.splitlines() or [""]
     if line.endswith(LAST_WORDS):
         return f"{line.removesuffix(LAST_WORDS)}: {words[-2].strip()}"
@@ -68,7 +69,7 @@ def in_one_line(explanation: str) -> str:
 
 
 def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
-    """What each rank has left, by rank; nothing of those that have left nothing."""
+    """What the ranks have left in the folder, by rank; ranks that have left nothing are missing."""
     found = {}
     for rank in range(ranks):
         file = folder / f"rank-{rank}.err"
@@ -82,32 +83,32 @@ def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
 def first_failed(story: Story, traces: Mapping[int, Trace]) -> int | None:
     """The rank that failed by itself; of several the one that mpirun names, else the lowest.
 
-    A rank at work has a shorter watchdog than one that waits: where the latter has ended first, the other was stopped.
+    A rank that works has a shorter watchdog than one that waits: if that one fired first, the other was stopped.
     """
     if story.signal is not None and story.signal not in CONSEQUENT:
         return story.rank
     fired = [rank for rank, trace in traces.items() if WATCHDOG.search(trace.words)]
-    spoke = [rank for rank, trace in traces.items() if trace.words]
-    primary = [rank for rank in spoke if rank not in fired and not SECONDARY.search(traces[rank].words)]
+    with_words = [rank for rank, trace in traces.items() if trace.words]
+    primary = [rank for rank in with_words if rank not in fired and not SECONDARY.search(traces[rank].words)]
     busy = [rank for rank in fired if not traces[rank].waited]
     known = [] if story.rank is None else [story.rank]
     first = [rank for rank in fired if rank in known]
-    for ranks in (primary, first, busy, fired, known, spoke):
+    for ranks in (primary, first, busy, fired, known, with_words):
         if ranks:
             return story.rank if story.rank in ranks else min(ranks)
     return None
 
 
 def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int, Trace]) -> str:
-    """Whose fault it is that this rank's watchdog has fired: its own, or that of those it waited for."""
+    """Why this rank's watchdog has fired: it hangs itself, or the ranks that it waited for did not come."""
     trace = traces[rank]
     at = f" {trace.at}" if trace.at else ""
     if not trace.waited:
         return _with_tail(f"{_named(rank, slots)} hung", trace, f": no progress for {after}")
     unknown = [other for other in range(len(slots)) if other not in traces or traces[other].at is None]
-    if late := [other for other, one in traces.items() if one.at and not one.waited] or unknown:
-        one = "it hangs, was stopped, or its host is silent"
-        why = one if len(late) == 1 else "they hang, were stopped, or their hosts are silent"
+    if late := [other for other, left in traces.items() if left.at and not left.waited] or unknown:
+        many = "they hang, were stopped, or their hosts are silent"
+        why = "it hangs, was stopped, or its host is silent" if len(late) == 1 else many
         return f"{_all_named(late, slots)} did not arrive{at} ({why})"
     why = f": no progress for {after}; their collectives differ, or one was stopped in there"
     return _with_tail(f"all ranks wait for each other, {_named(rank, slots)}", trace, why)
@@ -122,7 +123,7 @@ def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:
         return line
     lines = trace.words.splitlines()
     stacks = [number for number, text in enumerate(lines) if text.endswith(STACK)]
-    if stacks:  # the main thread's is the last, the one that crashed says so
+    if stacks:  # the main thread's is the last; a crash marks its own
         first = next((number for number in stacks if lines[number].startswith("Current thread")), stacks[-1])
         tail = list(itertools.takewhile(str.strip, lines[first + 1 :]))[:TAIL_LINES]
     else:

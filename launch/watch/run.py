@@ -5,87 +5,88 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.errors import ProcessError
 from launch.process import Launcher
-from launch.start.prepare import Ready
+from launch.start.prepare import PreparedRun
 from launch.watch.failure import explain, in_one_line
-from launch.watch.stops import GRACE_S, Stops, read_report
+from launch.watch.report import Report, read_report
+from launch.watch.stops import GRACE_S, Stops
 from launch.watch.story import Story
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class RunResult:
     """How a run ended."""
 
     status: int
     run_folder: str | None  # as rank 0 reported it
     why: str | None  # it failed or was stopped, in one line
-    stopped: bool  # it was asked to end, by a signal; with status 0 it has saved
+    stopped: bool  # a signal asked for its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest step that it has saved, as rank 0 reported it
 
 
-def run(ready: Ready, *, grace_s: float = GRACE_S) -> Ended:
-    """Start it, wait, and clean up; one line on standard error tells why it failed, or that it was stopped and saved.
+def run(prepared: PreparedRun, *, grace_s: float = GRACE_S) -> RunResult:
+    """Start the run, wait, and clean up; one line on standard error tells why it failed, or that it was stopped.
 
-    A signal that asks for an end makes a program that has reported `saves` save and leave with 0, in `grace_s` seconds.
+    A program that has reported `saves` has `grace_s` seconds to save and leave with 0 after a signal asks for its end.
     """
     # Rank 0 may be on another host: then the folder must be one that both have, as the run folder's.
-    parent = None if ready.order.network is None else Path.cwd()
+    parent = None if prepared.spec.network is None else Path.cwd()
     try:
         folder = tempfile.mkdtemp(prefix=".hvdlaunch-", dir=parent)
     except OSError as error:
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
-    story = Story({slot.host for slot in ready.order.slots})
+    story = Story({slot.host for slot in prepared.spec.slots})
     with Stops(grace_s=grace_s) as stops:
-        status, told = _watched(ready, Path(folder), story, stops)
-    return _ended(ready, status, story, told, stops)
+        status, report = _watch(prepared, Path(folder), story, stops)
+    if status == 0 and story.lost:
+        status = 1  # Open MPI 5.0.11 ends with 0 when it has lost a host
+    return _result(prepared, status, story, report, stops)
 
 
-def _watched(ready: Ready, folder: Path, story: Story, stops: Stops) -> tuple[int | None, dict[str, str]]:
-    """Its exit status, None if it had to be ended, and its report."""
-    report = folder / "report.json"
-    launcher = Launcher(ready.argv, env={**ready.environment, "HVDLAUNCH_REPORT": str(report)}, folder=folder)
+def _watch(prepared: PreparedRun, folder: Path, story: Story, stops: Stops) -> tuple[int | None, Report]:
+    """The launcher's exit status, None if we had to end it, and rank 0's report."""
+    file = folder / "report.json"
+    launcher = Launcher(prepared.argv, env={**prepared.environment, "HVDLAUNCH_REPORT": str(file)}, folder=folder)
     reader = threading.Thread(target=_copy, args=(launcher, story), daemon=True)
     reader.start()
     try:
         while (status := launcher.wait(0.1)) is None and not stops.overdue():
-            stops.pass_on(launcher, report)
-        told = read_report(report)
+            stops.pass_on(launcher, file)
+        report = read_report(file)
     finally:
         stops.restore()
         launcher.end()
     reader.join(1.0)
-    return status, told
+    return status, report
 
 
-def _ended(ready: Ready, status: int | None, story: Story, told: Mapping[str, str], stops: Stops) -> Ended:
-    if status == 0 and story.lost:
-        status = 1  # Open MPI 5.0.11 ends with 0 when it has lost a host
-    preempted = status == 0 and told.get("exit_reason") == "preempted"
-    step = told.get("checkpoint", "")
-    run_folder, checkpoint = told.get("run_folder"), int(step) if step.isdecimal() else None
-    line = None
-    if preempted and "said" not in told:
-        job = ready.environment["HVDLAUNCH_JOB"]
-        at = f" at step {step}" if step else ""
+def _result(prepared: PreparedRun, status: int | None, story: Story, report: Report, stops: Stops) -> RunResult:
+    """How the run ended; the line that explains it is printed here, unless the program has done so."""
+    preempted = status == 0 and report.exit_reason == "preempted"
+    line: str | None = None
+    why: str | None
+    if preempted and report.explanation is None:
+        job = prepared.environment["HVDLAUNCH_JOB"]
+        at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"stopped and saved{at}: HVDLAUNCH_JOB={job} before the same command goes on from there"
     elif status and (stops.by is None or stops.asked):
-        line = explain(status, story, ready.order.slots, told)
+        line = explain(status, story, prepared.spec.slots, report)
     if line is not None:
         _show(f"hvdlaunch: {line}\n".encode())
     if stops.by is not None and status != 0:
-        why = f"stopped by {stops.by.name}"
-        return Ended(status=128 + stops.by, run_folder=run_folder, why=why, stopped=True, checkpoint=checkpoint)
-    return Ended(
+        status, why = 128 + stops.by, f"stopped by {stops.by.name}"
+    else:
+        why = in_one_line(line or report.explanation or "") if status or preempted else None
+    return RunResult(
         status=1 if status is None else status,
-        run_folder=run_folder,
-        why=in_one_line(line or told.get("said", "")) if status or preempted else None,
+        run_folder=report.run_folder,
+        why=why,
         stopped=preempted or stops.by is not None,
-        checkpoint=checkpoint,
+        checkpoint=report.checkpoint,
     )
 
 

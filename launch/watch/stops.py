@@ -1,13 +1,14 @@
 """Signals that ask a run for its end."""
 
 import collections
-import json
 import math
 import signal
 import time
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from launch.watch.report import read_report
 
 if TYPE_CHECKING:
     from launch.process import Launcher
@@ -48,7 +49,7 @@ class Stops:
                 if number != signal.SIGUSR1 and at > self._at + SAME_S:
                     self._until = -math.inf
                 continue
-            self.asked = read_report(report).get("saves") == "yes"
+            self.asked = read_report(report).saves
             if self.asked or number != signal.SIGUSR1:
                 self.by, self._at = signal.Signals(number), at
                 self._until = at + (self._grace_s if self.asked else STOP_S)
@@ -63,11 +64,3 @@ class Stops:
         """Give the signals back to who had them."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-
-def read_report(report: Path) -> dict[str, str]:
-    """What rank 0 left for us; nothing if it never came so far, or is no program of ours."""
-    try:
-        return dict(json.loads(report.read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Interface, Link, Nic, NumaNode, Topology
-from launch.start.prepare import Wanted
+from launch.start.prepare import RunRequest
 
 # The ring that avoids SYS goes 0-2-1-3. GPU 0 and 1 are at node 0, GPU 2 and 3 at node 1.
 PIX4 = """\
@@ -50,9 +50,9 @@ def hosts(**slots):
     return tuple(Host(name=name, slots=count) for name, count in slots.items())
 
 
-def wanted(**changes):
-    """A run as a command line without options asks for it."""
-    plain = Wanted(
+def request(**changes):
+    """A run of a command line without options."""
+    plain = RunRequest(
         np=2,
         program=("prog", "--lr", "0.1"),
         hosts=None,

@@ -360,21 +360,23 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
     from launch.start import prepare
     from launch.watch import run
 
-    ready = prepare.Ready(order=None, argv=[], environment={}, interfaces={}, adapters={}, remarks=("be warned",))
-    monkeypatch.setattr(prepare, "prepare", lambda *_: ready)
-    ends = run.Ended(status=7, run_folder=None, why="x", stopped=False)
+    prepared = prepare.PreparedRun(
+        spec=None, argv=[], environment={}, interfaces={}, adapters={}, remarks=("be warned",)
+    )
+    monkeypatch.setattr(prepare, "prepare", lambda *_: prepared)
+    ends = run.RunResult(status=7, run_folder=None, why="x", stopped=False)
     asked = []
     monkeypatch.setattr(run, "run", lambda one, *, grace_s: asked.append((one, grace_s)) or ends)
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
     assert ended(capsys, "run", "-np", "1", "--grace-s", "90", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
-    assert asked == [(ready, 25), (ready, 90)]
+    assert asked == [(prepared, 25), (prepared, 90)]
 
 
 def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch, folder):
     from launch.watch import supervise
 
     def supervised(read, again, environment):
-        assert again == supervise.Again(restarts=5, min_np=2, grace_s=25)
+        assert again == supervise.RestartPolicy(restarts=5, min_np=2, grace_s=25)
         assert environment is os.environ
         for slots in (1, 7):
             Path("hosts").write_text(f"a slots={slots}\n")

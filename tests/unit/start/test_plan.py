@@ -5,15 +5,15 @@ from dataclasses import replace
 from launch.choose.placement import place
 from launch.machine.mpi import Mpi
 from launch.start import command
-from launch.start.plan import shell_line, show
-from launch.start.prepare import Ready
+from launch.start.plan import plan_text, shell_line
+from launch.start.prepare import PreparedRun
 from tests.unit.machines import hosts, machine
 
 
-def ready(where=None, *, gpus="auto", **changes):
+def prepared(where=None, *, gpus="auto", **changes):
     where = where or hosts(h1=2, h2=1)
     topologies = {host.name: machine() for host in where}
-    order = command.Order(
+    spec = command.LaunchSpec(
         slots=place(where, topologies, np=sum(host.slots for host in where), gpus=gpus, binding="numa"),
         program=("prog", "it's"),
         python="/venv/bin/python",
@@ -24,9 +24,9 @@ def ready(where=None, *, gpus="auto", **changes):
         exports=("HVDLAUNCH_PLAN", "PATH"),
         as_root=False,
     )
-    plain = Ready(
-        order=order,
-        argv=command.argv(order),
+    plain = PreparedRun(
+        spec=spec,
+        argv=command.argv(spec),
         environment={"HVDLAUNCH_PLAN": '{"ranks":[]}', "HVDLAUNCH_JOB": "a job", "PATH": "/bin", "TOKEN": "s3cret!"},
         interfaces={"h1": "eth0", "h2": "ens5"},
         adapters={"h1": ("mlx5_0", "mlx5_1"), "h2": ()},
@@ -46,8 +46,8 @@ def blocks(text):
 
 
 def test_a_plan_is_a_table_the_files_the_environment_and_the_command():
-    one = ready()
-    found = blocks(show(one))
+    run = prepared()
+    found = blocks(plan_text(run))
     table, hostfile, rankfile, environment, line = found.values()
     assert table == [
         "rank  host  local rank  GPU  UUID      NUMA  cores  NIC",
@@ -62,21 +62,23 @@ def test_a_plan_is_a_table_the_files_the_environment_and_the_command():
         "HVDLAUNCH_JOB='a job'",
         "given to every rank: HVDLAUNCH_PLAN, PATH",
     ]
-    assert [shlex.split(text) for text in line] == [one.argv]
-    assert "s3cret!" not in show(one)
+    assert [shlex.split(text) for text in line] == [run.argv]
+    assert "s3cret!" not in plan_text(run)
 
 
 def test_what_is_not_known_or_not_there_is_a_dash():
-    one = ready(hosts(h1=1), gpus="none", interfaces={}, adapters={}, remarks=("no GPU found: the ranks run on CPUs",))
-    unbound = tuple(replace(slot, cores=(), numa=()) for slot in one.order.slots)
-    found = show(replace(one, order=replace(one.order, slots=unbound))).splitlines()
+    run = prepared(
+        hosts(h1=1), gpus="none", interfaces={}, adapters={}, remarks=("no GPU found: the ranks run on CPUs",)
+    )
+    unbound = tuple(replace(slot, cores=(), numa=()) for slot in run.spec.slots)
+    found = plan_text(replace(run, spec=replace(run.spec, slots=unbound))).splitlines()
     assert found[0] == "no GPU found: the ranks run on CPUs"
     assert found[2].split() == ["0", "h1", "0", "-", "-", "-", "any", "-"]
 
 
 def test_the_line_of_a_dry_run_is_one_that_a_shell_can_run():
-    one = ready()
-    words = shlex.split(shell_line(one))
-    assert words == ['HVDLAUNCH_PLAN={"ranks":[]}', "HVDLAUNCH_JOB=a job", "HVDLAUNCH_REPORT=", *one.argv]
+    run = prepared()
+    words = shlex.split(shell_line(run))
+    assert words == ['HVDLAUNCH_PLAN={"ranks":[]}', "HVDLAUNCH_JOB=a job", "HVDLAUNCH_REPORT=", *run.argv]
     assert json.loads(words[0].partition("=")[2]) == {"ranks": []}
-    assert "\n" not in shell_line(one)
+    assert "\n" not in shell_line(run)

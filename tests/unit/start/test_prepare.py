@@ -10,7 +10,7 @@ from launch.machine.topology import Interface
 from launch.process import Answer
 from launch.reach.probe import HostFacts
 from launch.start import prepare
-from tests.unit.machines import RING, hosts, machine, wanted
+from tests.unit.machines import RING, hosts, machine, request
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 HIDDEN = "s3cret!"
@@ -21,7 +21,7 @@ ADAPTERS = (("mlx5_0", "PIX PIX SYS SYS"), ("mlx5_1", "SYS SYS PIX PIX"))
 
 @pytest.fixture(autouse=True)
 def world(monkeypatch):
-    """What prepare asks the outside for: a user, programs on PATH, hosts, and this one, which has h1's NICs."""
+    """What prepare asks the outside for: a user, programs on PATH, hosts, and this run, which has h1's NICs."""
     known = {
         "localhost": machine(),
         "bare": machine(0),
@@ -50,41 +50,41 @@ def world(monkeypatch):
     return {"asked": asked, "facts": facts, "paths": paths}
 
 
-def ready(tmp_path, environment=None, **changes):
-    return prepare.prepare(wanted(**changes), ENVIRONMENT if environment is None else environment, tmp_path)
+def prepared(tmp_path, environment=None, **changes):
+    return prepare.prepare(request(**changes), ENVIRONMENT if environment is None else environment, tmp_path)
 
 
 def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
-    one = ready(tmp_path, np=4)
-    assert [(slot.host, slot.gpu) for slot in one.order.slots] == [("localhost", gpu) for gpu in RING]
+    run = prepared(tmp_path, np=4)
+    assert [(slot.host, slot.gpu) for slot in run.spec.slots] == [("localhost", gpu) for gpu in RING]
     assert world["asked"][0][0] == ["localhost"]
     assert world["asked"][0][1]["folder"] == str(tmp_path)
-    assert (one.order.network, one.interfaces, one.adapters, one.remarks) == (None, {}, {}, ())
+    assert (run.spec.network, run.interfaces, run.adapters, run.remarks) == (None, {}, {}, ())
     with pytest.raises(PlacementError, match=r"-np 5 is more than the 4 slots there are \(localhost 4\)"):
-        ready(tmp_path, np=5)
+        prepared(tmp_path, np=5)
 
 
 def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
-    assert ready(tmp_path, np=9, gpus="none").remarks == ("--gpus none: the ranks run on CPUs",)
+    assert prepared(tmp_path, np=9, gpus="none").remarks == ("--gpus none: the ranks run on CPUs",)
     assert world["asked"][-1][1]["gpus"] is False
-    one = ready(tmp_path, np=9, topologies={"bare": machine(0)})
-    assert one.remarks == ("no GPU found: the ranks run on CPUs",)
-    assert len(one.order.slots) == 9
+    run = prepared(tmp_path, np=9, topologies={"bare": machine(0)})
+    assert run.remarks == ("no GPU found: the ranks run on CPUs",)
+    assert len(run.spec.slots) == 9
     with pytest.raises(PlacementError, match="-np 1000000000000 is more than the 4096 slots there are"):
-        ready(tmp_path, np=10**12, gpus="none")
+        prepared(tmp_path, np=10**12, gpus="none")
 
 
 def test_only_the_hosts_that_get_ranks_are_asked(tmp_path, world):
-    ready(tmp_path, np=2, hosts=hosts(h1=2, nowhere=2))
+    prepared(tmp_path, np=2, hosts=hosts(h1=2, nowhere=2))
     assert world["asked"][0][0] == ["h1"]
 
 
 def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
-    one = ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-    assert (one.order.network, one.order.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24")
-    assert one.interfaces == {"h1": "eth0", "h2": "ens5"}
-    assert one.adapters == {"h1": ("mlx5_0", "mlx5_1"), "h2": ("mlx5_0",)}
-    ranks = json.loads(one.environment["HVDLAUNCH_PLAN"])["ranks"]
+    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+    assert (run.spec.network, run.spec.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24")
+    assert run.interfaces == {"h1": "eth0", "h2": "ens5"}
+    assert run.adapters == {"h1": ("mlx5_0", "mlx5_1"), "h2": ("mlx5_0",)}
+    ranks = json.loads(run.environment["HVDLAUNCH_PLAN"])["ranks"]
     assert [rank["hostname"] for rank in ranks] == ["h1.local", "h1.local", "h2.local"]
     assert [rank["environment"]["NCCL_SOCKET_IFNAME"] for rank in ranks] == ["eth0", "eth0", "ens5"]
     assert [rank["environment"]["NCCL_IB_HCA"] for rank in ranks] == ["=mlx5_0,mlx5_1", "=mlx5_0,mlx5_1", "=mlx5_0"]
@@ -95,99 +95,99 @@ def test_a_login_node_meets_its_daemons_over_its_own_network(tmp_path, world, mo
     monkeypatch.setattr(prepare, "address_toward", lambda address: {"10.0.0.1": "192.168.0.9"}[address])
     for host, address in (("h1", "10.0.0.1"), ("h2", "10.0.0.2")):
         world["facts"][host] = replace(world["facts"][host], address=address)
-    one = ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-    assert (one.order.network, one.order.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24,192.168.0.0/24")
+    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+    assert (run.spec.network, run.spec.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24,192.168.0.0/24")
 
 
 def test_hosts_that_are_reached_over_ipv6_alone_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
     with pytest.raises(HostError, match="ssh reaches h1, h2 over IPv6, mpirun needs IPv4: add `AddressFamily inet`"):
-        ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+        prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
 
 
 def test_two_names_of_one_host_are_refused(tmp_path, world):
     world["facts"]["h2"] = replace(world["facts"]["h2"], hostname="h1.local")
     same = "h1 and h2 are the same host, h1.local: name it once, with all its slots"
     with pytest.raises(HostError, match=same):
-        ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+        prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
     with pytest.raises(HostError, match=same):
-        prepare.prepare(wanted(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
+        prepare.prepare(request(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
 
 
 def test_of_known_hosts_nobody_is_asked(tmp_path, world):
-    one = prepare.prepare(wanted(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
-    assert one.argv == ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1)).argv
+    run = prepare.prepare(request(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
+    assert run.argv == prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1)).argv
     assert len(world["asked"]) == 1
 
 
 def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):
     slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
-    assert [slot.host for slot in ready(tmp_path, slurm).order.slots] == ["h1", "h2"]
-    assert [slot.host for slot in ready(tmp_path, slurm, hosts=hosts(localhost=2)).order.slots] == ["localhost"] * 2
+    assert [slot.host for slot in prepared(tmp_path, slurm).spec.slots] == ["h1", "h2"]
+    assert [slot.host for slot in prepared(tmp_path, slurm, hosts=hosts(localhost=2)).spec.slots] == ["localhost"] * 2
     with pytest.raises(HostfileError, match="SLURM_TASKS_PER_NODE"):
-        ready(tmp_path, {**slurm, "SLURM_TASKS_PER_NODE": "x"})
+        prepared(tmp_path, {**slurm, "SLURM_TASKS_PER_NODE": "x"})
 
 
 def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
     world["paths"].clear()
-    one = ready(tmp_path, np=3, hosts=hosts(far=4), topologies={"far": machine()})
+    run = prepared(tmp_path, np=3, hosts=hosts(far=4), topologies={"far": machine()})
     assert world["asked"] == []
-    assert [slot.gpu for slot in one.order.slots] == [0, 1, 2]
-    assert one.argv[0] == "mpirun"
-    assert json.loads(one.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
-    asked = ready(tmp_path, launcher="horovodrun", topologies={"far": machine()})
+    assert [slot.gpu for slot in run.spec.slots] == [0, 1, 2]
+    assert run.argv[0] == "mpirun"
+    assert json.loads(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
+    asked = prepared(tmp_path, launcher="horovodrun", topologies={"far": machine()})
     assert asked.argv[0] == "horovodrun"
     with pytest.raises(HostError, match="host h2 has no --topology h2=FILE: give one for every host, or for none"):
-        ready(tmp_path, hosts=hosts(far=1, h2=1), topologies={"far": machine()})
+        prepared(tmp_path, hosts=hosts(far=1, h2=1), topologies={"far": machine()})
 
 
 def test_the_launcher_is_the_one_of_path(tmp_path, world):
-    assert ready(tmp_path).argv[0] == MPI.path
-    assert ready(tmp_path, launcher="horovodrun").argv[0] == "/opt/venv/bin/horovodrun"
+    assert prepared(tmp_path).argv[0] == MPI.path
+    assert prepared(tmp_path, launcher="horovodrun").argv[0] == "/opt/venv/bin/horovodrun"
     del world["paths"]["horovodrun"]
     with pytest.raises(CommandError, match="no horovodrun on PATH: activate"):
-        ready(tmp_path, launcher="horovodrun")
+        prepared(tmp_path, launcher="horovodrun")
     del world["paths"]["mpirun"]
     with pytest.raises(CommandError, match="no mpirun on PATH: activate"):
-        ready(tmp_path)
+        prepared(tmp_path)
 
 
 def test_an_mpirun_that_does_not_say_what_it_is_counts_as_none(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "read_mpi", lambda _: None)
     with pytest.raises(CommandError, match="does not say which MPI it is"):
-        ready(tmp_path)
+        prepared(tmp_path)
 
 
 def test_root_must_mean_it(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare.os, "geteuid", lambda: 0)
     with pytest.raises(CommandError, match=r"^run as root: add --allow-run-as-root if you mean it"):
-        ready(tmp_path)
-    assert "--allow-run-as-root" in ready(tmp_path, as_root=True).argv
-    assert ready(tmp_path, topologies={"far": machine()}).argv  # a plan starts nothing
+        prepared(tmp_path)
+    assert "--allow-run-as-root" in prepared(tmp_path, as_root=True).argv
+    assert prepared(tmp_path, topologies={"far": machine()}).argv  # a plan starts nothing
 
 
 def test_a_program_that_is_not_here_is_refused_before_it_starts(tmp_path):
     with pytest.raises(CommandError, match=r"^no program 'missing' on this host: correct what stands after --$"):
-        ready(tmp_path, program=("missing",))
-    assert ready(tmp_path, program=("missing",), hosts=hosts(h1=2))  # there it may be
+        prepared(tmp_path, program=("missing",))
+    assert prepared(tmp_path, program=("missing",), hosts=hosts(h1=2))  # there it may be
 
 
 def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_path):
-    one = ready(tmp_path, np=3, hosts=hosts(h1=2, h2=1), exports=("NCCL_DEBUG",))
-    assert json.loads(one.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
-    assert "NCCL_DEBUG" in one.argv
-    assert "MY_TOKEN" not in one.environment
-    assert HIDDEN not in " ".join([*one.argv, *one.environment.values()])
-    asked = ready(tmp_path, exports=("MY_TOKEN",))
+    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), exports=("NCCL_DEBUG",))
+    assert json.loads(run.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert "NCCL_DEBUG" in run.argv
+    assert "MY_TOKEN" not in run.environment
+    assert HIDDEN not in " ".join([*run.argv, *run.environment.values()])
+    asked = prepared(tmp_path, exports=("MY_TOKEN",))
     assert asked.argv[asked.argv.index("MY_TOKEN") - 1] == "-x"
     assert asked.environment["MY_TOKEN"] == HIDDEN
     assert HIDDEN not in asked.environment["HVDLAUNCH_PLAN"] + " ".join(asked.argv)
-    assert json.loads(ready(tmp_path).environment["HVDLAUNCH_PLAN"])["environment"] == {}
+    assert json.loads(prepared(tmp_path).environment["HVDLAUNCH_PLAN"])["environment"] == {}
 
 
 def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):
-    assert ready(tmp_path, {"HVDLAUNCH_JOB": "mine"}).environment["HVDLAUNCH_JOB"] == "mine"
-    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", ready(tmp_path).environment["HVDLAUNCH_JOB"])
+    assert prepared(tmp_path, {"HVDLAUNCH_JOB": "mine"}).environment["HVDLAUNCH_JOB"] == "mine"
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", prepared(tmp_path).environment["HVDLAUNCH_JOB"])
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_an_image_with_another_mpi_is_refused(tmp_path, monkeypatch, status, out
     with pytest.raises(
         CommandError, match=f"a.sif: inside is {inside}, outside Open MPI 4.1.8: ranks inside only meet"
     ):
-        ready(tmp_path, apptainer=str(image))
+        prepared(tmp_path, apptainer=str(image))
 
 
 def test_a_program_inside_an_image(tmp_path, monkeypatch):
     image = tmp_path / "a.sif"
     with pytest.raises(CommandError, match=r"a\.sif: there is no such image"):
-        ready(tmp_path, apptainer=str(image))
+        prepared(tmp_path, apptainer=str(image))
     image.touch()
     asked = []
 
@@ -216,6 +216,6 @@ def test_a_program_inside_an_image(tmp_path, monkeypatch):
         return Answer(status=0, out="mpirun (Open MPI) 4.0.1", err="")
 
     monkeypatch.setattr(prepare, "ask", ask)
-    one = ready(tmp_path, apptainer=str(image), program=("missing", "-x"))
+    run = prepared(tmp_path, apptainer=str(image), program=("missing", "-x"))
     assert asked == [["apptainer", "exec", str(image), "mpirun", "--version"]]
-    assert one.argv[-6:] == ["apptainer", "exec", "--nv", str(image), "missing", "-x"]
+    assert run.argv[-6:] == ["apptainer", "exec", "--nv", str(image), "missing", "-x"]

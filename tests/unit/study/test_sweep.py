@@ -13,17 +13,17 @@ import pytest
 from launch.cli import main as cli
 from launch.errors import CommandError, LaunchError, PlacementError, ProcessError
 from launch.process import Answer
-from launch.start.command import exported
-from launch.start.prepare import Wanted
+from launch.start.environment import exported
+from launch.start.prepare import RunRequest
 from launch.study import sweep
 from launch.study.sweep import Study
 from launch.watch.failure import in_one_line
-from launch.watch.run import Ended
-from tests.unit.machines import wanted
+from launch.watch.run import RunResult
+from tests.unit.machines import request
 
-WANTED = wanted(np=1, program=("python", "-m", "some.training"), as_root=True)
+REQUEST = request(np=1, program=("python", "-m", "some.training"), as_root=True)
 STUDY = Study(
-    wanted=WANTED,
+    request=REQUEST,
     sizes=(4, 1, 2),
     seeds=2,
     mode="weak",
@@ -47,17 +47,17 @@ class Machine:
         self.done: list[str] = []  # the runs and drawings, in order
         self.drawn = Answer(status=0, out="| ranks |\n", err="")
 
-    def prepare(self, wanted: Wanted, environment: dict[str, str], folder: Path) -> SimpleNamespace:
-        at = wanted.np, int(environment["HVDLAUNCH_SEED"])
+    def prepare(self, request: RunRequest, environment: dict[str, str], folder: Path) -> SimpleNamespace:
+        at = request.np, int(environment["HVDLAUNCH_SEED"])
         self.ran.append(at)
         self.environments.append(environment)
         self.done.append(f"np{at[0]}")
         return SimpleNamespace(at=at, job=environment["HVDLAUNCH_JOB"], remarks=("the ranks run on CPUs",))
 
-    def run(self, ready: SimpleNamespace) -> Ended:
-        folder = Path("runs").resolve() / ready.job
-        if ready.at in self.instead and (ended := self.instead[ready.at](folder)) is not None:
-            return ended
+    def run(self, prepared: SimpleNamespace) -> RunResult:
+        folder = Path("runs").resolve() / prepared.job
+        if prepared.at in self.instead and (result := self.instead[prepared.at](folder)) is not None:
+            return result
         return finished(folder)
 
     def ask(self, argv: list[str], *, timeout_s: float) -> Answer:
@@ -67,15 +67,15 @@ class Machine:
         return self.drawn
 
 
-def finished(folder: Path, *, reason: str = "finished", seed: int | None = None) -> Ended:
+def finished(folder: Path, *, reason: str = "finished", seed: int | None = None) -> RunResult:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(json.dumps({"exit_reason": reason}))
     (folder / "config.json").write_text(json.dumps({} if seed is None else {"seed": seed}))
-    return Ended(status=0, run_folder=str(folder), why=None, stopped=False)
+    return RunResult(status=0, run_folder=str(folder), why=None, stopped=False)
 
 
-def failed(folder: Path) -> Ended:
-    return Ended(status=3, run_folder=str(folder), why="hvdtrain: too many skipped steps", stopped=False)
+def failed(folder: Path) -> RunResult:
+    return RunResult(status=3, run_folder=str(folder), why="hvdtrain: too many skipped steps", stopped=False)
 
 
 def raising(error: LaunchError) -> Callable[[Path], Any]:
@@ -122,7 +122,7 @@ def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(
 
 def test_what_the_study_leaves_for_compare(tmp_path):
     limits = {"price_per_gpu_hour": 1.5, "target_accuracy": 95.0, "min_efficiency": 80.0, "max_accuracy_loss": 0.5}
-    sweep.sweep(replace(STUDY, sizes=(2,), seeds=1, wanted=replace(WANTED, gpus=(0, 1)), **limits), {})
+    sweep.sweep(replace(STUDY, sizes=(2,), seeds=1, request=replace(REQUEST, gpus=(0, 1)), **limits), {})
     assert written() == {
         "program": ["python", "-m", "some.training"],
         "mode": "weak",
@@ -195,7 +195,7 @@ def test_a_study_that_cannot_be_written_is_told_before_the_first_run(machine):
 
 def test_a_signal_ends_the_study_and_a_repeat_goes_on_there(machine):
     machine.instead = {
-        (2, 0): lambda _: Ended(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True)
+        (2, 0): lambda _: RunResult(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True)
     }
     assert sweep.sweep(STUDY, {}) == 143
     assert list(rows()) == machine.ran == ALL[:3]
@@ -214,17 +214,17 @@ def test_a_run_that_was_stopped_and_saved_is_not_finished(machine):
 
 
 def test_a_program_that_ends_with_a_signals_status_is_only_a_row(machine):
-    machine.instead = {(1, 0): lambda _: Ended(status=143, run_folder=None, why="rank 0 died", stopped=False)}
+    machine.instead = {(1, 0): lambda _: RunResult(status=143, run_folder=None, why="rank 0 died", stopped=False)}
     assert sweep.sweep(STUDY, {}) == 1
     assert machine.ran == ALL
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
 def test_a_signal_between_two_runs(machine, monkeypatch, number, status):
-    def prepare(wanted, environment, folder):
-        if wanted.np == 2:
+    def prepare(request, environment, folder):
+        if request.np == 2:
             os.kill(os.getpid(), number)
-        return machine.prepare(wanted, environment, folder)
+        return machine.prepare(request, environment, folder)
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sweep, "prepare", prepare)
@@ -238,7 +238,7 @@ def test_a_signal_between_two_runs(machine, monkeypatch, number, status):
 @pytest.mark.parametrize(
     ("ending", "why"),
     [
-        (lambda _: Ended(status=0, run_folder=None, why=None, stopped=False), "the program told no run folder"),
+        (lambda _: RunResult(status=0, run_folder=None, why=None, stopped=False), "the program told no run folder"),
         (lambda folder: replace(finished(folder), run_folder="/nowhere"), "there is no result.json"),
         (lambda folder: finished(folder, reason="preempted"), "it ended before it was finished: preempted"),
     ],
@@ -285,11 +285,11 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
     first = replace(STUDY, name=None)
     others = [
         replace(first, mode="strong"),
-        replace(first, wanted=replace(WANTED, program=("true",))),
-        replace(first, wanted=replace(WANTED, gpus="none")),
-        replace(first, wanted=replace(WANTED, launcher="horovodrun")),
-        replace(first, wanted=replace(WANTED, binding="cores")),
-        replace(first, wanted=replace(WANTED, apptainer="image.sif")),
+        replace(first, request=replace(REQUEST, program=("true",))),
+        replace(first, request=replace(REQUEST, gpus="none")),
+        replace(first, request=replace(REQUEST, launcher="horovodrun")),
+        replace(first, request=replace(REQUEST, binding="cores")),
+        replace(first, request=replace(REQUEST, apptainer="image.sif")),
     ]
     for number, study in enumerate([first, *others], start=1):
         sweep.sweep(study, {})
@@ -361,12 +361,12 @@ def test_the_command_line(monkeypatch):
     with pytest.raises(SystemExit, match="1"):
         cli.main(["sweep", *words.split(), *more.split(), "--", "prog", "--seeds", "9"])
     (study,) = seen
-    hosts = study.wanted.hosts
+    hosts = study.request.hosts
     assert hosts is not None
     assert [(host.name, host.slots) for host in hosts] == [("a", 2), ("b", 2)]
     assert study == Study(
-        wanted=replace(
-            WANTED,
+        request=replace(
+            REQUEST,
             np=4,
             program=("prog", "--seeds", "9"),
             hosts=hosts,

@@ -6,7 +6,7 @@ import pytest
 from launch.choose.placement import place
 from launch.watch import failure
 from launch.watch.failure import explain, first_failed, in_one_line, read_traces
-from launch.watch.run import read_report
+from launch.watch.report import read_report
 from launch.watch.story import Story
 from tests.unit.machines import hosts, machine
 from tests.unit.watch.test_story import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, told

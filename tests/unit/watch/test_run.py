@@ -12,7 +12,6 @@ import pytest
 
 from launch.errors import ProcessError
 from launch.watch import run
-from launch.watch.run import read_report
 from tests.unit.watch.test_story import STATUS_3
 
 USR1, TERM, INT, HUP = signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -56,8 +55,8 @@ def launcher(monkeypatch, tmp_path):
     for name, value in (("report", {}), ("after", {}), ("said", b"")):
         monkeypatch.setattr(FakeLauncher, name, value)
     yield FakeLauncher
-    for one in made:
-        one.errors.close()
+    for fake in made:
+        fake.errors.close()
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +73,10 @@ def handlers():
     assert arrived == []
 
 
-READY = SimpleNamespace(
+PREPARED = SimpleNamespace(
     argv=["mpirun"],
     environment={"HVDLAUNCH_JOB": "mine"},
-    order=SimpleNamespace(network=None, slots=[SimpleNamespace(rank=rank, host="h1") for rank in range(3)]),
+    spec=SimpleNamespace(network=None, slots=[SimpleNamespace(rank=rank, host="h1") for rank in range(3)]),
 )
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
@@ -94,7 +93,7 @@ def ended(*signals, grace_s=5.0):
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        return run.run(READY, grace_s=grace_s)
+        return run.run(PREPARED, grace_s=grace_s)
     finally:
         sender.join()
         assert made[-1].ended
@@ -186,13 +185,4 @@ def test_a_launcher_that_cannot_start_leaves_the_signals_as_they_were(monkeypatc
 
     monkeypatch.setattr(run, "Launcher", cannot)
     with pytest.raises(ProcessError):
-        run.run(READY)
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"5", b"[1, 2]", b"null", b"\xff\xfe", b'"said"'])
-def test_a_report_that_is_none_says_nothing(tmp_path, text):
-    path = tmp_path / "report.json"
-    path.write_bytes(text)
-    assert read_report(path) == {}
-    assert read_report(tmp_path) == {}
-    assert read_report(tmp_path / "missing") == {}
+        run.run(PREPARED)

@@ -9,63 +9,30 @@ from launch.choose.placement import place
 from launch.errors import HostError, HostfileError, ProcessError
 from launch.machine.mpi import Mpi
 from launch.reach.probe import HostFacts
-from launch.start.command import exported
-from launch.start.command import hosts as hosts_of
-from launch.start.prepare import Wanted
+from launch.start.command import hosts_of
+from launch.start.environment import exported
+from launch.start.prepare import RunRequest
+from launch.watch import fleet
 from launch.watch import supervise as module
-from launch.watch.run import Ended
-from launch.watch.supervise import Again, Tally, counted, outcome, pause_s, ranks_that_fit, supervise, usable
+from launch.watch.run import RunResult
+from launch.watch.supervise import RestartPolicy, Tally, final_status, supervise, with_attempt
 from tests.unit.machines import hosts, machine
 
 MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))
-AGAIN = Again(restarts=5, min_np=2, grace_s=25)
+POLICY = RestartPolicy(restarts=5, min_np=2, grace_s=25)
 LOST = {0: "unhealthy: lost", 3: "unhealthy: lost"}
 
 
 def ended(status=1, *, checkpoint=None, stopped=False, why="it broke"):
-    return Ended(status=status, run_folder=None, why=why, stopped=stopped, checkpoint=checkpoint)
+    return RunResult(status=status, run_folder=None, why=why, stopped=stopped, checkpoint=checkpoint)
 
 
-@pytest.mark.parametrize(("times", "seconds"), [(1, 1), (2, 2), (3, 4), (5, 16), (6, 30), (7, 30), (10_000, 30)])
-def test_pauses_double_up_to_half_a_minute(times, seconds):
-    assert pause_s(times) == seconds
-
-
-@pytest.mark.parametrize(
-    ("room", "refused", "ranks"),
-    [
-        (9, (), 4),
-        (4, (), 4),
-        (3, (), 3),
-        (2, (), 2),
-        (1, (), None),
-        (0, (), None),
-        (9, (4,), 3),
-        (3, (3,), 2),
-        (2, (2,), None),
-    ],
-)
-def test_as_many_ranks_as_fit_are_started(room, refused, ranks):
-    assert ranks_that_fit(room, np=4, min_np=2, refused=refused) == ranks
-
-
-def test_a_host_has_no_more_slots_than_free_gpus():
-    listed = hosts(h1=4, h2=2, h3=4, h4=1)
-    known = {
-        "h1": machine(unusable=LOST),
-        "h2": machine(unusable=LOST),
-        "h3": machine(unusable=dict.fromkeys(range(4), "x")),
-    }
-    assert usable(listed, known, on_gpus=True) == hosts(h1=2, h2=2)
-    assert usable(listed, known, on_gpus=False) == hosts(h1=4, h2=2, h3=4)
-
-
-def after(*attempts, again=AGAIN):
+def after(*attempts, policy=POLICY):
     """The tally and the outcome after these attempts: (ranks, how it ended)."""
     tally = Tally()
     for np, end in attempts:
-        tally = counted(tally, end, np)
-    return tally, outcome(tally, end, np, again)
+        tally = with_attempt(tally, end, np)
+    return tally, final_status(tally, end, np, policy)
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -94,10 +61,10 @@ def test_three_restarts_in_a_row_without_a_new_checkpoint_end_it():
 
 
 def test_restarts_that_are_used_up_leave_the_last_status():
-    again = replace(AGAIN, restarts=2)
+    policy = replace(POLICY, restarts=2)
     steps = [(4, ended(7, checkpoint=step)) for step in range(3)]
-    assert after(*steps[:2], again=again)[1] is None
-    assert after(*steps, again=again)[1] == 7
+    assert after(*steps[:2], policy=policy)[1] is None
+    assert after(*steps, policy=policy)[1] == 7
 
 
 def test_bad_input_is_final_unless_the_number_of_ranks_is_new():
@@ -114,7 +81,7 @@ class World:
     def __init__(self, *ends):
         self.ends = list(ends)
         self.topologies = {"h1": machine(), "h2": machine()}
-        self.hosts, self.wanted_gpus, self.on_gpus = hosts(h1=2, h2=2), "auto", True
+        self.hosts, self.gpus_option, self.on_gpus = hosts(h1=2, h2=2), "auto", True
         self.silent, self.left = set(), {}
         self.began, self.asked, self.slept, self.now = [], [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
@@ -122,30 +89,30 @@ class World:
     def read(self):
         if isinstance(self.hosts, Exception):
             raise self.hosts
-        return Wanted(
+        return RunRequest(
             np=4,
             program=("prog",),
             hosts=self.hosts,
             topologies={},
             launcher="auto",
-            gpus=self.wanted_gpus,
+            gpus=self.gpus_option,
             binding="none",
             apptainer=None,
             exports=(),
             as_root=True,
         )
 
-    def prepare(self, wanted, environment, folder, known=None):
-        topologies = self.topologies if known is None else {host: one.topology for host, one in known.items()}
-        slots = place(wanted.hosts, topologies, np=wanted.np, gpus=wanted.gpus, binding=wanted.binding)
-        order = SimpleNamespace(slots=slots, mpi=MPI, python="python")
-        return SimpleNamespace(order=order, environment={"HVDLAUNCH_JOB": "job", **environment}, remarks=("be warned",))
+    def prepare(self, request, environment, folder, known=None):
+        topologies = self.topologies if known is None else {host: facts.topology for host, facts in known.items()}
+        slots = place(request.hosts, topologies, np=request.np, gpus=request.gpus, binding=request.binding)
+        spec = SimpleNamespace(slots=slots, mpi=MPI, python="python")
+        return SimpleNamespace(spec=spec, environment={"HVDLAUNCH_JOB": "job", **environment}, remarks=("be warned",))
 
-    def run(self, ready, *, grace_s):
-        assert ready.environment["HVDLAUNCH_JOB"] == "job"
-        assert ready.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
-        self.began.append({host.name: host.slots for host in hosts_of(ready.order.slots)})
-        self.gpus = [slot.gpu for slot in ready.order.slots]
+    def run(self, prepared, *, grace_s):
+        assert prepared.environment["HVDLAUNCH_JOB"] == "job"
+        assert prepared.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
+        self.began.append({host.name: host.slots for host in hosts_of(prepared.spec.slots)})
+        self.gpus = [slot.gpu for slot in prepared.spec.slots]
         end = self.ends.pop(0)
         self.meanwhile.pop(len(self.began), lambda: None)()
         if isinstance(end, Exception):
@@ -172,15 +139,17 @@ class World:
 @pytest.fixture
 def world(monkeypatch):
     made = World()
-    for name in ("prepare", "run", "answers", "end_on"):
+    for name in ("prepare", "run"):
         monkeypatch.setattr(module, name, getattr(made, name))
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
+    for name in ("prepare", "answers", "end_on"):
+        monkeypatch.setattr(fleet, name, getattr(made, name))
+    monkeypatch.setattr(fleet, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
     return made
 
 
-def result(world, *ends, again=AGAIN):
+def result(world, *ends, policy=POLICY):
     world.ends += ends
-    return supervise(world.read, again, {})
+    return supervise(world.read, policy, {})
 
 
 def said(capfd):
@@ -267,7 +236,7 @@ def test_a_host_without_any_gpu_left_is_not_used_on_cpus(world):
 
 
 def test_gpus_that_were_named_are_the_only_ones_that_may_be_used(world):
-    world.wanted_gpus = (0, 1)
+    world.gpus_option = (0, 1)
     world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable=LOST))}
     assert result(world, ended(), ended(0)) == 0
     assert world.began == [{"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
@@ -312,7 +281,7 @@ def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
     world.meanwhile = {1: lambda: setattr(world, "hosts", hosts(h1=2, h2=1))}
     refusal = ended(2, why="hvdtrain: 3 ranks do not divide 64")
     assert result(world, ended(), refusal, ended(1, checkpoint=9), ended(0)) == 0
-    assert [sum(one.values()) for one in world.began] == [4, 3, 2, 2]
+    assert [sum(slots.values()) for slots in world.began] == [4, 3, 2, 2]
     assert said(capfd)[1:] == [
         "restart 1 of 5 after: it broke; 3 ranks on h1:2,h2:1, no checkpoint was saved yet",
         "restart 1 of 5 after: hvdtrain: 3 ranks do not divide 64; 2 ranks on h1:2, no checkpoint was saved yet",
@@ -322,14 +291,14 @@ def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
 
 def test_leftovers_are_ended_and_counted_also_when_it_is_over(world, capfd):
     world.left = {"h1": 2, "h2": 1}
-    assert result(world, ended(7), again=replace(AGAIN, restarts=0)) == 7
+    assert result(world, ended(7), policy=replace(POLICY, restarts=0)) == 7
     assert said(capfd)[1:] == ["3 of its processes still ran on h1, h2: killed", "--restarts 0: no more is left"]
 
 
 @pytest.mark.parametrize(("last", "told"), [(0, False), (3, False), (2, False), (7, True), (143, False)])
 def test_that_restarts_are_used_up_is_told_only_where_it_matters(world, capfd, last, told):
     end = ended(last, stopped=last == 143)
-    assert result(world, ended(), end, again=replace(AGAIN, restarts=1)) == last
+    assert result(world, ended(), end, policy=replace(POLICY, restarts=1)) == last
     assert ("--restarts 1: no more is left" in said(capfd)) == told
 
 

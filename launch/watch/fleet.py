@@ -1,0 +1,164 @@
+"""The hosts of a run that is started again: listed, cleaned and asked anew for every restart."""
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launch.errors import LaunchError, PlacementError
+from launch.hosts.host import Host
+from launch.machine.topology import Topology, restrict
+from launch.reach.ask import answers
+from launch.reach.probe import HostFacts
+from launch.start.command import hosts_of
+from launch.start.prepare import PreparedRun, RunRequest, allocation, own_slots, prepare
+from launch.watch.leftovers import end_on
+
+WAIT_S = 600.0  # for hosts, where too few are left: one that restarts takes some minutes
+LONGEST_PAUSE_S = 30.0
+SETTLE_S = 2.0  # until a driver no longer counts the GPU of a process that has ended as busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """A host that could not be used when it was last asked."""
+
+    times: int  # in a row
+    until_s: float  # on time.monotonic(): it is not asked before, unless hosts are short
+
+
+class Fleet:
+    """The hosts of a run; `read_request` lists them as they are then."""
+
+    def __init__(self, read_request: Callable[[], RunRequest], request: RunRequest, prepared: PreparedRun) -> None:
+        self._read_request, self._request = read_request, request
+        self._on_gpus = prepared.spec.slots[0].gpu is not None
+        self._mpi, self._python = prepared.spec.mpi, prepared.spec.python
+        self._job = prepared.environment["HVDLAUNCH_JOB"]
+        self._backoffs: dict[str, Backoff] = {}
+        self._last_line: str | None = None
+
+    def clean(self, prepared: PreparedRun) -> None:
+        """End what an attempt has left behind."""
+        self._end_leftovers([host.name for host in hosts_of(prepared.spec.slots)])
+
+    def next_run(self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int]) -> PreparedRun | None:
+        """The next attempt, once enough hosts can be used; None, with a line, if for too long they cannot.
+
+        It has `min_np` ranks at least, and none of the numbers of ranks that the program has `refused`.
+        """
+        end = time.monotonic() + WAIT_S
+        for times in itertools.count(1):
+            try:
+                return self._prepare(environment, min_np=min_np, refused=refused, all_hosts=times > 1)
+            except LaunchError as error:
+                why = " ".join(str(error).split())
+            if time.monotonic() + pause_s(times) > end:
+                break
+            self._say_once(f"{why}; waiting up to {WAIT_S:g} s")
+            time.sleep(pause_s(times))
+        say(f"{why}; after {WAIT_S:g} s it ends here")
+        return None
+
+    def _prepare(
+        self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int], all_hosts: bool
+    ) -> PreparedRun:
+        request = self._request = self._new_request()
+        listed = request.hosts or allocation(environment)
+        names = [host.name for host in listed] if listed else ["localhost"]
+        facts = self._ask([name for name in names if all_hosts or self._is_due(name)])
+        if self._on_gpus and any(_is_busy(known.topology) for known in facts.values()):
+            time.sleep(SETTLE_S)
+            facts = self._ask(list(facts))
+        topologies = {name: _restricted(known.topology, request.gpus) for name, known in facts.items()}
+        hosts = usable_hosts(listed or own_slots(request, topologies), topologies, on_gpus=self._on_gpus)
+        room = sum(host.slots for host in hosts)
+        np = ranks_that_fit(room, np=request.np, min_np=min_np, refused=refused)
+        if np is None:
+            but = ", and the program does not take so few ranks" if room >= min_np else ""
+            raise PlacementError(f"{room} slots are left, --min-np is {min_np}{but}")
+        return prepare(
+            replace(request, np=np, hosts=hosts, gpus="auto" if self._on_gpus else "none"),
+            environment,
+            Path.cwd(),
+            {name: replace(known, topology=topologies[name]) for name, known in facts.items()},
+        )
+
+    def _is_due(self, name: str) -> bool:
+        return name not in self._backoffs or self._backoffs[name].until_s <= time.monotonic()
+
+    def _ask(self, names: Sequence[str]) -> dict[str, HostFacts]:
+        """The facts of those of these hosts that can be used, once nothing of the job is left on them."""
+        ended = self._end_leftovers(names)
+        found: dict[str, HostFacts | LaunchError] = {
+            name: why for name, why in ended.items() if isinstance(why, LaunchError)
+        }
+        reached = [name for name in names if name not in found]
+        found |= answers(reached, mpirun=self._mpi, python=self._python, folder=str(Path.cwd()), gpus=self._on_gpus)
+        for name, answer in found.items():
+            if isinstance(answer, HostFacts):
+                self._backoffs.pop(name, None)
+                continue
+            before = self._backoffs.get(name)
+            if before is None:
+                say(f"{' '.join(str(answer).split())}; it is left out")
+            times = 1 if before is None else before.times + 1
+            self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
+        return {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
+
+    def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:
+        ended = end_on(names, self._job, python=self._python, folder=str(Path.cwd()))
+        counts = {name: count for name, count in ended.items() if isinstance(count, int) and count}
+        if counts:
+            say(f"{sum(counts.values())} of its processes still ran on {', '.join(counts)}: killed")
+        return ended
+
+    def _new_request(self) -> RunRequest:
+        try:
+            return self._read_request()
+        except LaunchError as error:
+            self._say_once(f"{error}; the hosts stay as they were")
+            return self._request
+
+    def _say_once(self, line: str) -> None:
+        if line != self._last_line:
+            say(line)
+        self._last_line = line
+
+
+def ranks_that_fit(room: int, *, np: int, min_np: int, refused: Collection[int]) -> int | None:
+    """The most ranks, from `min_np` to `np`, for which there is room, without numbers that were refused."""
+    return next((ranks for ranks in range(min(np, room), min_np - 1, -1) if ranks not in refused), None)
+
+
+def usable_hosts(hosts: Sequence[Host], topologies: Mapping[str, Topology], *, on_gpus: bool) -> tuple[Host, ...]:
+    """The hosts that have a topology; if ranks run on GPUs, with no more slots than free GPUs."""
+    kept = []
+    for host in hosts:
+        if (topology := topologies.get(host.name)) is not None:
+            free = sum(gpu.unusable is None for gpu in topology.gpus)
+            kept.append(replace(host, slots=min(host.slots, free)) if on_gpus else host)
+    return tuple(host for host in kept if host.slots)
+
+
+def pause_s(times: int) -> float:
+    """How long to wait after so many failures in a row: 1, 2, 4... at most 30 s."""
+    return min(2.0 ** min(times - 1, 10), LONGEST_PAUSE_S)
+
+
+def say(line: str) -> None:
+    """Print one line for the user while a run is supervised."""
+    print(f"hvdlaunch: {line}", file=sys.stderr, flush=True)
+
+
+def _restricted(topology: Topology, gpus: str | Collection[int]) -> Topology:
+    """The topology with the GPUs that --gpus does not name marked as not to be used."""
+    if isinstance(gpus, str):
+        return topology
+    return restrict(topology, ",".join(str(gpu.index) for gpu in topology.gpus if gpu.index in gpus))
+
+
+def _is_busy(topology: Topology) -> bool:
+    return any((gpu.unusable or "").startswith("busy") for gpu in topology.gpus)
