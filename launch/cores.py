@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from launch.errors import TopologyError
 
-MOST_CORES = 1 << 16
+MAX_CORES = 1 << 16
 
 
 def core_list(cores: Iterable[int]) -> str:
@@ -29,7 +29,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
     for part in text.strip().split(","):
         match = re.fullmatch(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last < MOST_CORES:
+        if not first <= last < MAX_CORES:
             raise TopologyError(f"{text!r} is not a list of numbers; expected one such as 0-3,8")
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))

@@ -17,7 +17,7 @@ from launch.errors import ProcessError
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # mpirun takes about one second to end its ranks, on every host, when it is asked to.
 TERMINATE_S = 2.0
-MOST_BYTES = 16 << 20  # of an answer; a topology has some thousand
+MAX_BYTES = 16 << 20  # of an answer; a topology has some thousand
 # From the fork or the ssh that starts a rank to launch.rank.bind, which blocks SIGUSR1: Python starts in between.
 BIND_S = 2.0
 
@@ -50,7 +50,7 @@ def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
         )
     except OSError as error:
         raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
-    _ASKED.add(process)
+    _RUNNING.add(process)
     try:
         out, err = _read(process, argv[0], timeout_s)
         status = process.wait(1)
@@ -58,17 +58,17 @@ def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
         raise ProcessError(f"{argv[0]} gave no answer in {timeout_s:g} s") from error
     finally:
         _kill(process)
-        _ASKED.discard(process)
+        _RUNNING.discard(process)
     return Answer(status=status, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
 
 
 def stop_asking() -> None:
     """End every program that `ask` waits for, in whatever thread."""
-    for process in list(_ASKED):
+    for process in list(_RUNNING):
         _kill(process)
 
 
-_ASKED: set[subprocess.Popen[bytes]] = set()
+_RUNNING: set[subprocess.Popen[bytes]] = set()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -82,10 +82,10 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
     """All that it writes to standard output and standard error."""
     assert process.stdout is not None
     assert process.stderr is not None
-    said = {process.stdout: bytearray(), process.stderr: bytearray()}
+    output = {process.stdout: bytearray(), process.stderr: bytearray()}
     deadline = time.monotonic() + timeout_s
     with process.stdout, process.stderr, selectors.DefaultSelector() as both:
-        for stream in said:
+        for stream in output:
             both.register(stream, selectors.EVENT_READ)
         while both.get_map():
             ready = both.select(max(0.0, deadline - time.monotonic()))
@@ -95,10 +95,10 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
                 chunk = os.read(key.fd, 65536)
                 if not chunk:
                     both.unregister(key.fileobj)
-                said[key.fileobj] += chunk  # type: ignore[index]
-            if sum(map(len, said.values())) > MOST_BYTES:
-                raise ProcessError(f"{name} printed more than {MOST_BYTES >> 20} MiB, which is no answer")
-    return bytes(said[process.stdout]), bytes(said[process.stderr])
+                output[key.fileobj] += chunk  # type: ignore[index]
+            if sum(map(len, output.values())) > MAX_BYTES:
+                raise ProcessError(f"{name} printed more than {MAX_BYTES >> 20} MiB, which is no answer")
+    return bytes(output[process.stdout]), bytes(output[process.stderr])
 
 
 class Launcher:

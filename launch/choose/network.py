@@ -24,7 +24,7 @@ def shared_network(interfaces: Mapping[str, Sequence[Interface]], reached: Mappi
     ]
     if not shared:
         seen = "; ".join(
-            f"{host} has {', '.join(f'{one.name} {one.cidr}' for one in own) or 'no address'}"
+            f"{host} has {', '.join(f'{interface.name} {interface.cidr}' for interface in own) or 'no address'}"
             for host, own in interfaces.items()
         )
         raise PlacementError(f"the hosts share no network: {seen}. Give hosts that are on one network")
@@ -34,22 +34,27 @@ def shared_network(interfaces: Mapping[str, Sequence[Interface]], reached: Mappi
 
 def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
     """The name of the interface that is on the network."""
-    return next((one.name for one in interfaces if _network(one) == IPv4Network(network)), None)
+    return next((interface.name for interface in interfaces if _network(interface) == IPv4Network(network)), None)
 
 
 def network_of(interfaces: Sequence[Interface], address: str) -> str:
     """The network, as CIDR, of the interface that has this address."""
-    return next(str(_network(one)) for one in interfaces if str(IPv4Interface(one.cidr).ip) == address)
+    return next(str(_network(interface)) for interface in interfaces if str(_address(interface)) == address)
 
 
 def _network(interface: Interface) -> IPv4Network:
     return IPv4Interface(interface.cidr).network
 
 
+def _address(interface: Interface) -> IPv4Address:
+    return IPv4Interface(interface.cidr).ip
+
+
 def _on(interfaces: Sequence[Interface], network: IPv4Network) -> bool:
-    return any(_network(one) == network for one in interfaces)
+    return any(_network(interface) == network for interface in interfaces)
 
 
 def _addresses_differ(interfaces: Mapping[str, Sequence[Interface]], network: IPv4Network) -> bool:
-    addresses = [IPv4Interface(one.cidr).ip for own in interfaces.values() for one in own if _network(one) == network]
+    on_it = [interface for own in interfaces.values() for interface in own if _network(interface) == network]
+    addresses = [_address(interface) for interface in on_it]
     return len(addresses) == len(set(addresses))

@@ -73,9 +73,9 @@ def ranks_per_host(hosts: Sequence[Host], np: int) -> dict[str, int]:
     return {name: ranks for name, ranks in share.items() if ranks}
 
 
-def _gpus(host: str, topology: Topology, ranks: int, wanted: str | Collection[int]) -> list[Gpu | None]:
+def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> list[Gpu | None]:
     by_index = {gpu.index: gpu for gpu in topology.gpus}
-    if isinstance(wanted, str):
+    if isinstance(gpus, str):
         free = [gpu for gpu in topology.gpus if gpu.unusable is None]
         if len(free) < ranks:
             taken = "; ".join(f"GPU {gpu.index}: {gpu.unusable}" for gpu in topology.gpus if gpu.unusable)
@@ -84,15 +84,15 @@ def _gpus(host: str, topology: Topology, ranks: int, wanted: str | Collection[in
                 "start fewer ranks there, or give --gpus none"
             )
         return [by_index[index] for index in select(topology, ranks).best.ring]
-    if len(wanted) < ranks:
-        raise PlacementError(f"--gpus names {len(wanted)} for the {ranks} ranks on host {host}: name more")
-    wanted = tuple(wanted)[:ranks]
-    if unknown := sorted(set(wanted) - set(by_index)):
+    if len(gpus) < ranks:
+        raise PlacementError(f"--gpus names {len(gpus)} for the {ranks} ranks on host {host}: name more")
+    gpus = tuple(gpus)[:ranks]
+    if unknown := sorted(set(gpus) - set(by_index)):
         raise PlacementError(f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, by_index))}")
-    for index in wanted:
+    for index in gpus:
         if (why := by_index[index].unusable) is not None:
             raise PlacementError(f"GPU {index} of host {host} cannot be used ({why}): choose others with --gpus")
-    return [by_index[index] for index in ring_order(topology, wanted)]
+    return [by_index[index] for index in ring_order(topology, gpus)]
 
 
 def _slots_of(
@@ -111,7 +111,7 @@ def _slots_of(
             bound = False  # lists of cores that only overlap cannot be cut so that no two ranks share one
         sharers = len(sharing) if bound else len(gpus)
         if bound and binding == "cores":
-            cores, sharers = split(cores, len(sharing))[sharing.index(local_rank)], 1
+            cores, sharers = split_cores(cores, len(sharing))[sharing.index(local_rank)], 1
         slots.append(
             RankSlot(
                 rank=first + local_rank,
@@ -144,7 +144,7 @@ def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> C
     return tuple(sorted(near & usable if usable else near))
 
 
-def split(cores: Cores, parts: int) -> list[Cores]:
+def split_cores(cores: Cores, parts: int) -> list[Cores]:
     """Cores cut into equal parts that share no core; what is left over stays idle.
 
     Linux numbers the second hardware threads of all cores after the first ones, as in 0-23,48-71, so each run of

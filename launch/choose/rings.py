@@ -7,10 +7,10 @@ mask. A ring passes each vertex once; two vertices joined by a link are a ring, 
 from collections.abc import Iterator
 from functools import lru_cache
 
-LARGEST = 16  # vertices; the tables below have one entry per subset of them
+MAX_VERTICES = 16  # vertices; the tables below have one entry per subset of them
 # Of one search for rings that share no link, about half a second. Thousands of random wirings took up to 3,200 on 8
 # GPUs with 12 links each and up to 3,000 on 12 GPUs with 6; where they run out, so many rings count as impossible.
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 
 Matrix = tuple[tuple[int, ...], ...]
 
@@ -148,7 +148,7 @@ class _Search:
         self._steps = 0
 
     def finds(self, rings: int) -> bool:
-        """Whether it finds so many; with MOST_STEPS left over, whether there are so many."""
+        """Whether it finds so many; with MAX_STEPS left over, whether there are so many."""
         if not rings:
             return True
         links, left = self._links, tuple(map(tuple, self._links))
@@ -180,7 +180,7 @@ class _Search:
         ahead = [v for v in range(len(links)) if (others or 1 << start) >> v & 1 and links[here][v]]
         for step in sorted(ahead, key=lambda v: (-min(links[here][v], rings + 1), _spare(links[v], rings))):
             self._steps += 1
-            if self._steps > MOST_STEPS:
+            if self._steps > MAX_STEPS:
                 return
             self._take(here, step, 1)
             if _spare(links[here], rings) >= 0:

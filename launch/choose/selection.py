@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
-from launch.choose.rings import LARGEST, Matrix, best_ring, disjoint_rings, most_rings, pair_sums, slowest_links
+from launch.choose.rings import MAX_VERTICES, Matrix, best_ring, disjoint_rings, most_rings, pair_sums, slowest_links
 from launch.errors import SelectionError
 from launch.machine.topology import Link, Topology, has_switch
 
@@ -39,7 +39,9 @@ STEPS = (  # what the parts of a score mean, as they decide between two sets
     "by the links of all pairs together",
     "by fewer NUMA nodes",
     "by nearer NICs",
-    *["by what is left for the next job"] * 3,
+    "by what is left for the next job",
+    "by what is left for the next job",
+    "by what is left for the next job",
     "by PCI order",
 )
 
@@ -70,7 +72,7 @@ def select(topology: Topology, k: int, *, busy: Collection[int] = ()) -> Selecti
     Raises:
         SelectionError: `k` is less than 1 or more than there are; `busy` names an unknown GPU; over 16 GPUs are free.
     """
-    board = _Board(topology, _in_pci_order(topology, _free(topology, k, busy)))
+    board = _Scoreboard(topology, _in_pci_order(topology, _free(topology, k, busy)))
     ranks = {sum(1 << v for v in chosen): -rank for rank, chosen in enumerate(combinations(range(board.size), k))}
     ranking = board.ranking(ranks, best_first=True)
     best, runner_up = next(ranking), next(ranking, None)
@@ -93,8 +95,8 @@ def ring_order(topology: Topology, gpus: Collection[int]) -> tuple[int, ...]:
     positions = [place for place, gpu in enumerate(topology.gpus) if gpu.index in set(gpus)]
     positions = _in_pci_order(topology, positions)
     weights = _weights(topology, positions)
-    if len(positions) > LARGEST and not _alike(weights):
-        raise SelectionError(f"{len(positions)} GPUs are too many for a ring to be found; name at most {LARGEST}")
+    if len(positions) > MAX_VERTICES and not _alike(weights):
+        raise SelectionError(f"{len(positions)} GPUs are too many for a ring to be found; name at most {MAX_VERTICES}")
     return tuple(topology.gpus[positions[v]].index for v in best_ring(weights))
 
 
@@ -112,10 +114,10 @@ def _free(topology: Topology, k: int, busy: Collection[int]) -> list[int]:
             f"{topology.source}: cannot choose {k} of {len(topology.gpus)} GPUs, {len(free)} are free"
             f"{f' ({reasons})' if reasons else ''}; {remedy}{', or free some' if taken else ''}"
         )
-    if len(free) > LARGEST:
+    if len(free) > MAX_VERTICES:
         raise SelectionError(
             f"{topology.source}: {len(free)} free GPUs are more sets than can be compared; "
-            f"name some as busy, so that at most {LARGEST} are left"
+            f"name some as busy, so that at most {MAX_VERTICES} are left"
         )
     return free
 
@@ -155,7 +157,7 @@ def _alike(weights: Matrix) -> bool:
     return len({weights[a][b] for a, b in combinations(range(len(weights)), 2)}) < 2
 
 
-class _Board:
+class _Scoreboard:
     """The free GPUs in PCI order, and what each set of them scores; a set is a bit mask over them."""
 
     def __init__(self, topology: Topology, positions: list[int]) -> None:
@@ -268,7 +270,7 @@ class _Board:
         return ",".join(str(index) for index in sorted(self.gpus[v].index for v in self.members(mask)))
 
 
-def _why_best(board: _Board, best: int, runner_up: int | None, worst: int | None) -> str:
+def _why_best(board: _Scoreboard, best: int, runner_up: int | None, worst: int | None) -> str:
     rest = (1 << board.size) - 1 ^ best
     what = _what_it_is(board, best)
     if rest:
@@ -287,21 +289,21 @@ def _why_best(board: _Board, best: int, runner_up: int | None, worst: int | None
     return f"{what}. Before {board.names(runner_up)} {last}."
 
 
-def _why_not(board: _Board, mask: int, best: int) -> str:
+def _why_not(board: _Scoreboard, mask: int, best: int) -> str:
     return f"{_what_it_is(board, mask)}. Behind {board.names(best)} {_step(board, best, mask)}."
 
 
-def _step(board: _Board, a: int, b: int) -> str:
+def _step(board: _Scoreboard, a: int, b: int) -> str:
     """What decides between two sets."""
     parts = zip(STEPS, board.score(a), board.score(b), strict=True)
     return next((step for step, mine, other in parts if mine != other), STEPS[-1])
 
 
-def _exact_links(board: _Board, mask: int) -> tuple[int, int, int]:
+def _exact_links(board: _Scoreboard, mask: int) -> tuple[int, int, int]:
     return board.links_score(mask, exact=True, high=True)
 
 
-def _what_it_is(board: _Board, mask: int) -> str:
+def _what_it_is(board: _Scoreboard, mask: int) -> str:
     chosen, ring = board.members(mask), board.ring(mask)
     rings, gbps = board.rings(mask), board.bandwidth_gbps(mask, ring)
     kind = "XGMI" if any(board.table[a][b].kind == "XGMI" for a, b in combinations(chosen, 2)) else "NVLink"

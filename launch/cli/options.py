@@ -25,9 +25,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
     def command(name: str, text: str, **more: Any) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=text, description=text, allow_abbrev=False, **more)
-        one.set_defaults(command=name)
-        return one
+        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False, **more)
+        added.set_defaults(command=name)
+        return added
 
     topo = command("topo", "show how GPUs, NUMA nodes and NICs of this host are connected")
     _add_source(topo)
@@ -54,10 +54,10 @@ def parser() -> argparse.ArgumentParser:
     usage = "hvdlaunch {} -np N [options] -- PROGRAM [ARGUMENT]..."
     plan = command("plan", "show who would run where, the files and the exact command", usage=usage.format("plan"))
     run = command("run", "start a program on GPUs or CPUs of one host or many", usage=usage.format("run"))
-    for one in (plan, run):
-        one.add_argument("-np", type=int, required=True, metavar="N", help="how many ranks")
-        _add_run_options(one)
-        one.add_argument(
+    for either in (plan, run):
+        either.add_argument("-np", type=int, required=True, metavar="N", help="how many ranks")
+        _add_run_options(either)
+        either.add_argument(
             "--topology", action="append", default=[], metavar="HOST=FILE", help="a saved topology; no host is asked"
         )
     _add_ends(run)

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from launch.cores import parse_cores
 from launch.errors import TopologyError
-from launch.machine.speeds import Speeds, asked_for, by_name, link
+from launch.machine.speeds import Speeds, link, speeds_by_name, speeds_of_model
 from launch.machine.topology import P2P_WORDS, Gpu, Link, Nic, PeerAccess, Topology, why_unusable
 
 QUERY = "index,uuid,name,pci.bus_id,mig.mode.current"
@@ -66,7 +66,7 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
         _wrong(name, lines[end - 1][0], f"the table ends without a row of {missing}", "a row for each GPU")
     if "OK" in words or any(word in P2P_WORDS for row in rows.values() for word in row.words):
         return _peer_access(name, gpus, header, rows)
-    return _topology(name, gpus, header, rows, nic_names=nic_names, speeds=asked_for(gpu_name))
+    return _topology(name, gpus, header, rows, nic_names=nic_names, speeds=speeds_of_model(gpu_name))
 
 
 def _wrong(name: str, number: int, found: str, expected: str) -> NoReturn:
@@ -231,9 +231,9 @@ def from_nvidia_smi(
     if query is None:
         return bare
     gpus = _described(bare.gpus, query, _pids(apps or ""))
-    speeds = [by_name(gpu.name or "") or Speeds() for gpu in gpus]
+    speeds = [speeds_by_name(gpu.name or "") or Speeds() for gpu in gpus]
     links = tuple(
-        tuple(link(one.kind, one.count, (speeds[a], speeds[b]), sockets_gbps) for b, one in enumerate(row))
+        tuple(link(slow.kind, slow.count, (speeds[a], speeds[b]), sockets_gbps) for b, slow in enumerate(row))
         for a, row in enumerate(bare.links)
     )
     return replace(bare, gpus=gpus, links=links)
@@ -249,13 +249,13 @@ def _described(gpus: tuple[Gpu, ...], query: str, pids: dict[str, set[int]]) -> 
         if len(cells) != 5 or not re.fullmatch(r"[0-9]{1,4}", cells[0]) or int(cells[0]) in facts:
             _wrong(source, number, f"found {line.strip()[:80]!r}", f"{QUERY}, once for each GPU")
         unknown = {"[N/A]", "N/A", "[Not Supported]"}
-        sick = next((cell.strip("[]") for cell in cells if cell.startswith("[") and cell not in unknown), None)
+        fault = next((cell.strip("[]") for cell in cells if cell.startswith("[") and cell not in unknown), None)
         _, uuid, model, pci, mig = (None if cell in unknown or cell.startswith("[") else cell for cell in cells)
         facts[int(cells[0])] = {
             "uuid": uuid,
             "name": model,
             "pci": normal_pci(pci) if pci else None,
-            "unusable": why_unusable(mig=mig == "Enabled", sick=sick, pids=pids.get(uuid or "", ())),
+            "unusable": why_unusable(mig=mig == "Enabled", fault=fault, pids=pids.get(uuid or "", ())),
         }
     indices = [gpu.index for gpu in gpus]
     if sorted(facts) != indices:

@@ -6,7 +6,7 @@ from typing import Any
 
 from launch.errors import TopologyError
 from launch.machine import system
-from launch.machine.speeds import Speeds, between_sockets, by_name, link, with_pcie
+from launch.machine.speeds import Speeds, between_sockets, link, speeds_by_name, with_pcie
 from launch.machine.topology import Gpu, Link, Nic, Topology, why_unusable
 
 # nvmlGpuTopologyLevel_t; 0: both on one board
@@ -25,12 +25,12 @@ class _Device:
         self._nvml = nvml
         self._errors = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
         self.index = index
-        self.sick: str | None = None
+        self.fault: str | None = None
         self.handle: Any = None
         try:
             self.handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except self._errors as error:
-            self.sick = f"does not answer ({error})"
+            self.fault = f"does not answer ({error})"
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """What the function `nvmlDeviceGet<question>` answers."""
@@ -41,7 +41,7 @@ class _Device:
             return function(self.handle, *arguments)
         except self._errors as error:
             if getattr(error, "value", None) in {_LOST, _NEEDS_RESET}:
-                self.sick = f"does not answer ({error})"
+                self.fault = f"does not answer ({error})"
             return None
 
 
@@ -81,7 +81,8 @@ def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | No
     gpus = tuple(_gpu(device, pci, folder) for device, pci, folder in zip(devices, pcis, folders, strict=True))
     nvlinks = _nvlinks(devices, pcis, getattr(nvml, "NVML_NVLINK_MAX_LINKS", 36))
     speeds = [
-        with_pcie(by_name(gpu.name or ""), d.ask("MaxPcieLinkGeneration")) for gpu, d in zip(gpus, devices, strict=True)
+        with_pcie(speeds_by_name(gpu.name or ""), device.ask("MaxPcieLinkGeneration"))
+        for gpu, device in zip(gpus, devices, strict=True)
     ]
 
     def between(a: int, b: int) -> Link:
@@ -91,7 +92,7 @@ def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | No
         if nvlinks[a][b]:
             return link("NV", nvlinks[a][b], ends, sockets_gbps)
         level = -1 if devices[b].handle is None else devices[a].ask("TopologyCommonAncestor", devices[b].handle)
-        return link(_KINDS.get(level, "") or system.way(folders[a], folders[b]), 0, ends, sockets_gbps)
+        return link(_KINDS.get(level, "") or system.pcie_kind(folders[a], folders[b]), 0, ends, sockets_gbps)
 
     places = range(len(gpus))
     half = {(a, b): between(a, b) for a in places for b in places[: a + 1]}
@@ -100,7 +101,7 @@ def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | No
         gpus=gpus,
         links=tuple(tuple(half[max(a, b), min(a, b)] for b in places) for a in places),
         nics=tuple(
-            Nic(name=name, links=tuple(Link(kind=system.way(folder, adapter)) for folder in folders))
+            Nic(name=name, links=tuple(Link(kind=system.pcie_kind(folder, adapter)) for folder in folders))
             for name, adapter in system.rdma_devices(sysfs)
         ),
     )
@@ -117,11 +118,11 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
     mig = device.ask("MigMode")  # now, after the next reset
     processes = device.ask("ComputeRunningProcesses") or ()
     uuid, name = device.ask("UUID"), device.ask("Name")
-    sick = device.sick
-    if sick is None and ecc:
-        sick = f"{ecc} uncorrected memory errors since its driver was loaded"
-    if sick is None and remapped and remapped[3]:
-        sick = "a row of its memory could not be remapped"
+    fault = device.fault
+    if fault is None and ecc:
+        fault = f"{ecc} uncorrected memory errors since its driver was loaded"
+    if fault is None and remapped and remapped[3]:
+        fault = "a row of its memory could not be remapped"
     return Gpu(
         index=device.index,
         cores=tuple(64 * i + bit for i, word in enumerate(mask) for bit in range(64) if word >> bit & 1),
@@ -129,22 +130,22 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
         uuid=uuid,
         name=name,
         pci=pci,
-        unusable=why_unusable(mig=bool(mig and mig[0]), sick=sick, pids=[process.pid for process in processes]),
+        unusable=why_unusable(mig=bool(mig and mig[0]), fault=fault, pids=[process.pid for process in processes]),
     )
 
 
-def _nvlinks(devices: list[_Device], pcis: list[str | None], most: int) -> list[list[int]]:
+def _nvlinks(devices: list[_Device], pcis: list[str | None], max_links: int) -> list[list[int]]:
     """How many NVLinks each pair has: those from one to the other, or the fewer of both to NVSwitches."""
     direct = [[0] * len(devices) for _ in devices]
     to_switch = [0] * len(devices)
     for a, device in enumerate(devices):
-        for one in range(most):
-            if device.ask("NvLinkState", one) != 1:
+        for link_number in range(max_links):
+            if device.ask("NvLinkState", link_number) != 1:
                 continue
-            remote = _pci(device.ask("NvLinkRemotePciInfo", one))
+            remote = _pci(device.ask("NvLinkRemotePciInfo", link_number))
             if remote is not None and remote in pcis:
                 direct[a][pcis.index(remote)] += 1
-            elif device.ask("NvLinkRemoteDeviceType", one) == _TO_SWITCH:
+            elif device.ask("NvLinkRemoteDeviceType", link_number) == _TO_SWITCH:
                 to_switch[a] += 1
     return [
         [min(direct[a][b], direct[b][a]) or min(to_switch[a], to_switch[b]) for b in range(len(devices))]

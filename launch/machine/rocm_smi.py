@@ -102,8 +102,8 @@ def _check_square(name: str, matrix: _Matrix, columns: list[str]) -> None:
     for i, a in enumerate(columns):
         for j, b in enumerate(columns[:i]):
             if matrix.rows[a][j] != matrix.rows[b][i]:
-                said = f"{a}-{b} says {matrix.rows[a][j]}, {b}-{a} says {matrix.rows[b][i]}"
-                _wrong(name, matrix.line, said, "the same both ways")
+                differ = f"{a}-{b} says {matrix.rows[a][j]}, {b}-{a} says {matrix.rows[b][i]}"
+                _wrong(name, matrix.line, differ, "the same both ways")
 
 
 def _topology(name: str, matrix: _Matrix, numa: dict[int, dict[str, int]]) -> Topology:

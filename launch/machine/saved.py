@@ -5,10 +5,10 @@ from typing import NoReturn
 
 from launch.errors import TopologyError
 from launch.machine import nvidia_smi, rocm_smi
-from launch.machine.speeds import asked_for
+from launch.machine.speeds import speeds_of_model
 from launch.machine.topology import PeerAccess, Topology, from_json
 
-MOST_CHARACTERS = 4_000_000  # the JSON of 16 GPUs has 30,000
+MAX_CHARACTERS = 4_000_000  # the JSON of 16 GPUs has 30,000
 
 
 def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
@@ -22,12 +22,12 @@ def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology 
     Raises:
         TopologyError: the text is not understood, or `gpu_name` cannot be used, with file, line and what was expected.
     """
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise TopologyError(f"{name}: {len(text)} characters; expected what one of the tools prints about one host")
     start = text.lstrip("\ufeff \t\r\n")
     is_nvidia = not start.startswith(("{", "=", "WARNING:"))
     if gpu_name is not None and not is_nvidia:
-        asked_for(gpu_name)
+        speeds_of_model(gpu_name)
         raise TopologyError(f"{name}: a GPU name is for the tables of nvidia-smi alone; leave it out")
     if start.startswith("{"):
         return _from_json_text(start, name)

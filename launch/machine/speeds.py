@@ -34,13 +34,13 @@ _GENERATIONS = tuple(
 )
 
 
-def by_name(gpu_name: str) -> Speeds | None:
+def speeds_by_name(gpu_name: str) -> Speeds | None:
     """The speeds of a GPU by its name as the driver or a person spells it; None where the model is not known."""
     name = re.sub(r"[\s_-]+", " ", gpu_name.upper())
     return next((speeds for pattern, speeds in _GENERATIONS if pattern.search(name)), None)
 
 
-def asked_for(gpu_name: str | None) -> Speeds:
+def speeds_of_model(gpu_name: str | None) -> Speeds:
     """The speeds of the model that the user names; unknown ones where none is named.
 
     Raises:
@@ -48,7 +48,7 @@ def asked_for(gpu_name: str | None) -> Speeds:
     """
     if gpu_name is None:
         return Speeds()
-    speeds = by_name(gpu_name)
+    speeds = speeds_by_name(gpu_name)
     if speeds is None:
         raise TopologyError(
             f"GPU name {gpu_name!r}: no link speeds are known for it; give a model such as 'A100', 'H100' or "

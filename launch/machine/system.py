@@ -65,7 +65,7 @@ def pci_device(sysfs: Path, pci: str | None) -> Path | None:
 def rdma_devices(sysfs: Path) -> tuple[tuple[str, Path], ...]:
     """Name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; adapters of software are not."""
     found = [(link.name, (link / "device").resolve()) for link in (sysfs / "class/infiniband").glob("*")]
-    return tuple(sorted(((name, at) for name, at in found if _bridges(at)), key=lambda one: _natural(one[0])))
+    return tuple(sorted(((name, at) for name, at in found if _bridges(at)), key=lambda device: _natural(device[0])))
 
 
 def numa_of(device: Path | None) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def numa_of(device: Path | None) -> tuple[int, ...]:
     return (int(text),) if text.isdecimal() else ()
 
 
-def way(a: Path | None, b: Path | None) -> str:
+def pcie_kind(a: Path | None, b: Path | None) -> str:
     """PIX, PXB, PHB, NODE or SYS between two PCI devices by their folders, as nvidia-smi classifies them.
 
     One that is not known is taken to be far away.

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from launch.cores import MOST_CORES, core_list
+from launch.cores import MAX_CORES, core_list
 from launch.errors import ProcessError, TopologyError
 
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # the nearest first
 NVLINKS = {"P100": 4, "V100": 6, "A100": 12}  # of one GPU, by a part of its name
-MOST_NVLINKS = 18  # of any other, up to and with Blackwell
+MAX_NVLINKS = 18  # of any other, up to and with Blackwell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +94,10 @@ P2P_WORDS = {
 }
 
 
-def why_unusable(*, mig: bool, sick: str | None, pids: Iterable[int]) -> str | None:
+def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int]) -> str | None:
     """Why no run may have a GPU, by what its driver says of it; None if it is free."""
-    if sick is not None:
-        return f"unhealthy: {sick}"
+    if fault is not None:
+        return f"unhealthy: {fault}"
     if mig:
         return "in MIG mode"
     busy = sorted(set(pids))
@@ -152,7 +152,7 @@ def has_switch(topology: Topology) -> bool:
     """Whether there is an NVSwitch: then a GPU's NVLinks to its peers, all counted, are more than it has."""
 
     def limit(gpu: Gpu) -> int:
-        return next((links for part, links in NVLINKS.items() if part in (gpu.name or "").upper()), MOST_NVLINKS)
+        return next((links for part, links in NVLINKS.items() if part in (gpu.name or "").upper()), MAX_NVLINKS)
 
     rows = zip(topology.gpus, topology.links, strict=True)
     return any(sum(link.count for link in row if link.kind == "NV") > limit(gpu) for gpu, row in rows)
@@ -194,10 +194,10 @@ def _decode(value: object, kind: typing.Any, where: str) -> typing.Any:
         return tuple(_decode(item, typing.get_args(kind)[0], f"{where}[{i}]") for i, item in enumerate(value))
     options = typing.get_args(kind) or (kind,)
     if float in options and type(value) is int:
-        value = float(value) if abs(value) < MOST_CORES else value
+        value = float(value) if abs(value) < MAX_CORES else value
     if type(value) not in options:
-        wanted = " or ".join("null" if option is type(None) else option.__name__ for option in options)
-        raise TopologyError(f"{where}: expected {wanted}, found {_short(value)}")
+        types = " or ".join("null" if option is type(None) else option.__name__ for option in options)
+        raise TopologyError(f"{where}: expected {types}, found {_short(value)}")
     return value
 
 

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> NoReturn:
         else:
             os.environ[name] = value
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
-    stay_on(slot["cores"])
+    bind_to(slot["cores"])
     # Until the program has a handler of its own this signal, which asks it to save and leave, would kill it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
@@ -59,13 +59,13 @@ def own_slot(environment: Any) -> dict[str, Any]:
     return slot
 
 
-def stay_on(cores: str) -> None:
+def bind_to(cores: str) -> None:
     """Run on these cores, as in 0-3,8, as far as this process may use them."""
-    wanted: set[int] = set()
+    planned: set[int] = set()
     for part in filter(None, cores.split(",")):
         first, _, last = part.partition("-")
-        wanted |= set(range(int(first), int(last or first) + 1))
-    allowed = os.sched_getaffinity(0) & wanted
+        planned |= set(range(int(first), int(last or first) + 1))
+    allowed = os.sched_getaffinity(0) & planned
     if allowed:
         os.sched_setaffinity(0, allowed)
 

@@ -11,7 +11,7 @@ from launch.errors import CommandError
 from launch.start.command import LaunchSpec
 
 # One exported variable may not be longer (MAX_ARG_STRLEN of Linux); some room is left for its name.
-LONGEST_PLAN = 128 * 1024 - 64
+MAX_PLAN_CHARACTERS = 128 * 1024 - 64
 
 # What every rank gets from the environment of hvdlaunch; -x adds others, one name at a time.
 EXPORTED = re.compile(
@@ -92,9 +92,9 @@ def plan_json(
         {"launcher": launcher, "program": spec.program, "environment": dict(recorded), "ranks": ranks},
         separators=(",", ":"),
     )
-    if len(text) > LONGEST_PLAN:
+    if len(text) > MAX_PLAN_CHARACTERS:
         raise CommandError(
             f"the plan of {len(spec.slots)} ranks takes {len(text)} bytes, a variable holds "
-            f"{LONGEST_PLAN}: start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
+            f"{MAX_PLAN_CHARACTERS}: start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
         )
     return text

@@ -61,30 +61,30 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     file = Path("sweeps") / name / "sweep.json"
     rows = read(file, study)
     planned = [(np, seed) for np in sorted(study.sizes) for seed in range(study.seeds)]
-    told: set[str] = set()
+    printed: set[str] = set()
     with _terminable():
         for number, (np, seed) in enumerate(planned, start=1):
             title = f"np {np} seed {seed} ({number} of {len(planned)})"
-            if (before := rows.get((np, seed))) is not None and lacks(before) is None:
+            if (before := rows.get((np, seed))) is not None and why_no_result(before) is None:
                 _say(f"{title}: finished before, {before.run_folder}")
             else:
                 if number > 1 and seed == 0:
                     draw(file)  # what is known so far, for those who do not want to wait for the rest
                 _say(title)
                 own = {**environment, "HVDLAUNCH_JOB": f"{name}-np{np}-seed{seed}", "HVDLAUNCH_SEED": str(seed)}
-                row, stopped = _one_run(study, file, rows, np=np, seed=seed, environment=own, told=told)
+                row, stopped = _run_once(study, file, rows, np=np, seed=seed, environment=own, printed=printed)
                 _require_own_folder(row, rows)
                 rows[np, seed] = row
                 write(file, study, rows)
                 if stopped:
                     return row.status or 1  # it has saved, but is not finished
             if study.seeds > 1:
-                _tell_seed_not_taken(rows[np, seed], told)
+                _warn_seed_ignored(rows[np, seed], printed)
         write(file, study, rows)  # with the price and the limits of this time
         drawn = draw(file)
     print(drawn.out, end="", flush=True)
     print(drawn.err, end="", flush=True, file=sys.stderr)
-    missing = sum(lacks(rows[one]) is not None for one in planned)
+    missing = sum(why_no_result(rows[key]) is not None for key in planned)
     if missing:
         _say(f"{missing} of {len(planned)} runs have no result: the same command tries them again")
     return 1 if missing or drawn.status else 0
@@ -130,8 +130,8 @@ def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
         raise CommandError(f"{file} cannot be continued ({error!r}): give another --name, or move it away") from error
     for key, now in settings(study).items():
         if was[key] != now:
-            told = shlex.join(map(str, was[key])) if isinstance(was[key], list) else was[key]
-            raise CommandError(f"{file} is a study with another {key}, {told}: give another --name")
+            before = shlex.join(map(str, was[key])) if isinstance(was[key], list) else was[key]
+            raise CommandError(f"{file} is a study with another {key}, {before}: give another --name")
     return rows
 
 
@@ -145,7 +145,7 @@ def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None
         "target_accuracy": study.target_accuracy,
         "min_efficiency": study.min_efficiency,
         "max_accuracy_loss": study.max_accuracy_loss,
-        "runs": [asdict(rows[one]) for one in sorted(rows)],
+        "runs": [asdict(rows[key]) for key in sorted(rows)],
     }
     beside = file.with_name(file.name + ".part")
     try:
@@ -156,7 +156,7 @@ def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None
         raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def _one_run(
+def _run_once(
     study: Study,
     file: Path,
     rows: Mapping[tuple[int, int], Row],
@@ -164,14 +164,14 @@ def _one_run(
     np: int,
     seed: int,
     environment: Mapping[str, str],
-    told: set[str],
+    printed: set[str],
 ) -> tuple[Row, bool]:
     """The row of one run, and whether a signal stopped it; LaunchError if the first of a study cannot be started."""
     try:
         prepared = prepare(replace(study.request, np=np), environment, Path.cwd())
         write(file, study, rows)  # what cannot be written is better known before a long run than after it
         for remark in prepared.remarks:
-            _once(f"hvdlaunch: {remark}", told)
+            _print_once(f"hvdlaunch: {remark}", printed)
         result = run(prepared)
     except LaunchError as error:
         if not rows:
@@ -180,19 +180,19 @@ def _one_run(
         _say(f"np {np} seed {seed} cannot be started: {why}")
         return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
     row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
-    why_not = lacks(row)
+    why_not = why_no_result(row)
     if row.status == 0 and why_not is not None:
         _say(f"np {np} seed {seed} has no result: {why_not}")
     return replace(row, why=why_not), result.stopped
 
 
-def lacks(row: Row) -> str | None:
+def why_no_result(row: Row) -> str | None:
     """Why this run has no result, as far as can be seen now; None where it has one."""
     if row.status:
         return row.why or f"it ended with status {row.status}"
     if row.run_folder is None:
         return "the program told no run folder: it must write it, as hvdtrain does, to the file in HVDLAUNCH_REPORT"
-    reason = _known(Path(row.run_folder) / "result.json").get("exit_reason")
+    reason = _read_json(Path(row.run_folder) / "result.json").get("exit_reason")
     if reason is None:
         return f"there is no result.json with an exit_reason in {row.run_folder}"
     return None if reason == "finished" else f"it ended before it was finished: {reason}"
@@ -208,14 +208,14 @@ def _require_own_folder(row: Row, rows: Mapping[tuple[int, int], Row]) -> None:
             )
 
 
-def _tell_seed_not_taken(row: Row, told: set[str]) -> None:
-    seed = None if row.run_folder is None else _known(Path(row.run_folder) / "config.json").get("seed")
+def _warn_seed_ignored(row: Row, printed: set[str]) -> None:
+    seed = None if row.run_folder is None else _read_json(Path(row.run_folder) / "config.json").get("seed")
     if seed not in (None, row.seed):
         line = f"the program takes seed {seed} for every run, their spread means nothing: leave it out of its options"
-        _once(f"sweep: {line}", told)
+        _print_once(f"sweep: {line}", printed)
 
 
-def _known(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     """What a JSON file of a run folder says; nothing if it is missing or torn."""
     try:
         return dict(json.loads(file.read_text()))
@@ -249,7 +249,7 @@ def _say(line: str) -> None:
     print(f"sweep: {line}", file=sys.stderr, flush=True)
 
 
-def _once(line: str, told: set[str]) -> None:
-    if line not in told:
+def _print_once(line: str, printed: set[str]) -> None:
+    if line not in printed:
         print(line, file=sys.stderr, flush=True)
-    told.add(line)
+    printed.add(line)

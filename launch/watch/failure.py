@@ -17,7 +17,7 @@ from launch.watch.report import Report
 from launch.watch.story import Story
 
 TAIL_LINES = 12
-MOST_NAMED = 4
+MAX_NAMED = 4
 # Errors that only tell that another rank is gone.
 SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR|[Bb]roken pipe|Connection reset")
 # Signals by which a launcher or an MPI ends the others.
@@ -142,8 +142,8 @@ def _named(rank: int, slots: Sequence[RankSlot]) -> str:
 
 def _all_named(ranks: Collection[int], slots: Sequence[RankSlot]) -> str:
     names = [_named(rank, slots) for rank in ranks]
-    more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
-    return ", ".join(names[:MOST_NAMED] + more)
+    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return ", ".join(names[:MAX_NAMED] + more)
 
 
 def _text(file: Path) -> str:

@@ -17,7 +17,7 @@ from launch.start.prepare import PreparedRun, RunRequest, allocation, own_slots,
 from launch.watch.leftovers import end_on
 
 WAIT_S = 600.0  # for hosts, where too few are left: one that restarts takes some minutes
-LONGEST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 SETTLE_S = 2.0  # until a driver no longer counts the GPU of a process that has ended as busy
 
 
@@ -145,7 +145,7 @@ def usable_hosts(hosts: Sequence[Host], topologies: Mapping[str, Topology], *, o
 
 def pause_s(times: int) -> float:
     """How long to wait after so many failures in a row: 1, 2, 4... at most 30 s."""
-    return min(2.0 ** min(times - 1, 10), LONGEST_PAUSE_S)
+    return min(2.0 ** min(times - 1, 10), MAX_PAUSE_S)
 
 
 def say(line: str) -> None:

@@ -38,12 +38,12 @@ def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[
 def end_here(job: str) -> int:
     """Kill the ranks of a job, and what they have started, on this host; how many processes that were."""
     mine = _ancestors(os.getpid())
-    found = [pid for pid in _processes() if pid not in mine and _is_of(pid, job)]
+    found = [pid for pid in _processes() if pid not in mine and _belongs_to(pid, job)]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + GONE_S
-    while any(_lives(pid) for pid in found) and time.monotonic() < deadline:
+    while any(_is_alive(pid) for pid in found) and time.monotonic() < deadline:
         time.sleep(0.02)
     return len(found)
 
@@ -52,7 +52,7 @@ def _processes() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
-def _is_of(pid: int, job: str) -> bool:
+def _belongs_to(pid: int, job: str) -> bool:
     """Whether a launcher of ours has started it, as this user; the name alone may also stand in a user's own shell."""
     try:
         if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
@@ -60,7 +60,8 @@ def _is_of(pid: int, job: str) -> bool:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # it has ended
         return False
-    return f"HVDLAUNCH_JOB={job}".encode() in variables and any(one.startswith(b"HVDLAUNCH_PLAN=") for one in variables)
+    has_plan = any(variable.startswith(b"HVDLAUNCH_PLAN=") for variable in variables)
+    return has_plan and f"HVDLAUNCH_JOB={job}".encode() in variables
 
 
 def _ancestors(pid: int) -> set[int]:
@@ -71,7 +72,7 @@ def _ancestors(pid: int) -> set[int]:
     return found
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         return _stat(pid)[0] != "Z"
     except OSError:

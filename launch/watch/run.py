@@ -92,8 +92,8 @@ def _result(prepared: PreparedRun, status: int | None, story: Story, report: Rep
 
 def _copy(launcher: Launcher, story: Story) -> None:
     while chunk := os.read(launcher.errors.fileno(), 65536):
-        _show(story.hear(chunk))
-    _show(story.rest())
+        _show(story.feed(chunk))
+    _show(story.flush())
 
 
 def _show(text: bytes) -> None:

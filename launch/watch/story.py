@@ -24,20 +24,20 @@ class Story:
         self._block: list[bytes] = []  # a line of dashes, and the message of mpirun that it begins
         self._held = b""  # messages that only follow from a cause, shown if no cause is found
 
-    def hear(self, chunk: bytes) -> bytes:
+    def feed(self, chunk: bytes) -> bytes:
         """What of this is for the user; banners that a line of ours replaces are held back."""
         out = b""
         for piece in chunk.splitlines(keepends=True):
             self._line += piece
             if piece.endswith(b"\n"):
-                out += self._line if self._begun else self._heard(self._line)
+                out += self._line if self._begun else self._filtered(self._line)
                 self._line, self._begun = b"", False
             elif self._begun or not self._may_be_ours():
                 out += b"".join(self._block) + self._line
                 self._block, self._line, self._begun = [], b"", True
         return out
 
-    def rest(self) -> bytes:
+    def flush(self) -> bytes:
         """What was held back, but for what a line of ours replaces."""
         known = self.rank is not None or self.lost is not None or self.gone is not None
         return (b"" if known else self._held) + b"".join(self._block) + self._line
@@ -47,14 +47,14 @@ class Story:
         signs = [FRAME, *UNFRAMED, *(FRAMED if self._block else ())]
         return len(self._block) > 1 or any(sign.startswith(self._line[: len(sign)]) for sign in signs)
 
-    def _heard(self, line: bytes) -> bytes:
+    def _filtered(self, line: bytes) -> bytes:
         framing = re.fullmatch(FRAME + rb"-*\s*", line) is not None
         if len(self._block) > 1:
             self._block.append(line)
             if not framing and len(self._block) <= 40:
                 return b""
             block, self._block = b"".join(self._block), []
-            return b"" if self._understood(block.decode(errors="replace")) else block
+            return b"" if self._is_understood(block.decode(errors="replace")) else block
         before, self._block = b"".join(self._block), []  # ranks, too, print lines of dashes
         if framing or (before and line.startswith(FRAMED)):
             self._block = [line] if framing else [before, line]
@@ -62,7 +62,7 @@ class Story:
         text = line.decode(errors="replace")
         return before + (b"" if FORWARDS.fullmatch(text) or self._is_consequence(text) else line)
 
-    def _understood(self, text: str) -> bool:
+    def _is_understood(self, text: str) -> bool:
         """Whether a framed message of mpirun tells what a line of ours will tell."""
         for pattern in BANNERS:
             if (found := re.search(pattern, text, re.DOTALL)) is not None:

@@ -20,7 +20,7 @@ BAD_INPUT = 2
 TOO_MANY_SKIPPED = 3
 FINAL = (0, BAD_INPUT, TOO_MANY_SKIPPED)
 NO_PROGRESS = 5
-MOST_NAMED = 8
+MAX_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy
 def restart_line(prepared: PreparedRun, tally: Tally, result: RunResult, policy: RestartPolicy) -> str:
     """What failed, how many ranks go on where, and from which step."""
     used = hosts_of(prepared.spec.slots)
-    where = to_option(used) if len(used) <= MOST_NAMED else f"{len(used)} hosts"
+    where = to_option(used) if len(used) <= MAX_NAMED else f"{len(used)} hosts"
     ranks = "1 rank" if len(prepared.spec.slots) == 1 else f"{len(prepared.spec.slots)} ranks"
     start = "no checkpoint was saved yet" if tally.checkpoint is None else f"from step {tally.checkpoint}"
     why = result.why or f"status {result.status}"

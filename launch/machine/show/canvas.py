@@ -36,7 +36,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class Text:
     """One line of text, centred at a height."""
 
     x: float  # of its middle, or of its left edge
@@ -48,10 +48,10 @@ class Words:
     left: bool = False  # x is its left edge
 
 
-Shape = Box | Line | Words
+Shape = Box | Line | Text
 
 
-def width_of(text: str, size: float) -> float:
+def text_width(text: str, size: float) -> float:
     """How wide text is at most, near enough for both back ends; most letters are narrower."""
     return 0.6 * size * len(text)
 
@@ -63,10 +63,10 @@ def fit(text: str, width: float, size: float) -> str:
 
 
 def label(text: str, x: float, y: float, *, size: float, color: str) -> tuple[Shape, Shape]:
-    """Words on a line, with a clear ground."""
-    wide, high = width_of(text, size) + 6, size + 4
+    """Text on a line, with a clear ground."""
+    wide, high = text_width(text, size) + 6, size + 4
     ground = Box(x=x - wide / 2, y=y - high / 2, width=wide, height=high, fill="#ffffff", stroke="#ffffff", radius=4)
-    return ground, Words(x=x, y=y, text=text, size=size, color=color, bold=True)
+    return ground, Text(x=x, y=y, text=text, size=size, color=color, bold=True)
 
 
 def arc(start: float, end: float, base: float, high: float) -> tuple[tuple[float, float], ...]:
@@ -118,7 +118,7 @@ def svg(shapes: Sequence[Shape], *, width: float, height: float) -> str:
                     f'<polyline points="{points}" fill="none" stroke="{shape.color}" '
                     f'stroke-width="{shape.width:g}" stroke-linejoin="round"/>'
                 )
-            case Words():
+            case Text():
                 text = escape("".join(letter if letter.isprintable() else "?" for letter in shape.text))
                 lines.append(
                     f'<text x="{shape.x:g}" y="{shape.y:g}" dy="0.35em" font-size="{shape.size:g}" '
@@ -150,12 +150,12 @@ def _png(shapes: Sequence[Shape], *, width: float, height: float) -> Any:
             case Line():
                 points = [(x * scale, y * scale) for x, y in shape.points]
                 draw.line(points, fill=shape.color, width=round(shape.width * scale), joint="curve")
-            case Words():
+            case Text():
                 _write(draw, shape, scale)
     return image.resize((round(width * _PNG_SCALE), round(height * _PNG_SCALE)), Image.Resampling.LANCZOS)
 
 
-def _write(draw: Any, words: Words, scale: int) -> None:
+def _write(draw: Any, words: Text, scale: int) -> None:
     from PIL import ImageFont
 
     draw.text(

@@ -6,8 +6,8 @@ from itertools import combinations
 from pathlib import Path
 
 from launch.cores import core_list
-from launch.machine.show.canvas import Box, Line, Shape, Words, arc, fit, label, save, width_of
-from launch.machine.show.table import MEANINGS, nearest, word
+from launch.machine.show.canvas import Box, Line, Shape, Text, arc, fit, label, save, text_width
+from launch.machine.show.table import MEANINGS, link_word, nearest
 from launch.machine.topology import PCIE_KINDS, Link, Topology, through_switch
 
 _MARGIN = 24.0
@@ -92,8 +92,8 @@ def shapes_of(topology: Topology) -> tuple[list[Shape], float, float]:
     legend, right, bottom = _legend(topology, top=bottom + 22)
     names = sorted({gpu.name for gpu in topology.gpus if gpu.name})
     title = " · ".join([f"{len(topology.gpus)} GPU{'s' * (len(topology.gpus) != 1)}", *names, topology.source])
-    width = max(left - _GAP, right, _MARGIN + width_of(title[:80], 18)) + _MARGIN
-    head: list[Shape] = [Words(x=_MARGIN, y=_MARGIN + 10, text=title[:80], size=18, bold=True, left=True)]
+    width = max(left - _GAP, right, _MARGIN + text_width(title[:80], 18)) + _MARGIN
+    head: list[Shape] = [Text(x=_MARGIN, y=_MARGIN + 10, text=title[:80], size=18, bold=True, left=True)]
     return [*head, *below, *_nvlinks(topology, columns, top=top), *between, *legend], width, bottom + _MARGIN
 
 
@@ -125,7 +125,7 @@ def _nodes(topology: Topology) -> list[_Node]:
 
 def _inside(topology: Topology, clusters: tuple[_Cluster, ...]) -> list[str]:
     """How GPUs of one NUMA node reach each other that neither NVLinks nor switches join."""
-    pairs = [(a, b) for one, other in combinations(clusters, 2) for a in one.gpus for b in other.gpus]
+    pairs = [(a, b) for cluster, other in combinations(clusters, 2) for a in cluster.gpus for b in other.gpus]
     kinds = {topology.links[a][b].kind for a, b in pairs}
     found = "/".join(kind for kind in PCIE_KINDS if kind in kinds)
     return [f"{found} inside"] if found else []
@@ -152,9 +152,9 @@ def _clusters(topology: Topology, gpus: list[int], cards: list[_Card]) -> Iterat
     joined = [{a, b} for a, b in combinations(gpus, 2) if topology.links[a][b].kind in _SWITCHED]
     joined += [set(card.gpus) & set(gpus) for card in cards]
     sets: list[set[int]] = []
-    for one in [*joined, *({gpu} for gpu in gpus)]:
-        apart = [other for other in sets if not other & one]
-        sets = [*apart, one.union(*(other for other in sets if other & one))]
+    for group in [*joined, *({gpu} for gpu in gpus)]:
+        apart = [other for other in sets if not other & group]
+        sets = [*apart, group.union(*(other for other in sets if other & group))]
     for members in sorted(sets, key=min):
         own = [card for card in cards if card.gpus[0] in members]
         kinds = {topology.links[a][b].kind for a, b in combinations(members, 2)} | {card.kind for card in own}
@@ -184,7 +184,7 @@ def _draw_node(topology: Topology, node: _Node, *, left: float, top: float, dept
         if cluster.kind:
             high = floor - top - _PAD + 34
             yield Box(x=x + 3, y=top + 5, width=width - 6, height=high, fill=_SWITCH[0], stroke=_SWITCH[1])
-            yield Words(x=x + width / 2, y=floor + 16, text=cluster.kind, size=11, color=_SOFT, bold=True)
+            yield Text(x=x + width / 2, y=floor + 16, text=cluster.kind, size=11, color=_SOFT, bold=True)
         for i, gpu in enumerate(cluster.gpus):
             yield from _draw_gpu(topology, gpu, middle=x + _COLUMN * (i + 0.5), top=top + _PAD)
         yield from _chips(cluster.nics, left=x, top=top + _PAD + _GPU_HEIGHT + 8)
@@ -194,7 +194,7 @@ def _draw_node(topology: Topology, node: _Node, *, left: float, top: float, dept
     middle = left + node.width / 2
     for text, y, bold in ((node.title, depth - 32, True), (node.cores, depth - 15, False)):
         color = _INK if bold else _SOFT
-        yield Words(x=middle, y=top + y, text=fit(text, node.width - 8, 11), size=11, color=color, bold=bold)
+        yield Text(x=middle, y=top + y, text=fit(text, node.width - 8, 11), size=11, color=color, bold=bold)
 
 
 def _draw_gpu(topology: Topology, place: int, *, middle: float, top: float) -> Iterator[Shape]:
@@ -203,9 +203,9 @@ def _draw_gpu(topology: Topology, place: int, *, middle: float, top: float) -> I
     yield Box(x=middle - _GPU / 2, y=top, width=_GPU, height=_GPU_HEIGHT, fill=fill, stroke=stroke)
     small = (gpu.unusable or "").partition(":")[0] or (gpu.pci or "").removeprefix("0000:")
     high = top + _GPU_HEIGHT / 2 - (8 if small else 0)
-    yield Words(x=middle, y=high, text=f"GPU {gpu.index}", size=15, bold=True)
+    yield Text(x=middle, y=high, text=f"GPU {gpu.index}", size=15, bold=True)
     if small:
-        yield Words(x=middle, y=high + 19, text=fit(small, _GPU - 8, 10), size=10, color=_SOFT)
+        yield Text(x=middle, y=high + 19, text=fit(small, _GPU - 8, 10), size=10, color=_SOFT)
 
 
 def _chips(stacks: Iterable[tuple[str, ...]], *, left: float, top: float) -> Iterator[Shape]:
@@ -213,14 +213,14 @@ def _chips(stacks: Iterable[tuple[str, ...]], *, left: float, top: float) -> Ite
         for i, name in enumerate(stack):
             x, y = left + _COLUMN * column + (_COLUMN - _GPU) / 2, top + _CHIP_STEP * i
             yield Box(x=x, y=y, width=_GPU, height=_CHIP, fill=_CARD[0], stroke=_CARD[1], radius=4)
-            yield Words(x=x + _GPU / 2, y=y + _CHIP / 2, text=fit(name, _GPU - 4, 10), size=10)
+            yield Text(x=x + _GPU / 2, y=y + _CHIP / 2, text=fit(name, _GPU - 4, 10), size=10)
 
 
 def _draw_far(names: tuple[str, ...], *, left: float, top: float) -> Iterator[Shape]:
     width = _COLUMN + 2 * _PAD
     high = 34 + _CHIP_STEP * len(names)
     yield Box(x=left, y=top, width=width, height=high, fill="#ffffff", stroke=_NODE[1], radius=10)
-    yield Words(x=left + width / 2, y=top + 16, text="near no GPU", size=11, color=_SOFT, bold=True)
+    yield Text(x=left + width / 2, y=top + 16, text="near no GPU", size=11, color=_SOFT, bold=True)
     yield from _chips((names,), left=left + _PAD, top=top + 30)
 
 
@@ -241,7 +241,7 @@ def _bonds(topology: Topology) -> list[tuple[int, int, Link]]:
 
 def _colors(topology: Topology) -> dict[str, str]:
     """A colour for each number of NVLinks."""
-    found = {word(link): link.count for _, _, link in _bonds(topology)}
+    found = {link_word(link): link.count for _, _, link in _bonds(topology)}
     ranked = sorted(found, key=lambda name: -found[name])
     return {name: _LINKS[min(i, len(_LINKS) - 1)] for i, name in enumerate(ranked)}
 
@@ -257,11 +257,11 @@ def _nvlinks(topology: Topology, columns: dict[int, float], *, top: float) -> It
         link = bonds[0][2]
         left, right = min(columns.values()) - _GPU / 2, max(columns.values()) + _GPU / 2
         for x in columns.values():
-            yield Line(points=((x, roof), (x, top - 34)), color=colors[word(link)], width=_thickness(link))
-        fill = colors[word(link)]
+            yield Line(points=((x, roof), (x, top - 34)), color=colors[link_word(link)], width=_thickness(link))
+        fill = colors[link_word(link)]
         yield Box(x=left, y=top - 62, width=right - left, height=30, fill=fill, stroke=fill)
-        text = f"NVSwitch: {word(link)} between any two"
-        yield Words(x=(left + right) / 2, y=top - 47, text=text, size=14, color="#ffffff", bold=True)
+        text = f"NVSwitch: {link_word(link)} between any two"
+        yield Text(x=(left + right) / 2, y=top - 47, text=text, size=14, color="#ffffff", bold=True)
         return
     order = {gpu: i for i, gpu in enumerate(sorted(columns, key=lambda gpu: columns[gpu]))}
     ports = _ports(bonds, columns)
@@ -270,9 +270,9 @@ def _nvlinks(topology: Topology, columns: dict[int, float], *, top: float) -> It
     for a, b, link in sorted(bonds, key=lambda bond: -abs(order[bond[0]] - order[bond[1]])):
         high = _ARC_LOW + _ARC_STEP * (abs(order[a] - order[b]) - 1)
         start, end = ports[a, b], ports[b, a]
-        yield Line(points=arc(start, end, roof, high + _PAD), color=colors[word(link)], width=_thickness(link))
+        yield Line(points=arc(start, end, roof, high + _PAD), color=colors[link_word(link)], width=_thickness(link))
         if labelled:
-            labels += label(word(link), (start + end) / 2, top - high, size=10, color=colors[word(link)])
+            labels += label(link_word(link), (start + end) / 2, top - high, size=10, color=colors[link_word(link)])
     yield from labels
 
 
@@ -317,7 +317,7 @@ def _legend(topology: Topology, *, top: float) -> tuple[list[Shape], float, floa
     colors = _colors(topology)
     entries: list[tuple[str, str, Link | None]] = []
     for name in colors:
-        link = next(link for link in pairs if word(link) == name)
+        link = next(link for link in pairs if link_word(link) == name)
         meaning = "AMD's direct link" if link.kind == "XGMI" else f"{link.count} NVLink{'s' * (link.count > 1)}"
         entries.append((name, meaning, link))
     entries += [(kind, MEANINGS[kind], None) for kind in PCIE_KINDS if kind in pcie]
@@ -325,17 +325,17 @@ def _legend(topology: Topology, *, top: float) -> tuple[list[Shape], float, floa
     right = 0.0
     for i, (name, meaning, bond) in enumerate(entries):
         y = top + 18 * i
-        speeds = sorted({link.gbps for link in pairs if word(link) == name and link.gbps is not None})
+        speeds = sorted({link.gbps for link in pairs if link_word(link) == name and link.gbps is not None})
         text = f"{meaning}, {' or '.join(f'{speed:g}' for speed in speeds)} GB/s one way" if speeds else meaning
         if bond:
             ends = ((_MARGIN, y), (_MARGIN + 26, y))
             shapes.append(Line(points=ends, color=colors[name], width=_thickness(bond)))
-        shapes.append(Words(x=_MARGIN + 36, y=y, text=name, size=11, bold=True, left=True))
-        shapes.append(Words(x=_MARGIN + 84, y=y, text=text, size=11, color=_SOFT, left=True))
-        right = max(right, _MARGIN + 84 + width_of(text, 11))
+        shapes.append(Text(x=_MARGIN + 36, y=y, text=name, size=11, bold=True, left=True))
+        shapes.append(Text(x=_MARGIN + 84, y=y, text=text, size=11, color=_SOFT, left=True))
+        right = max(right, _MARGIN + 84 + text_width(text, 11))
     taken = [gpu for gpu in topology.gpus if gpu.unusable]
     for i, gpu in enumerate(taken, start=len(entries)):
         text = f"GPU {gpu.index} cannot be used: {gpu.unusable}"[:100]
-        shapes.append(Words(x=_MARGIN + 36, y=top + 18 * i, text=text, size=11, color=_SOFT, left=True))
-        right = max(right, _MARGIN + 36 + width_of(text, 11))
+        shapes.append(Text(x=_MARGIN + 36, y=top + 18 * i, text=text, size=11, color=_SOFT, left=True))
+        right = max(right, _MARGIN + 36 + text_width(text, 11))
     return shapes, right, top + 18 * (len(entries) + len(taken))

@@ -24,7 +24,7 @@ MEANINGS = {
 }
 
 
-def word(link: Link) -> str:
+def link_word(link: Link) -> str:
     """A link as nvidia-smi spells it: NV12, PIX, X."""
     return f"NV{link.count}" if link.kind == "NV" else link.kind
 
@@ -109,7 +109,7 @@ def _why_no_speed(link: Link, *ends: Gpu) -> str:
 def _matrix(topology: Topology) -> str:
     header = ["", *(f"GPU{gpu.index}" for gpu in topology.gpus), *(nic.name for nic in topology.nics)]
     rows = [
-        [f"GPU{gpu.index}", *map(word, topology.links[place]), *(word(nic.links[place]) for nic in topology.nics)]
+        [f"GPU{gpu.index}", *map(link_word, [*topology.links[place], *(nic.links[place] for nic in topology.nics)])]
         for place, gpu in enumerate(topology.gpus)
     ]
     return aligned([header, *rows])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.choose.placement import nearest_nics, place, ranks_per_host, split
+from launch.choose.placement import nearest_nics, place, ranks_per_host, split_cores
 from launch.choose.selection import ring_order, select
 from launch.errors import PlacementError
 from launch.hosts.host import Host
@@ -180,7 +180,7 @@ def test_a_host_without_a_gpu_does_no_harm_where_no_rank_runs():
     ],
 )
 def test_cores_are_cut_into_equal_parts(cores, parts, expected):
-    assert split(cores, parts) == expected
+    assert split_cores(cores, parts) == expected
 
 
 def test_the_nearest_adapters_of_the_gpus_of_a_run():

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from launch.errors import TopologyError
-from launch.machine.show.canvas import Box, Line, Words, fit, save, svg, width_of
+from launch.machine.show.canvas import Box, Line, Text, fit, save, svg, text_width
 from launch.machine.show.picture import draw, shapes_of
 from launch.machine.topology import Gpu, Link, Nic, Topology
 
@@ -67,8 +67,8 @@ MACHINES = {
 
 
 def edges(shape):
-    if isinstance(shape, Words):
-        wide = width_of(shape.text, shape.size)
+    if isinstance(shape, Text):
+        wide = text_width(shape.text, shape.size)
         left = shape.x if shape.left else shape.x - wide / 2
         return left, shape.y - shape.size / 2, left + wide, shape.y + shape.size / 2
     return shape.x, shape.y, shape.x + shape.width, shape.y + shape.height
@@ -83,7 +83,7 @@ def overlap(a, b):
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_words_lie_on_others_or_outside(name):
     shapes, width, height = shapes_of(MACHINES[name])
-    words = [shape for shape in shapes if isinstance(shape, Words)]
+    words = [shape for shape in shapes if isinstance(shape, Text)]
     for one in words:
         left, top, right, bottom = edges(one)
         assert left >= 0, one
@@ -108,7 +108,7 @@ def test_boxes_lie_inside_each_other_or_apart(name):
 
 
 def texts(topology):
-    return [shape.text for shape in shapes_of(topology)[0] if isinstance(shape, Words)]
+    return [shape.text for shape in shapes_of(topology)[0] if isinstance(shape, Text)]
 
 
 def test_every_nvlink_is_a_line_with_its_count_thick_by_it():
@@ -116,7 +116,7 @@ def test_every_nvlink_is_a_line_with_its_count_thick_by_it():
     arcs = [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
     assert len(arcs) == len(CUBE)
     assert sorted({arc.width for arc in arcs}) == [2.5, 4.0]
-    labels = [shape.text for shape in shapes if isinstance(shape, Words) and shape.bold and shape.size == 10]
+    labels = [shape.text for shape in shapes if isinstance(shape, Text) and shape.bold and shape.size == 10]
     assert (labels.count("NV1"), labels.count("NV2")) == (8, 8)
 
 
@@ -128,7 +128,7 @@ def test_each_arc_joins_the_boxes_of_its_two_gpus():
         word.text
         for x, y in (arc.points[0], arc.points[-1])
         for word in shapes
-        if isinstance(word, Words) and word.text.startswith("GPU ") and abs(word.x - x) < 40 and 0 < word.y - y < 46
+        if isinstance(word, Text) and word.text.startswith("GPU ") and abs(word.x - x) < 40 and 0 < word.y - y < 46
     }
     assert names == {"GPU 1", "GPU 6"}
 
@@ -156,7 +156,7 @@ def test_a_nic_stands_below_a_gpu_that_it_is_near_to():
     topology = machine(
         pcie, 8, nics=[("near6", ["SYS"] * 6 + ["PHB", "SYS"]), ("of3", ["SYS"] * 3 + ["PXB"] + ["SYS"] * 4)]
     )
-    at = {shape.text: shape.x for shape in shapes_of(topology)[0] if isinstance(shape, Words)}
+    at = {shape.text: shape.x for shape in shapes_of(topology)[0] if isinstance(shape, Text)}
     assert at["near6 PHB"] == at["GPU 6"]
     assert at["of3"] == at["GPU 3"]
     assert "near no GPU" in texts(MACHINES["far NICs"])
@@ -168,7 +168,7 @@ def test_the_svg_is_well_formed_whatever_the_names():
     said = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert said[0] == "8 GPUs · a machine with <tags> & more"
     assert "mlx5_bond_0_o" not in said  # cut to its box
-    ET.fromstring(svg([Words(x=0, y=0, text="a\x00\x1b\nb", size=9)], width=1, height=1))  # noqa: S314
+    ET.fromstring(svg([Text(x=0, y=0, text="a\x00\x1b\nb", size=9)], width=1, height=1))  # noqa: S314
 
 
 def test_writes_what_the_ending_says(tmp_path):
@@ -200,7 +200,7 @@ def test_cuts_words_to_their_box():
     assert fit("mlx5_0", 84, 10) == "mlx5_0"
     cut = fit("mlx5_bond_0_of_many_letters", 84, 10)
     assert cut.endswith("…")
-    assert width_of(cut, 10) <= 84
+    assert text_width(cut, 10) <= 84
     assert fit("abc", 1, 10) == "…"
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from launch.cores import core_list
 from launch.errors import TopologyError
 from launch.machine.saved import read_text, read_topology
-from launch.machine.show.table import word
+from launch.machine.show.table import link_word
 from launch.machine.topology import Link, PeerAccess, Topology, from_json, through_switch, to_json
 
 RECORDED = Path(__file__).parents[4] / "shared" / "topo"
@@ -89,7 +89,7 @@ def test_reads_what_real_machines_have_printed(name):
     assert [gpu.index for gpu in topology.gpus] == list(range(count))
     for pair, expected in said(pairs):
         a, b = map(int, pair.split("-"))
-        assert word(topology.links[a][b]) == word(topology.links[b][a]) == expected, pair
+        assert link_word(topology.links[a][b]) == link_word(topology.links[b][a]) == expected, pair
     ends = topology.gpus[0], topology.gpus[-1]
     assert tuple(core_list(gpu.numa) for gpu in ends) == numa
     assert tuple(core_list(gpu.cores) for gpu in ends) == cores

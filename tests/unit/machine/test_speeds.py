@@ -1,7 +1,7 @@
 import pytest
 
 from launch.errors import TopologyError
-from launch.machine.speeds import Speeds, asked_for, between_sockets, by_name, link, with_pcie
+from launch.machine.speeds import Speeds, between_sockets, link, speeds_by_name, speeds_of_model, with_pcie
 
 
 @pytest.mark.parametrize(
@@ -35,25 +35,25 @@ from launch.machine.speeds import Speeds, asked_for, between_sockets, by_name, l
     ],
 )
 def test_knows_a_gpu_by_its_name(name, nvlink, pcie):
-    assert by_name(name) == Speeds(nvlink_gbps=nvlink, pcie_gbps=pcie)
+    assert speeds_by_name(name) == Speeds(nvlink_gbps=nvlink, pcie_gbps=pcie)
 
 
 @pytest.mark.parametrize("name", ["", "banana", "AMD Instinct MI300X", "A1001", "NVIDIA T400", "XV100"])
 def test_does_not_guess(name):
-    assert by_name(name) is None
+    assert speeds_by_name(name) is None
 
 
 def test_refuses_a_name_that_a_user_gives_in_vain():
-    assert asked_for(None) == Speeds()
-    assert asked_for("H100") == by_name("H100")
+    assert speeds_of_model(None) == Speeds()
+    assert speeds_of_model("H100") == speeds_by_name("H100")
     with pytest.raises(TopologyError, match="GPU name 'banana': no link speeds are known"):
-        asked_for("banana")
+        speeds_of_model("banana")
 
 
 def test_the_slot_may_be_slower_than_the_gpu():
-    assert with_pcie(by_name("A100"), 3) == Speeds(nvlink_gbps=20.0, pcie_gbps=12.0)
-    assert with_pcie(by_name("A100"), None) == by_name("A100")
-    assert with_pcie(by_name("B200"), 6) == by_name("B200")  # a generation of which no figure is known
+    assert with_pcie(speeds_by_name("A100"), 3) == Speeds(nvlink_gbps=20.0, pcie_gbps=12.0)
+    assert with_pcie(speeds_by_name("A100"), None) == speeds_by_name("A100")
+    assert with_pcie(speeds_by_name("B200"), 6) == speeds_by_name("B200")  # a generation of which no figure is known
     assert with_pcie(None, 4) == Speeds(pcie_gbps=24.0)
 
 

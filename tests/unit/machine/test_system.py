@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from launch.machine.system import interfaces, numa_nodes, numa_of, pci_device, rdma_devices, way
+from launch.machine.system import interfaces, numa_nodes, numa_of, pci_device, pcie_kind, rdma_devices
 from launch.machine.topology import Interface, NumaNode
 
 # Two sockets; on the first a switch with two GPUs and a NIC, a second switch below it, and a root port of its own.
@@ -51,7 +51,7 @@ def sysfs(tmp_path):
 )
 def test_classifies_a_way_as_nvidia_smi_does(sysfs, a, b, kind):
     folders = [pci_device(sysfs, pci) for pci in (a, b)]
-    assert way(*folders) == way(*reversed(folders)) == kind
+    assert pcie_kind(*folders) == pcie_kind(*reversed(folders)) == kind
 
 
 def test_knows_the_numa_node_of_a_device(sysfs):

@@ -78,10 +78,10 @@ def test_writes_the_shortest_list_of_cores():
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"mig": False, "sick": None, "pids": []}, None),
-        ({"mig": False, "sick": None, "pids": [9, 7, 9]}, "busy: pid 7, 9"),
-        ({"mig": True, "sick": None, "pids": [7]}, "in MIG mode"),
-        ({"mig": True, "sick": "lost", "pids": []}, "unhealthy: lost"),
+        ({"mig": False, "fault": None, "pids": []}, None),
+        ({"mig": False, "fault": None, "pids": [9, 7, 9]}, "busy: pid 7, 9"),
+        ({"mig": True, "fault": None, "pids": [7]}, "in MIG mode"),
+        ({"mig": True, "fault": "lost", "pids": []}, "unhealthy: lost"),
     ],
 )
 def test_says_why_a_gpu_cannot_be_had(facts, reason):

@@ -97,7 +97,7 @@ def test_a_rank_stays_on_those_of_its_cores_that_it_may_use(monkeypatch, cores, 
     found = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, wanted: found.append((pid, wanted)))
-    bind.stay_on(cores)
+    bind.bind_to(cores)
     assert found == ([] if bound is None else [(0, bound)])
 
 
@@ -106,7 +106,7 @@ def process(monkeypatch):
     """This process as one that bind can change: what it did is noted, in order."""
     noted = []
     monkeypatch.setattr(bind, "die_with_parent", lambda: noted.append("parent"))
-    monkeypatch.setattr(bind, "stay_on", noted.append)
+    monkeypatch.setattr(bind, "bind_to", noted.append)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: noted.append((how, signals)))
     monkeypatch.setattr(
         os, "environ", {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"}

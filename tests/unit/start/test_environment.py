@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from launch.errors import CommandError
 from launch.start import command
 from launch.start.environment import (
-    LONGEST_PLAN,
+    MAX_PLAN_CHARACTERS,
     SECRET,
     exported,
     launcher_environment,
@@ -160,6 +160,6 @@ def test_the_plan_tells_each_rank_its_place():
 
 
 def test_a_plan_that_no_variable_holds_is_refused():
-    started = spec(program=("x" * LONGEST_PLAN,))
+    started = spec(program=("x" * MAX_PLAN_CHARACTERS,))
     with pytest.raises(CommandError, match="the plan of 2 ranks takes 13"):
         plan_json(started, {"localhost": "here"}, [{}, {}], {})

@@ -97,7 +97,7 @@ INVALID = framed(
 def told(*chunks):
     """The story of these chunks, and all that came out."""
     story = Story({"h1", "h2"})
-    return story, b"".join(map(story.hear, chunks)) + story.rest()
+    return story, b"".join(map(story.feed, chunks)) + story.flush()
 
 
 def bytewise(text):
@@ -140,8 +140,8 @@ def test_what_only_follows_from_a_cause_comes_out_where_no_cause_was_found():
 @pytest.mark.parametrize("said", [NO_SLOTS, INVALID, INVALID + NO_SLOTS, framed("PRTE is new and strange"), REFUSED])
 def test_messages_that_are_not_understood_come_out(said):
     story = Story({"h1", "h2"})
-    out = story.hear(said)
-    assert out + story.rest() == said
+    out = story.feed(said)
+    assert out + story.flush() == said
     assert len(said) - len(out) <= len(DASHES)
     assert told(*bytewise(said))[1] == said
 
@@ -169,9 +169,9 @@ def test_lines_of_dashes_of_ranks_do_not_hide_a_banner(rulers):
 def test_a_line_that_is_not_whole_comes_out_at_once(said):
     for before in (b"", DASHES):
         story = Story({"h1", "h2"})
-        out = story.hear(before) + story.hear(said)
+        out = story.feed(before) + story.feed(said)
         if said == b"C":  # it could become ssh's Connection to
-            out += story.hear(b"lass\r")
+            out += story.feed(b"lass\r")
             assert out == before + said + b"lass\r"
         else:
             assert out == before + said
@@ -188,7 +188,7 @@ def test_what_mpirun_says_of_our_own_signals_is_swallowed(launcher):
 def test_a_long_message_that_never_ends_comes_out():
     said = DASHES + b"mpirun is\n" + b"talkative\n" * 60
     story = Story({"h1", "h2"})
-    assert said.startswith(out := story.hear(said))
+    assert said.startswith(out := story.feed(said))
     assert out.count(b"\n") == 62
 
 
@@ -214,9 +214,9 @@ def test_what_ranks_print_comes_out_unchanged_and_in_order(pieces, data):
     story = Story({"h1", "h2"})
     out = b""
     for heard in (chunks := chunked(data, said)):
-        out += story.hear(heard)
+        out += story.feed(heard)
         assert said.startswith(out)
-    assert out + story.rest() == said
+    assert out + story.flush() == said
     assert (story.rank, story.lost) == (None, None)
     assert b"".join(chunks) == said
 
@@ -241,5 +241,5 @@ def test_what_ranks_print_around_banners_comes_out_without_them(before, between,
 def test_what_a_ranks_own_ssh_says_is_the_ranks_and_no_lost_host():
     story = Story({"h1", "h2"})
     said = b"Connection to data.example closed by remote host.\n"
-    assert story.hear(said) + story.rest() == said
+    assert story.feed(said) + story.flush() == said
     assert (story.lost, story.gone) == (None, None)
