@@ -10,13 +10,19 @@ MAX_CORES = 1 << 16
 
 def core_list(cores: Iterable[int]) -> str:
     """The cores as `0-3,8`, each once and in order."""
+    runs = runs_of(sorted(set(cores)))
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def runs_of(cores: Iterable[int]) -> list[list[int]]:
+    """The cores in runs of consecutive numbers."""
     runs: list[list[int]] = []
-    for core in sorted(set(cores)):
+    for core in cores:
         if runs and runs[-1][-1] == core - 1:
             runs[-1].append(core)
         else:
             runs.append([core])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return runs
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

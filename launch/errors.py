@@ -5,7 +5,7 @@ LaunchError             one line that names what, where and the remedy; hvdlaunc
 ├── TopologyError       a text or a driver that does not say how the GPUs are connected
 ├── SelectionError      so many GPUs cannot be chosen
 ├── PlacementError      ranks that do not fit on the hosts
-├── CommandError        something that the launcher cannot be asked for
+├── CommandError        a command that cannot be carried out as it is given
 ├── ProcessError        a program that is missing, fails or does not answer
 └── HostError           a host that cannot be reached, or lacks what a run needs
 """
@@ -34,7 +34,7 @@ class PlacementError(LaunchError):
 
 
 class CommandError(LaunchError):
-    """Something that the launcher cannot be asked for."""
+    """A command that cannot be carried out as it is given."""
 
 
 class ProcessError(LaunchError):

@@ -15,16 +15,16 @@ from pathlib import Path
 from launch.errors import ProcessError
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# mpirun takes about one second to end its ranks, on every host, when it is asked to.
+# mpirun takes about one second to end its ranks on all hosts.
 TERMINATE_S = 2.0
 MAX_BYTES = 16 << 20  # of an answer; a topology has some thousand
-# From the fork or the ssh that starts a rank to launch.rank.bind, which blocks SIGUSR1: Python starts in between.
+# From the start of a rank, by fork or ssh, until launch.rank.bind blocks SIGUSR1: Python starts in between.
 BIND_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a program said until it ended."""
+    """What a program wrote until it ended."""
 
     status: int  # negative: ended by this signal
     out: str
@@ -38,7 +38,7 @@ def find(program: str) -> str | None:
 
 
 def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Answer:
-    """Run a program without input until it ends; ProcessError if it is missing, goes on too long or says too much."""
+    """Run a program without input until it ends; ProcessError if it is missing, takes too long or writes too much."""
     try:
         process = subprocess.Popen(
             argv,
@@ -102,9 +102,9 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
 
 
 class Launcher:
-    """A running mpirun or horovodrun in a session of its own, which ends when this process does, however that dies.
+    """A running mpirun or horovodrun in a session of its own, which ends when this process does, however that ends.
 
-    What it writes to standard error is for the caller to read, from `errors`. `folder` is removed at the end.
+    The caller reads what it writes to standard error, from `errors`. `folder` is removed at the end.
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path) -> None:
@@ -159,7 +159,7 @@ class Launcher:
 
 
 def _end_with_parent() -> None:
-    """Get SIGTERM when the thread that has forked this process ends: somebody may kill the keeper as well."""
+    """Get SIGTERM when the thread that forked this process ends: the keeper, too, may be killed."""
     with contextlib.suppress(AttributeError):  # a C library without prctl
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -168,7 +168,7 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork
 
 
 def _keep(session: int, folder: Path) -> tuple[int, int]:
-    """Fork a process that cleans up when this one is gone; its pid, and the pipe's end that tells it so."""
+    """Fork a process that cleans up when this one is gone; its pid, and the end of the pipe that it watches."""
     reader, writer = os.pipe()
     if keeper := os.fork():
         os.close(reader)
@@ -181,7 +181,7 @@ def _keep(session: int, folder: Path) -> tuple[int, int]:
         devnull = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(devnull, standard)
-        os.read(reader, 1)  # nobody writes: this ends when nobody could
+        os.read(reader, 1)  # nobody writes: it returns when this process is gone
         _end_session(session)
         shutil.rmtree(folder, ignore_errors=True)
     finally:
@@ -223,7 +223,7 @@ def _mpirun_in(processes: Iterable[int]) -> int | None:
 
 
 def _age_s(pid: int) -> float:
-    """For how long a process has existed; 0 if it does no more."""
+    """How long a process has existed; 0 if it has ended."""
     try:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

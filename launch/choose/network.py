@@ -1,4 +1,4 @@
-"""Pure: which networks the hosts of a run share, and by which interface each of them is on it."""
+"""Pure: the network that the hosts of a run share, and each host's interface on it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ LOOPBACK = "127.0.0.0/8"
 
 
 def shared_network(interfaces: Mapping[str, Sequence[Interface]], reached: Mapping[str, str]) -> str:
-    """The network, as CIDR, that every host has an interface on, each with an address of its own.
+    """The network, as CIDR, on which every host has an address of its own; PlacementError if there is none.
 
-    A docker0 with the same address on every host is none. Of several networks the one wins over which most hosts were
-    `reached` by ssh (host -> its address there), then the first of the first host. PlacementError where there is none.
+    A docker0 with the same address on every host does not count. Of several networks it is the one over which ssh
+    `reached` most hosts (host -> its address there), then the first one of the first host.
     """
     first, *others = interfaces
     shared = [

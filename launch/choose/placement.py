@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launch.choose.selection import ring_order, select
+from launch.cores import runs_of
 from launch.errors import PlacementError
 from launch.hosts.host import Host
 from launch.machine.topology import PCIE_KINDS, Gpu, Topology
@@ -145,17 +146,12 @@ def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> C
 
 
 def split_cores(cores: Cores, parts: int) -> list[Cores]:
-    """Cores cut into equal parts that share no core; what is left over stays idle.
+    """Cores cut into equal parts that share no core; cores that are left over stay idle.
 
-    Linux numbers the second hardware threads of all cores after the first ones, as in 0-23,48-71, so each run of
-    numbers is cut by itself where it can be: then a part has both threads of its cores.
+    Linux numbers the second hardware threads of all cores after the first ones, as in 0-23,48-71. So each run of
+    numbers is cut by itself if it is long enough: then a part has both threads of its cores.
     """
-    runs: list[list[int]] = []
-    for core in cores:
-        if runs and runs[-1][-1] == core - 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
+    runs = runs_of(cores)
     if any(len(run) < parts for run in runs):
         runs = [list(cores)]
     return [
@@ -165,9 +161,9 @@ def split_cores(cores: Cores, parts: int) -> list[Cores]:
 
 
 def nearest_nics(topology: Topology, gpus: Collection[int]) -> tuple[str, ...]:
-    """The InfiniBand or RoCE adapters that are nearest to one of these GPUs (by index), in their own order.
+    """The InfiniBand or RoCE adapters that are nearest to one of these GPUs (by index), in the topology's order.
 
-    None where a saved text has cut off the legend that tells what NIC0 is called.
+    Empty where a saved text lacks the legend with their real names.
     """
     near: set[str] = set()
     nics = [nic for nic in topology.nics if not re.fullmatch(r"NIC\d+", nic.name)]

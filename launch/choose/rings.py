@@ -7,9 +7,9 @@ mask. A ring passes each vertex once; two vertices joined by a link are a ring, 
 from collections.abc import Iterator
 from functools import lru_cache
 
-MAX_VERTICES = 16  # vertices; the tables below have one entry per subset of them
-# Of one search for rings that share no link, about half a second. Thousands of random wirings took up to 3,200 on 8
-# GPUs with 12 links each and up to 3,000 on 12 GPUs with 6; where they run out, so many rings count as impossible.
+MAX_VERTICES = 16  # the tables below have one entry per subset of them
+# Of one search for rings that share no link: about half a second. Thousands of random wirings took at most 3,200 steps
+# (8 GPUs with 12 links each; 3,000 for 12 GPUs with 6). A search that runs out of steps counts as one without success.
 MAX_STEPS = 100_000
 
 Matrix = tuple[tuple[int, ...], ...]
@@ -90,7 +90,7 @@ def _heaviest(weights: Matrix, floor: int) -> tuple[int, ...]:
 
 
 def disjoint_rings(links: Matrix) -> int:
-    """How many rings through all vertices there can be at once, if each link (a bond of m counts m) is in only one."""
+    """The largest number of rings through all vertices that share no link; a bond of m is m links."""
     size = len(links)
     if size < 2:
         return 0
@@ -122,8 +122,8 @@ def most_rings(links: Matrix) -> int:
 def _may_fit(links: Matrix, rings: int) -> bool:
     """Whether no subset rules out so many rings.
 
-    All of them together enter and leave it 2 x rings times at least; and have 2 x rings ends of links at each of its
-    vertices, which are links inside it or go to a vertex outside, that takes 2 x rings at most (Tutte 1954).
+    Together the rings enter and leave a subset at least 2 x rings times. At each of its vertices they have 2 x rings
+    ends of links, which stay inside or go to a vertex outside; that one takes at most 2 x rings (Tutte 1954).
     """
     size, ends = len(links), 2 * rings
     bonds = [[min(bond, rings) for bond in row] for row in links]
@@ -148,7 +148,7 @@ class _Search:
         self._steps = 0
 
     def finds(self, rings: int) -> bool:
-        """Whether it finds so many; with MAX_STEPS left over, whether there are so many."""
+        """Whether it finds so many rings; exact if it takes no more than MAX_STEPS."""
         if not rings:
             return True
         links, left = self._links, tuple(map(tuple, self._links))
@@ -163,7 +163,7 @@ class _Search:
             for _ in self._ways(first, others, start, rings - 1):
                 if self.finds(rings - 1):
                     return True
-            # No ring uses this bond, then: what follows does without it.
+            # So no ring uses this bond: what follows does without it.
             self._take(start, first, left[start][first] - 1)
             if min(_spare(links[start], rings), _spare(links[first], rings)) < 0:
                 break
@@ -196,5 +196,5 @@ class _Search:
 
 
 def _spare(row: list[int], rings: int) -> int:
-    """How many links a vertex has beyond what so many rings need; negative where they cannot be."""
+    """How many links a vertex has beyond what so many rings need; negative if it has too few."""
     return sum(bond if bond < rings else rings for bond in row) - 2 * rings

@@ -1,16 +1,16 @@
 """The best k GPUs of a host, the order of their ring, and why.
 
-Never chosen are GPUs that are busy, or that the topology says are unusable. Of all other sets of k GPUs the best comes
-first in each of these, the earlier deciding:
+GPUs that are busy, or unusable by the topology, are never chosen. All sets of k other GPUs are compared by these rules,
+each of which decides only where all before it are equal:
 
-1. NVLink rings: the number of rings over all chosen GPUs of which no two use the same NVLink, times the speed of one
-   NVLink (the slowest between chosen GPUs; if any on the host is not known, all count alike). XGMI counts as one
-   NVLink. Two GPUs have as many rings as links in their bond. Where NV# counts one GPU's links to an NVSwitch, because
-   it adds up over its peers to more than the GPU has, there are as many rings as the smallest NV# says.
+1. NVLink rings: the number of rings over all chosen GPUs that share no NVLink, times the speed of one NVLink (the
+   slowest between chosen GPUs; if one on the host is not known, all count alike). XGMI counts as one NVLink. Two GPUs
+   have as many rings as links in their bond. Where NV# counts a GPU's links to an NVSwitch (over all its peers it adds
+   up to more links than the GPU has), there are as many rings as the smallest NV#.
 2. The slowest link of the ring, if there is no NVLink ring, by weight: SYS 10, NODE 20, PHB 30, PXB 40, PIX 50, NVLink
    100 (as NVIDIA's go-gpuallocator scores them).
 3. The sum of the same weights over all pairs, each NVLink counted.
-4. The fewest NUMA nodes: distinct values of `Gpu.numa`, all that are not known being one.
+4. The fewest NUMA nodes: distinct values of `Gpu.numa`; all unknown ones count as one.
 5. Near NICs: the sum over the GPUs of the weight of the link to the nearest NIC.
 6. What is left for the next job: 1, 2 and 3 of all free GPUs that are not chosen, taken together.
 7. The lowest addresses on PCI; the lowest index, if not all addresses are known.

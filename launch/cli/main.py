@@ -55,7 +55,7 @@ def _do(options: argparse.Namespace) -> int:
 
 
 def _open_standard_files() -> None:
-    """Give a caller that has closed them /dev/null, so that no file of ours gets their numbers."""
+    """Open /dev/null in place of those that the caller has closed, so that no other file gets their numbers."""
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(free)
@@ -72,7 +72,7 @@ def _read(file: str) -> tuple[str, str]:
     try:
         if file == "-":
             return sys.stdin.buffer.read().decode(), "standard input"
-        return Path(file).read_bytes().decode(), file  # as they are, line ends too
+        return Path(file).read_bytes().decode(), file  # unchanged, line ends too
     except (OSError, UnicodeDecodeError) as error:
         raise LaunchError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from error
 

@@ -116,7 +116,7 @@ def _lines_of_words(text: str, name: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _spelling_of(words: list[str]) -> Readable | None:
-    """Whose line it is; None for a name alone, which is Open MPI's and MPICH's."""
+    """The spelling of a line; None for a name alone, which Open MPI and MPICH spell alike."""
     if words[0] == "rank" and "=" in words:
         return "rankfile"
     if ":" in words[0]:

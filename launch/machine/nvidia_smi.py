@@ -111,8 +111,8 @@ def _row(name: str, number: int, line: str, header: _Header) -> _Row:
             f"{label[0]} has {len(cells)} cells",
             f"{width}, one for each GPU and NIC of the header" + (f", and up to {most} of affinity" if most else ""),
         )
-    # Cells may be missing at the end, where nvidia-smi knows nothing. One that is missing before another moves that
-    # one away from the start of its column, by a tab at least; N/A says nothing, wherever it stands.
+    # Cells may be missing at the end, where nvidia-smi knows nothing. A cell that is missing before another moves that
+    # one from the start of its column, by at least a tab; N/A tells nothing, wherever it stands.
     if tail and len(tail) < most and any(cell[0] != "N/A" for cell in tail):
         title, start = header.affinities[0]
         if abs(tail[0].start() - start) >= _TAB:

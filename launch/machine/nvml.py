@@ -19,7 +19,7 @@ _MASK_WORDS = 128  # of 64 cores each
 
 
 class _Device:
-    """One GPU as NVML answers for it: what its driver cannot say is None."""
+    """One GPU as NVML sees it; what its driver cannot tell is None."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml = nvml
@@ -135,7 +135,7 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
 
 
 def _nvlinks(devices: list[_Device], pcis: list[str | None], max_links: int) -> list[list[int]]:
-    """How many NVLinks each pair has: those from one to the other, or the fewer of both to NVSwitches."""
+    """How many NVLinks each pair has: direct ones, else the smaller of the two numbers of links to NVSwitches."""
     direct = [[0] * len(devices) for _ in devices]
     to_switch = [0] * len(devices)
     for a, device in enumerate(devices):

@@ -28,8 +28,8 @@ class _Matrix:
 def parse(text: str, *, name: str) -> Topology:
     """Read what `rocm-smi --showtopo` has printed.
 
-    It tells PCIe from XGMI, but not what lies on a way over PCIe: NODE stands for two GPUs of one NUMA node, the
-    farthest that such a way can be, and SYS for all others. No speed is known.
+    It tells PCIe from XGMI, but not which bridges a PCIe path crosses: two GPUs of one NUMA node get NODE, the farthest
+    that they can be apart, all others SYS. No speed is known.
 
     Raises:
         TopologyError: anything in the text that is not understood, with file, line and what was expected.

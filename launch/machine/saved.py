@@ -37,10 +37,10 @@ def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology 
 
 
 def read_topology(text: str, *, name: str, gpu_name: str | None = None) -> Topology:
-    """The same, for who must know how the GPUs are connected.
+    """The same, but only a text that tells how the GPUs are connected.
 
     Raises:
-        TopologyError: as `read_text`; also for the table of `nvidia-smi topo -p2p`, which does not say that.
+        TopologyError: as `read_text`; also for the table of `nvidia-smi topo -p2p`, which does not tell that.
     """
     found = read_text(text, name=name, gpu_name=gpu_name)
     if isinstance(found, PeerAccess):

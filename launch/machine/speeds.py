@@ -78,7 +78,7 @@ def between_sockets(cpuinfo: str) -> float | None:
 
 
 def link(kind: str, count: int, ends: Sequence[Speeds], sockets_gbps: float | None) -> Link:
-    """A link between two GPUs, as fast as the slowest part of its way; no speed where a part is not known."""
+    """A link between two GPUs, as fast as the slowest part of its path; no speed if a part is not known."""
     parts: list[float | None] = []
     if kind == "NV":
         parts = [end.nvlink_gbps and count * end.nvlink_gbps for end in ends]

@@ -1,4 +1,4 @@
-"""What the kernel knows without any driver's tool: NUMA nodes, ways over PCIe, RDMA adapters, network interfaces."""
+"""What the kernel knows without any driver's tool: NUMA nodes, PCIe paths, RDMA adapters, network interfaces."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _REQUEST_BYTES, _NAME_BYTES = 40, 16
 
 
 def numa_nodes(sysfs: Path, usable: frozenset[int]) -> tuple[NumaNode, ...]:
-    """The NUMA nodes that have cores, with those of their cores that are in `usable`; nodes of memory alone are not."""
+    """The NUMA nodes that have cores, with their cores that are in `usable`; nodes with memory alone are left out."""
     nodes = []
     for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
         cores = _read(folder / "cpulist")
@@ -63,7 +63,7 @@ def pci_device(sysfs: Path, pci: str | None) -> Path | None:
 
 
 def rdma_devices(sysfs: Path) -> tuple[tuple[str, Path], ...]:
-    """Name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; adapters of software are not."""
+    """Name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; software adapters are left out."""
     found = [(link.name, (link / "device").resolve()) for link in (sysfs / "class/infiniband").glob("*")]
     return tuple(sorted(((name, at) for name, at in found if _bridges(at)), key=lambda device: _natural(device[0])))
 
@@ -77,7 +77,7 @@ def numa_of(device: Path | None) -> tuple[int, ...]:
 def pcie_kind(a: Path | None, b: Path | None) -> str:
     """PIX, PXB, PHB, NODE or SYS between two PCI devices by their folders, as nvidia-smi classifies them.
 
-    One that is not known is taken to be far away.
+    A device that is not known counts as far away.
     """
     if a is None or b is None:
         return "SYS"

@@ -105,9 +105,9 @@ def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int]) -> str | 
 
 
 def restrict(topology: Topology, visible: str | None) -> Topology:
-    """The topology with the GPUs outside a CUDA_VISIBLE_DEVICES marked as not to be used; None restricts nothing.
+    """The topology with the GPUs outside a CUDA_VISIBLE_DEVICES marked as unusable; None restricts nothing.
 
-    Numbers are indices in PCI order; an empty list leaves no GPU at all. ProcessError where it names none of them.
+    Numbers are indices in PCI order; an empty list leaves no GPU. ProcessError for an entry that names no GPU.
     """
     if visible is None or not topology.gpus:
         return topology
@@ -115,17 +115,17 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
         return dataclasses.replace(topology, gpus=(), links=(), nics=())
     inside: set[int] = set()
     for entry in (word.strip() for word in visible.split(",")):
-        match = [
+        matches = [
             gpu.index
             for gpu in topology.gpus
             if entry == str(gpu.index) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
         ]
-        if len(match) != 1:
+        if len(matches) != 1:
             raise ProcessError(
                 f"CUDA_VISIBLE_DEVICES names {entry!r}, which is no GPU of this host: give indices or UUIDs of "
                 "`nvidia-smi -L`, or unset it"
             )
-        inside |= set(match)
+        inside |= set(matches)
     gpus = tuple(
         gpu
         if gpu.index in inside

@@ -1,4 +1,4 @@
-"""On each rank: put its place into effect, then become the program.
+"""On each rank: bind to the planned GPU and cores, then become the program.
 
     mpirun ... python -m launch.rank.bind -- python -m hvdtrain.effnet ...
 

@@ -1,7 +1,7 @@
 """One program at several sizes, each run as `hvdlaunch run` does it; then hvdtrain.compare draws the table.
 
-The program learns what it must from HVDLAUNCH_JOB, a name for its run folder, and HVDLAUNCH_SEED. What the study knows
-is in sweeps/<name>/sweep.json, which is whole after every run.
+The program gets HVDLAUNCH_JOB, a name for its run folder, and HVDLAUNCH_SEED. The state of the study is in
+sweeps/<name>/sweep.json, which is complete after every run.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ DRAW_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is to be run, and what its table is held against."""
+    """What is to be run, and the limits for its table."""
 
     request: RunRequest  # its np is replaced by each size
     sizes: tuple[int, ...]  # ranks
     seeds: int
-    mode: Literal["weak", "strong"]  # what the program was told to keep: the batch per rank, or the global batch
+    mode: Literal["weak", "strong"]  # what the program keeps: the batch per rank, or the global batch
     name: str | None
     price_per_gpu_hour: float | None
     target_accuracy: float | None  # percent
@@ -48,13 +48,13 @@ class Row:
     seed: int
     status: int  # 2 where it could not be started
     run_folder: str | None
-    why: str | None  # it has no result, in one line
+    why: str | None  # why it has no result, in one line
 
 
 def sweep(study: Study, environment: Mapping[str, str]) -> int:
-    """Run what has no result yet, small sizes first; 0 where then every run has one and the table is drawn, else 1.
+    """Run what has no result yet, small sizes first; 0 if then every run has one and the table is drawn, else 1.
 
-    128 + signal where a signal ended it. LaunchError for bad input, and where not even the first run can be started.
+    128 + signal if a signal ended it. LaunchError for bad input, or if not even the first run can be started.
     """
     check(study)
     name = study.name or f"{study.mode}-{hashlib.sha256(json.dumps(settings(study)).encode()).hexdigest()[:8]}"
@@ -69,7 +69,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
                 _say(f"{title}: finished before, {before.run_folder}")
             else:
                 if number > 1 and seed == 0:
-                    draw(file)  # what is known so far, for those who do not want to wait for the rest
+                    draw(file)  # what is known so far, for users who do not want to wait
                 _say(title)
                 own = {**environment, "HVDLAUNCH_JOB": f"{name}-np{np}-seed{seed}", "HVDLAUNCH_SEED": str(seed)}
                 row, stopped = _run_once(study, file, rows, np=np, seed=seed, environment=own, printed=printed)
@@ -91,7 +91,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
 
 
 def check(study: Study) -> None:
-    """CommandError for numbers and names that cannot be meant."""
+    """CommandError for numbers and names that make no sense."""
     if study.seeds < 1:
         raise CommandError(f"--seeds {study.seeds}: at least 1 run of each size is needed")
     if study.price_per_gpu_hour is not None and not 0 <= study.price_per_gpu_hour < math.inf:
@@ -169,7 +169,7 @@ def _run_once(
     """The row of one run, and whether a signal stopped it; LaunchError if the first of a study cannot be started."""
     try:
         prepared = prepare(replace(study.request, np=np), environment, Path.cwd())
-        write(file, study, rows)  # what cannot be written is better known before a long run than after it
+        write(file, study, rows)  # a file that cannot be written is better found before a long run than after it
         for remark in prepared.remarks:
             _print_once(f"hvdlaunch: {remark}", printed)
         result = run(prepared)
@@ -187,7 +187,7 @@ def _run_once(
 
 
 def why_no_result(row: Row) -> str | None:
-    """Why this run has no result, as far as can be seen now; None where it has one."""
+    """Why this run has no result, as far as can be seen now; None if it has one."""
     if row.status:
         return row.why or f"it ended with status {row.status}"
     if row.run_folder is None:
@@ -199,7 +199,7 @@ def why_no_result(row: Row) -> str | None:
 
 
 def _require_own_folder(row: Row, rows: Mapping[tuple[int, int], Row]) -> None:
-    """LaunchError where a run has replaced another one's run folder, so that its result is gone."""
+    """LaunchError if a run has replaced the run folder of another one, whose result is gone."""
     for (np, seed), other in rows.items():
         if other.run_folder is not None and other.run_folder == row.run_folder and (np, seed) != (row.np, row.seed):
             raise LaunchError(
@@ -216,7 +216,7 @@ def _warn_seed_ignored(row: Row, printed: set[str]) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """What a JSON file of a run folder says; nothing if it is missing or torn."""
+    """What a JSON file of a run folder holds; empty if it is missing or incomplete."""
     try:
         return dict(json.loads(file.read_text()))
     except (OSError, ValueError, TypeError):
@@ -224,7 +224,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def draw(file: Path) -> Answer:
-    """Have hvdtrain.compare draw the study as it stands; what it answered."""
+    """Have hvdtrain.compare draw the study as it stands; its answer."""
     try:
         return ask([sys.executable, "-m", "hvdtrain.compare", "--sweep", str(file)], timeout_s=DRAW_S)
     except ProcessError as error:
@@ -233,7 +233,7 @@ def draw(file: Path) -> Answer:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM between two runs ends this process as in a run: with 143, and nothing of what was asked left running."""
+    """SIGTERM between two runs ends this process as during a run: with 143, and without leaving a program behind."""
 
     def leave(*_: object) -> NoReturn:
         sys.exit(128 + signal.SIGTERM)

@@ -1,6 +1,6 @@
 """End what a failed run has left behind on its hosts.
 
-python -m launch.watch.leftovers JOB       ends it on this host, and prints how many processes that were
+python -m launch.watch.leftovers JOB       ends it on this host, and prints the number of processes
 """
 
 import contextlib
@@ -21,7 +21,7 @@ MARK = "hvdlaunch-ended "
 
 
 def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[str, int | LaunchError]:
-    """End the processes of a job on all hosts at once; how many each had, or why it cannot be said."""
+    """End the processes of a job on all hosts at once; how many each host had, or why that is not known."""
     words = [python, "-P", "-m", "launch.watch.leftovers", job]
 
     def end_there(host: str) -> int | LaunchError:
@@ -36,7 +36,7 @@ def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[
 
 
 def end_here(job: str) -> int:
-    """Kill the ranks of a job, and what they have started, on this host; how many processes that were."""
+    """Kill the ranks of a job, and what they have started, on this host; the number of processes."""
     mine = _ancestors(os.getpid())
     found = [pid for pid in _processes() if pid not in mine and _belongs_to(pid, job)]
     for pid in found:
@@ -53,7 +53,7 @@ def _processes() -> list[int]:
 
 
 def _belongs_to(pid: int, job: str) -> bool:
-    """Whether a launcher of ours has started it, as this user; the name alone may also stand in a user's own shell."""
+    """Whether this user's hvdlaunch has started it: HVDLAUNCH_JOB alone may also be set in the user's shell."""
     try:
         if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
             return False

@@ -23,7 +23,7 @@ class RunResult:
 
     status: int
     run_folder: str | None  # as rank 0 reported it
-    why: str | None  # it failed or was stopped, in one line
+    why: str | None  # why it failed or was stopped, in one line
     stopped: bool  # a signal asked for its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest step that it has saved, as rank 0 reported it
 
@@ -73,7 +73,7 @@ def _result(prepared: PreparedRun, status: int | None, story: Story, report: Rep
         job = prepared.environment["HVDLAUNCH_JOB"]
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"stopped and saved{at}: HVDLAUNCH_JOB={job} before the same command goes on from there"
-    elif status and (stops.by is None or stops.asked):
+    elif status and (stops.by is None or stops.saving):
         line = explain(status, story, prepared.spec.slots, report)
     if line is not None:
         _show(f"hvdlaunch: {line}\n".encode())

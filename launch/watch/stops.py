@@ -1,4 +1,4 @@
-"""Signals that ask a run for its end."""
+"""Signals that ask a run to end."""
 
 import collections
 import math
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from launch.process import Launcher
 
 GRACE_S = 25.0  # a spot instance gives thirty seconds
-# After it was told to stop, mpirun needs about a second; where a host is silent it may wait for ever.
+# mpirun needs about a second to stop; with a silent host it may wait for ever.
 STOP_S = 5.0
-# Nearer together two signals are one: a terminal that closes sends SIGHUP twice, timeout(1) SIGTERM.
+# Within this time two signals are one: a terminal that closes sends SIGHUP twice, timeout(1) SIGTERM.
 SAME_S = 0.3
 
 
 class Stops:
-    """Signals that ask for an end: at the first the ranks save and leave, if they can; the second ends it now."""
+    """Signals that ask a run to end: at the first the ranks save and leave, if they can; the second ends it at once."""
 
     def __init__(self, *, grace_s: float) -> None:
-        self.by: signal.Signals | None = None  # the first that asked for an end
-        self.asked = False  # the ranks, to save and leave
+        self.by: signal.Signals | None = None  # the first one
+        self.saving = False  # the ranks were asked to save and leave
         self._grace_s = grace_s
         self._arrived: collections.deque[tuple[int, float]] = collections.deque()
         self._at = self._until = math.inf
@@ -42,25 +42,25 @@ class Stops:
         self._arrived.append((number, time.monotonic()))
 
     def pass_on(self, launcher: "Launcher", report: Path) -> None:
-        """Do what the signals ask for that have come since the last call."""
+        """Act on the signals that have arrived since the last call."""
         while self._arrived:
             number, at = self._arrived.popleft()
             if self.by is not None:
                 if number != signal.SIGUSR1 and at > self._at + SAME_S:
                     self._until = -math.inf
                 continue
-            self.asked = read_report(report).saves
-            if self.asked or number != signal.SIGUSR1:
+            self.saving = read_report(report).saves
+            if self.saving or number != signal.SIGUSR1:
                 self.by, self._at = signal.Signals(number), at
-                self._until = at + (self._grace_s if self.asked else STOP_S)
+                self._until = at + (self._grace_s if self.saving else STOP_S)
             # A SIGUSR1 that comes before the ranks can save is for them to keep.
-            launcher.signal(signal.SIGUSR1 if self.asked or number == signal.SIGUSR1 else signal.SIGTERM)
+            launcher.signal(signal.SIGUSR1 if self.saving or number == signal.SIGUSR1 else signal.SIGTERM)
 
     def overdue(self) -> bool:
-        """Whether the ranks were given time enough."""
+        """Whether the ranks' time to end is up."""
         return time.monotonic() > self._until
 
     def restore(self) -> None:
-        """Give the signals back to who had them."""
+        """Put the earlier signal handlers back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What mpirun and ssh themselves say while a run goes on, told apart from what its ranks say."""
+"""What mpirun and ssh themselves write during a run, kept apart from what the ranks write."""
 
 import re
 from collections.abc import Collection
@@ -10,22 +10,22 @@ UNFRAMED = (b"Connection to ", b"Timeout, server ", b"mpirun: Forwarding ", b"pr
 
 
 class Story:
-    """What mpirun itself says on standard error, kept apart from what the ranks say there."""
+    """What mpirun and ssh have told about the run on standard error."""
 
     def __init__(self, hosts: Collection[str]) -> None:
-        self.rank: int | None = None  # the first that failed
+        self.rank: int | None = None  # the first one that failed
         self.how: str | None = None
-        self.signal: int | None = None  # that it died of
-        self.lost: str | None = None  # the host that went away, as mpirun says
-        self.gone: str | None = None  # the same as ssh says, which may be a rank's own ssh
+        self.signal: int | None = None  # the one that the rank died of
+        self.lost: str | None = None  # the host that is gone, as mpirun tells
+        self.gone: str | None = None  # the same as ssh tells; that may be a rank's own ssh
         self._hosts = hosts
         self._line = b""  # the line that is not whole yet
-        self._begun = False  # whether a part of it was given out already
+        self._begun = False  # a part of it was given out already
         self._block: list[bytes] = []  # a line of dashes, and the message of mpirun that it begins
         self._held = b""  # messages that only follow from a cause, shown if no cause is found
 
     def feed(self, chunk: bytes) -> bytes:
-        """What of this is for the user; banners that a line of ours replaces are held back."""
+        """The part of this that is for the user; banners that a line of ours replaces are held back."""
         out = b""
         for piece in chunk.splitlines(keepends=True):
             self._line += piece
@@ -38,7 +38,7 @@ class Story:
         return out
 
     def flush(self) -> bytes:
-        """What was held back, but for what a line of ours replaces."""
+        """What was held back, without banners that a line of ours replaces."""
         known = self.rank is not None or self.lost is not None or self.gone is not None
         return (b"" if known else self._held) + b"".join(self._block) + self._line
 
@@ -54,16 +54,16 @@ class Story:
             if not framing and len(self._block) <= 40:
                 return b""
             block, self._block = b"".join(self._block), []
-            return b"" if self._is_understood(block.decode(errors="replace")) else block
-        before, self._block = b"".join(self._block), []  # ranks, too, print lines of dashes
+            return b"" if self._is_replaced(block.decode(errors="replace")) else block
+        before, self._block = b"".join(self._block), []  # ranks print lines of dashes, too
         if framing or (before and line.startswith(FRAMED)):
             self._block = [line] if framing else [before, line]
             return before if framing else b""
         text = line.decode(errors="replace")
         return before + (b"" if FORWARDS.fullmatch(text) or self._is_consequence(text) else line)
 
-    def _is_understood(self, text: str) -> bool:
-        """Whether a framed message of mpirun tells what a line of ours will tell."""
+    def _is_replaced(self, text: str) -> bool:
+        """Whether a framed message of mpirun is one that a line of ours will replace; what it tells is kept."""
         for pattern in BANNERS:
             if (found := re.search(pattern, text, re.DOTALL)) is not None:
                 known = found.groupdict()

@@ -52,18 +52,18 @@ Shape = Box | Line | Text
 
 
 def text_width(text: str, size: float) -> float:
-    """How wide text is at most, near enough for both back ends; most letters are narrower."""
+    """How wide the text is at most, in SVG and PNG alike; most letters are narrower."""
     return 0.6 * size * len(text)
 
 
 def fit(text: str, width: float, size: float) -> str:
-    """The text, cut so that it is not wider than that."""
+    """The text, cut to the width."""
     most = max(int(width / (0.6 * size)), 1)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def label(text: str, x: float, y: float, *, size: float, color: str) -> tuple[Shape, Shape]:
-    """Text on a line, with a clear ground."""
+    """Text on a white ground, to stand on a line."""
     wide, high = text_width(text, size) + 6, size + 4
     ground = Box(x=x - wide / 2, y=y - high / 2, width=wide, height=high, fill="#ffffff", stroke="#ffffff", radius=4)
     return ground, Text(x=x, y=y, text=text, size=size, color=color, bold=True)

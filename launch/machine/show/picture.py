@@ -27,7 +27,7 @@ _LINKS = ("#0f7b6c", "#3f8fd2", "#d9782d", "#8e5bb5", "#7a7a7a")  # most NVLinks
 
 @dataclass(frozen=True, kw_only=True)
 class _Card:
-    """A NIC with its best link, and the GPUs, by position, that have such a one to it."""
+    """A NIC, the kind of its best link, and the GPUs, by position, that have a link of that kind to it."""
 
     name: str
     kind: str
@@ -74,8 +74,8 @@ def draw(topology: Topology, path: Path) -> None:
 def shapes_of(topology: Topology) -> tuple[list[Shape], float, float]:
     """What the picture consists of, its width and its height."""
     nodes = _nodes(topology)
-    far = tuple(nic.name for place, nic in enumerate(topology.nics) if not _near(topology, place)[0])
-    top = _MARGIN + 34 + _sky(topology, nodes)
+    far = tuple(nic.name for place, nic in enumerate(topology.nics) if not _nearest_gpus(topology, place)[0])
+    top = _MARGIN + 34 + _height_above(topology, nodes)
     depth = max((_depth(node) for node in nodes), default=0.0)
     columns: dict[int, float] = {}  # the middle of each GPU's column, by position
     below: list[Shape] = []
@@ -102,7 +102,7 @@ def _nodes(topology: Topology) -> list[_Node]:
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for place, gpu in enumerate(topology.gpus):
         groups.setdefault((gpu.numa, gpu.cores if not gpu.numa else ()), []).append(place)
-    near = [(topology.nics[place].name, *_near(topology, place)) for place in range(len(topology.nics))]
+    near = [(topology.nics[place].name, *_nearest_gpus(topology, place)) for place in range(len(topology.nics))]
     nodes = []
     for (numa, _), gpus in groups.items():
         here = [_Card(name=name, kind=kind, gpus=best) for name, kind, best in near if best and best[0] in gpus]
@@ -111,10 +111,10 @@ def _nodes(topology: Topology) -> list[_Node]:
         title = f"NUMA node{'s' * (len(numa) > 1)} {core_list(numa)}" if numa else "NUMA node not known"
         nodes.append(
             _Node(
-                title=" · ".join([title, *_inside(topology, clusters)]),
+                title=" · ".join([title, *_kinds_inside(topology, clusters)]),
                 cores=f"cores {core_list(cores)}" if cores else "",
                 clusters=clusters,
-                nics=_below(
+                nics=_nics_below(
                     [gpu for cluster in clusters for gpu in cluster.gpus],
                     [replace(card, name=f"{card.name} {card.kind}") for card in here if card.kind not in _SWITCHED],
                 ),
@@ -123,16 +123,16 @@ def _nodes(topology: Topology) -> list[_Node]:
     return nodes
 
 
-def _inside(topology: Topology, clusters: tuple[_Cluster, ...]) -> list[str]:
-    """How GPUs of one NUMA node reach each other that neither NVLinks nor switches join."""
+def _kinds_inside(topology: Topology, clusters: tuple[_Cluster, ...]) -> list[str]:
+    """How GPUs of one NUMA node reach each other if no PCIe switch joins them."""
     pairs = [(a, b) for cluster, other in combinations(clusters, 2) for a in cluster.gpus for b in other.gpus]
     kinds = {topology.links[a][b].kind for a, b in pairs}
     found = "/".join(kind for kind in PCIE_KINDS if kind in kinds)
     return [f"{found} inside"] if found else []
 
 
-def _below(gpus: Sequence[int], cards: list[_Card]) -> tuple[tuple[str, ...], ...]:
-    """Each NIC below one of the GPUs that are nearest to it, where there are fewest yet."""
+def _nics_below(gpus: Sequence[int], cards: list[_Card]) -> tuple[tuple[str, ...], ...]:
+    """The NICs below each GPU: each NIC is below the one of its nearest GPUs that has the fewest so far."""
     stacks: dict[int, list[str]] = {gpu: [] for gpu in gpus}
     for card in cards:
         place = min((gpu for gpu in card.gpus if gpu in stacks), key=lambda gpu: len(stacks[gpu]))
@@ -140,8 +140,8 @@ def _below(gpus: Sequence[int], cards: list[_Card]) -> tuple[tuple[str, ...], ..
     return tuple(tuple(stack) for stack in stacks.values())
 
 
-def _near(topology: Topology, nic: int) -> tuple[str, tuple[int, ...]]:
-    """Kind of the NIC's best link and the positions of the GPUs that have it; nothing where that goes over SYS."""
+def _nearest_gpus(topology: Topology, nic: int) -> tuple[str, tuple[int, ...]]:
+    """Kind of the NIC's best link and the positions of the GPUs that have it; empty if the best is SYS."""
     if not topology.gpus or (best := nearest(topology, nic))[0] == "SYS":
         return "", ()
     return best[0], tuple(place for place, gpu in enumerate(topology.gpus) if gpu.index in best[1])
@@ -160,25 +160,25 @@ def _clusters(topology: Topology, gpus: list[int], cards: list[_Card]) -> Iterat
         kinds = {topology.links[a][b].kind for a, b in combinations(members, 2)} | {card.kind for card in own}
         yield _Cluster(
             gpus=tuple(sorted(members)),
-            nics=_below(sorted(members), own),
+            nics=_nics_below(sorted(members), own),
             kind="PXB" if "PXB" in kinds else "PIX" if "PIX" in kinds else "",
         )
 
 
-def _high(stacks: Iterable[tuple[str, ...]]) -> float:
+def _stack_height(stacks: Iterable[tuple[str, ...]]) -> float:
     return _CHIP_STEP * max(map(len, stacks), default=0)
 
 
 def _depth(node: _Node) -> float:
     """Height of a NUMA node's box."""
-    chips = max(_high(cluster.nics) for cluster in node.clusters) + _high(node.nics)
+    chips = max(_stack_height(cluster.nics) for cluster in node.clusters) + _stack_height(node.nics)
     switches = any(cluster.kind for cluster in node.clusters)
     return 2 * _PAD + _GPU_HEIGHT + chips + (30 if switches else 6) + 40
 
 
 def _draw_node(topology: Topology, node: _Node, *, left: float, top: float, depth: float) -> Iterator[Shape]:
     yield Box(x=left, y=top, width=node.width, height=depth, fill=_NODE[0], stroke=_NODE[1], radius=10)
-    x, floor = left + _PAD, top + _PAD + _GPU_HEIGHT + max(_high(cluster.nics) for cluster in node.clusters)
+    x, floor = left + _PAD, top + _PAD + _GPU_HEIGHT + max(_stack_height(cluster.nics) for cluster in node.clusters)
     for cluster in node.clusters:
         width = _COLUMN * len(cluster.gpus)
         if cluster.kind:
@@ -224,7 +224,7 @@ def _draw_far(names: tuple[str, ...], *, left: float, top: float) -> Iterator[Sh
     yield from _chips((names,), left=left + _PAD, top=top + 30)
 
 
-def _sky(topology: Topology, nodes: list[_Node]) -> float:
+def _height_above(topology: Topology, nodes: list[_Node]) -> float:
     """Height of what is drawn above the GPUs."""
     if through_switch(topology):
         return 74.0
@@ -290,7 +290,7 @@ def _ports(bonds: list[tuple[int, int, Link]], columns: dict[int, float]) -> dic
 
 
 def _between_nodes(topology: Topology, nodes: list[_Node], *, bottom: float) -> tuple[list[Shape], float]:
-    """A line under the NUMA nodes that says how GPUs of different ones reach each other without NVLinks."""
+    """A line under the NUMA nodes that tells how GPUs of different nodes reach each other without NVLinks."""
     home = {gpu: i for i, node in enumerate(nodes) for gpu in node.gpus}
     across = [
         topology.links[a][b].kind

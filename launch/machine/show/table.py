@@ -133,7 +133,7 @@ def _legend(topology: Topology) -> str:
 
 
 def _gpus(topology: Topology) -> str:
-    """One line for each GPU, with the columns of which anything is known."""
+    """One line for each GPU; a column without any known value is left out."""
     near: dict[int, list[str]] = {gpu.index: [] for gpu in topology.gpus}
     for place, nic in enumerate(topology.nics):
         kind, indices = nearest(topology, place)
