@@ -101,8 +101,8 @@ class Brute:
     def points(self, a, b):
         return self.points_of(self.topology.links[a][b])
 
-    def points_of(self, one):
-        return one.count * 100 if one.kind in ("NV", "XGMI") else self.POINTS.index(one.kind) * 10
+    def points_of(self, link):
+        return link.count * 100 if link.kind in ("NV", "XGMI") else self.POINTS.index(link.kind) * 10
 
     def cycles(self, places):
         """Every ring, in both directions, as its sequence from the first place on."""
@@ -115,7 +115,7 @@ class Brute:
 
     def rings(self, places):
         bonds = {pair: self.topology.links[pair[0]][pair[1]] for pair in itertools.combinations(sorted(places), 2)}
-        counts = {pair: one.count for pair, one in bonds.items() if one.kind in ("NV", "XGMI")}
+        counts = {pair: bond.count for pair, bond in bonds.items() if bond.kind in ("NV", "XGMI")}
         if len(places) < 2:
             return 0
         if self.switch or len(places) == 2:
@@ -169,7 +169,7 @@ class Brute:
         if self.rings(places):
             return self.rings(places) * 20.0
         slowest = self.slowest(places)
-        speeds = {one.gbps for row in self.topology.links for one in row if self.points_of(one) == slowest}
+        speeds = {link.gbps for row in self.topology.links for link in row if self.points_of(link) == slowest}
         (speed,) = speeds
         return speed
 
@@ -254,12 +254,12 @@ def test_renumbering_the_gpus_renumbers_the_answer(topology, data):
     new = {old: 10 + place for place, old in enumerate(order)}
     before = select(topology, k, busy=busy)
     after = select(renumbered(topology, order), k, busy={new[gpu] for gpu in busy})
-    for one, other in ((before.best, after.best), (before.runner_up, after.runner_up), (before.worst, after.worst)):
-        assert (one is None) == (other is None)
-        if one and other:
-            assert other.gpus == tuple(sorted(new[gpu] for gpu in one.gpus))
-            assert other.ring == tuple(new[gpu] for gpu in one.ring)
-            assert other.bandwidth_gbps == one.bandwidth_gbps
+    for choice, other in ((before.best, after.best), (before.runner_up, after.runner_up), (before.worst, after.worst)):
+        assert (choice is None) == (other is None)
+        if choice and other:
+            assert other.gpus == tuple(sorted(new[gpu] for gpu in choice.gpus))
+            assert other.ring == tuple(new[gpu] for gpu in choice.ring)
+            assert other.bandwidth_gbps == choice.bandwidth_gbps
             assert ring_order(renumbered(topology, order), other.gpus) == other.ring
     assert after.indifferent == before.indifferent
 
@@ -593,13 +593,13 @@ def recorded():
         return [pytest.param(None, marks=pytest.mark.skip(reason=f"no recorded outputs: {RECORDED} is not there"))]
     texts = ((path.name, path.read_text()) for path in sorted(RECORDED.glob("*.txt")))
     found = ((name, read_text(text, name=name)) for name, text in texts)
-    return [pytest.param(one, id=name) for name, one in found if isinstance(one, Topology) and len(one.gpus) > 1]
+    return [pytest.param(read, id=name) for name, read in found if isinstance(read, Topology) and len(read.gpus) > 1]
 
 
 @pytest.mark.parametrize("topology", recorded())
 def test_every_recorded_machine(topology):
     size = len(topology.gpus)
-    per_gpu = sum(one.count for one in topology.links[0] if one.kind == "NV")
+    per_gpu = sum(link.count for link in topology.links[0] if link.kind == "NV")
     brute = Brute(topology, switch=per_gpu > 18)
     for k in range(1, size + 1):
         selection = select(topology, k)

@@ -16,7 +16,7 @@ from tests.unit.machines import NO_GPU, PIX4, machine
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    """A folder with saved topologies, a PATH without any program, and nobody to be asked."""
+    """A folder with saved topologies, a PATH without any program, and nobody to be runs."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "pix4.txt").write_text(PIX4)
     (tmp_path / "cpu.json").write_text(NO_GPU)
@@ -37,7 +37,7 @@ def ended(capsys, *words):
     return left.value.code, out, err
 
 
-def told(capsys, *words):
+def output(capsys, *words):
     status, out, err = ended(capsys, *words)
     assert (status, err) == (0, "")
     return out
@@ -193,45 +193,48 @@ def test_any_words_end_in_an_answer_or_in_one_line(capsys, monkeypatch, start, w
 
 @pytest.mark.parametrize("words", [(), ("topo",), ("gpus",), ("hostfile",), ("plan",), ("run",)])
 def test_help_is_there_for_every_command(capsys, words):
-    out = told(capsys, *words, "--help")
+    out = output(capsys, *words, "--help")
     assert out.startswith("usage: hvdlaunch")
     assert "\n\n" in out
 
 
 def test_topo_shows_the_matrix(capsys):
-    lines = told(capsys, *TOPO).splitlines()
+    lines = output(capsys, *TOPO).splitlines()
     assert lines[0] == "4 GPUs (pix4.txt)"
     assert ["GPU0", "X", "SYS", "PIX", "PIX"] in [line.split() for line in lines]
-    access = told(capsys, "topo", "--from", "p2p.txt")
+    access = output(capsys, "topo", "--from", "p2p.txt")
     assert access.startswith("May these GPUs copy straight to each other? (p2p.txt)")
 
 
 def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
-    text = told(capsys, *TOPO, "--json")
+    text = output(capsys, *TOPO, "--json")
     (folder / "saved.json").write_text(text)
-    assert told(capsys, "topo", "--from", "saved.json", "--json") == text
+    assert output(capsys, "topo", "--from", "saved.json", "--json") == text
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PIX4.encode())))
-    assert json.loads(told(capsys, "topo", "--from", "-", "--json")) == {**json.loads(text), "source": "standard input"}
+    assert json.loads(output(capsys, "topo", "--from", "-", "--json")) == {
+        **json.loads(text),
+        "source": "standard input",
+    }
 
 
 def test_topo_tells_a_pair_in_words(capsys):
-    assert told(capsys, *TOPO, "--pair", "0,2").startswith(
+    assert output(capsys, *TOPO, "--pair", "0,2").startswith(
         "GPU 0 and GPU 2 are connected by PIX (PCIe, at most one switch"
     )
-    fast = told(capsys, *TOPO, "--gpu-name", "A100", "--pair", "2,0")
+    fast = output(capsys, *TOPO, "--gpu-name", "A100", "--pair", "2,0")
     assert "24 GB/s one way. GPU 2 is at NUMA node 1, GPU 0 at 0." in fast
 
 
 def test_topo_draws(capsys, folder):
-    assert told(capsys, *TOPO, "--picture", "out.svg") == ""
+    assert output(capsys, *TOPO, "--picture", "out.svg") == ""
     assert (folder / "out.svg").read_text().startswith("<")
 
 
 def test_gpus_chooses_and_says_why(capsys):
-    out = told(capsys, *GPUS).splitlines()
+    out = output(capsys, *GPUS).splitlines()
     assert out[0] == "GPUs 0,2, ring 0-2"
     assert [line.split(":")[0] for line in out[1:]] == ["why", "runner-up", "worst"]
-    fast = told(capsys, *GPUS, "--gpu-name", "A100")
+    fast = output(capsys, *GPUS, "--gpu-name", "A100")
     assert fast.startswith("GPUs 0,2, ring 0-2, 24 GB/s\n")
 
 
@@ -240,7 +243,7 @@ def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(ca
 
     monkeypatch.setattr(local, "local_topology", lambda **_: machine())
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "1,3")
-    assert told(capsys, "gpus", "-k", "2").startswith("GPUs 1,3, ring 1-3\n")
+    assert output(capsys, "gpus", "-k", "2").startswith("GPUs 1,3, ring 1-3\n")
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
     assert ended(capsys, "gpus", "-k", "2") == (
         *(2, ""),
@@ -249,16 +252,16 @@ def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(ca
 
 
 def test_gpus_as_json(capsys):
-    said = json.loads(told(capsys, "gpus", "--from", "pix4.txt", "-k", "4", "--json"))
-    assert (said["gpus"], said["ring"]) == ([0, 1, 2, 3], [0, 2, 1, 3])
-    assert (said["runner_up"], said["worst"], said["bandwidth_gbps"]) == (None, None, None)
-    said = json.loads(told(capsys, *GPUS, "--busy", "0,2", "--json", "--gpu-name", "A100"))
-    assert (said["gpus"], said["bandwidth_gbps"], said["worst"]) == ([1, 3], 24.0, None)
-    said = json.loads(told(capsys, *GPUS, "--busy", "0", "--json"))
-    assert said["gpus"] == [1, 2]
-    assert said["runner_up"] == [1, 3]
-    assert said["worst"] == [2, 3]
-    assert isinstance(said["reason"], str)
+    answer = json.loads(output(capsys, "gpus", "--from", "pix4.txt", "-k", "4", "--json"))
+    assert (answer["gpus"], answer["ring"]) == ([0, 1, 2, 3], [0, 2, 1, 3])
+    assert (answer["runner_up"], answer["worst"], answer["bandwidth_gbps"]) == (None, None, None)
+    answer = json.loads(output(capsys, *GPUS, "--busy", "0,2", "--json", "--gpu-name", "A100"))
+    assert (answer["gpus"], answer["bandwidth_gbps"], answer["worst"]) == ([1, 3], 24.0, None)
+    answer = json.loads(output(capsys, *GPUS, "--busy", "0", "--json"))
+    assert answer["gpus"] == [1, 2]
+    assert answer["runner_up"] == [1, 3]
+    assert answer["worst"] == [2, 3]
+    assert isinstance(answer["reason"], str)
 
 
 @pytest.mark.parametrize(
@@ -271,13 +274,13 @@ def test_gpus_as_json(capsys):
     ],
 )
 def test_hostfile_writes_every_spelling(capsys, folder, words, text):
-    assert told(capsys, "hostfile", *words) == text
-    assert told(capsys, "hostfile", *words, "-o", "out") == ""
+    assert output(capsys, "hostfile", *words) == text
+    assert output(capsys, "hostfile", *words, "-o", "out") == ""
     assert (folder / "out").read_text() == text
 
 
 def test_plan_shows_who_would_run_where(capsys):
-    out = told(
+    out = output(
         capsys, "plan", "-np", "5", "-H", "a:3,b:2", *topologies("a", "b"), "-x", "NCCL_DEBUG", *PROGRAM, "-x", "1"
     )
     rows = [line.split() for line in out.splitlines()[1:6]]
@@ -301,8 +304,8 @@ def topologies(*hosts):
 
 
 def test_a_dry_run_prints_the_command_of_the_plan_and_remarks_apart(capsys):
-    planned = told(capsys, *PLAN, *PROGRAM).splitlines()[-1]
-    dry = shlex.split(told(capsys, "run", *PLAN[1:], "--dry-run", *PROGRAM))
+    planned = output(capsys, *PLAN, *PROGRAM).splitlines()[-1]
+    dry = shlex.split(output(capsys, "run", *PLAN[1:], "--dry-run", *PROGRAM))
     assert [word.split("=")[0] for word in dry[:3]] == ["HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"]
     assert dry[3:] == shlex.split(planned)
     status, out, err = ended(capsys, "run", *PLAN[1:], "--gpus", "none", "--dry-run", *PROGRAM)
@@ -328,7 +331,7 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, fo
     ]
     for spelled in (words, [*words[:5], "--sbatch=job", *words[7:]]):
         monkeypatch.setattr(sys, "argv", ["hvdlaunch", *spelled])
-        assert told(capsys, *spelled) == "submit it with: sbatch job\n"
+        assert output(capsys, *spelled) == "submit it with: sbatch job\n"
         *head, change, name, start = Path("job").read_text().splitlines()
         assert head == [
             "#!/bin/bash",
@@ -351,7 +354,7 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, fo
 def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):
     words = ["run", "-np", "2", "--gpus", "none", "--sbatch", "job", "--", "prog", "a"]
     monkeypatch.setattr(sys, "argv", ["hvdlaunch", *words])
-    told(capsys, *words)
+    output(capsys, *words)
     assert "gpus" not in Path("job").read_text().replace("--gpus none", "")
     assert "nodes" not in Path("job").read_text()
 
@@ -365,11 +368,11 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
     )
     monkeypatch.setattr(prepare, "prepare", lambda *_: prepared)
     ends = run.RunResult(status=7, run_folder=None, why="x", stopped=False)
-    asked = []
-    monkeypatch.setattr(run, "run", lambda one, *, grace_s: asked.append((one, grace_s)) or ends)
+    runs = []
+    monkeypatch.setattr(run, "run", lambda prepared, *, grace_s: runs.append((prepared, grace_s)) or ends)
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
     assert ended(capsys, "run", "-np", "1", "--grace-s", "90", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
-    assert asked == [(prepared, 25), (prepared, 90)]
+    assert runs == [(prepared, 25), (prepared, 90)]
 
 
 def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch, folder):

@@ -272,7 +272,7 @@ def test_limits_survive_open_mpi(some, data):
 def test_core_lists_name_exactly_the_cores(cores_of_ranks):
     for cores in cores_of_ranks:
         bounds = [[int(end) for end in part.split("-")] for part in core_list(cores).split(",")]
-        assert [core for one in bounds for core in range(one[0], one[-1] + 1)] == sorted(cores)
+        assert [core for run in bounds for core in range(run[0], run[-1] + 1)] == sorted(cores)
     text = write_rankfile([(rank, "a", sorted(cores)) for rank, cores in enumerate(cores_of_ranks)])
     assert read(text, name="ranks") == hosts(("a", len(cores_of_ranks)))
 

@@ -212,16 +212,16 @@ def rendered(topology, *, tabs, legend, nic_rows):
     gpus = [f"GPU{gpu.index}" for gpu in topology.gpus]
     nics = [f"NIC{i}" if legend else nic.name for i, nic in enumerate(topology.nics)]
 
-    def said(link):
+    def cell(link):
         return " X " if link.kind == "X" else f"NV{link.count}" if link.kind == "NV" else link.kind
 
     rows = [["", *gpus, *nics, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]]
     for place, gpu in enumerate(topology.gpus):
         near = [core_list(gpu.cores) or "N/A", core_list(gpu.numa) or "N/A", "N/A"]
         links = [*topology.links[place], *(nic.links[place] for nic in topology.nics)]
-        rows.append([gpus[place], *map(said, links), *near])
+        rows.append([gpus[place], *map(cell, links), *near])
     for i, nic in enumerate(topology.nics if nic_rows else ()):
-        rows.append([nics[i], *map(said, nic.links), *(" X " if i == j else "SYS" for j in range(len(nics)))])
+        rows.append([nics[i], *map(cell, nic.links), *(" X " if i == j else "SYS" for j in range(len(nics)))])
     lines = ["\t".join(row) if tabs else "".join(f"{cell:<32}" for cell in row) for row in rows]
     lines += ["", "Legend:", "", "  X    = Self"]
     if legend and nics:
@@ -246,8 +246,8 @@ def test_a_damaged_table_is_refused_or_read_but_never_a_crash(topology, data):
     try:
         parse(damaged, name="t")
     except TopologyError as error:
-        said = str(error)
-        assert "\n" not in said
+        message = str(error)
+        assert "\n" not in message
 
 
 MATRIX = header("X\tNV12\t0-3\t0", "NV12\tX\t4-7\t1", extras="\tCPU Affinity\tNUMA Affinity")

@@ -84,14 +84,14 @@ def overlap(a, b):
 def test_no_words_lie_on_others_or_outside(name):
     shapes, width, height = shapes_of(MACHINES[name])
     words = [shape for shape in shapes if isinstance(shape, Text)]
-    for one in words:
-        left, top, right, bottom = edges(one)
-        assert left >= 0, one
-        assert top >= 0, one
-        assert right <= width, one
-        assert bottom <= height, one
-    for one, other in combinations(words, 2):
-        assert not overlap(one, other), (one.text, other.text)
+    for text in words:
+        left, top, right, bottom = edges(text)
+        assert left >= 0, text
+        assert top >= 0, text
+        assert right <= width, text
+        assert bottom <= height, text
+    for text, other in combinations(words, 2):
+        assert not overlap(text, other), (text.text, other.text)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -142,13 +142,13 @@ def test_a_switch_is_one_bar_with_a_line_to_each_gpu():
 
 
 def test_switches_of_pcie_numa_nodes_and_speeds_are_shown():
-    said = texts(MACHINES["pcie"])
-    assert said.count("PIX") == 4 + 1  # on each switch, and in the legend
-    assert "NUMA node 0 · NODE inside" in said
-    assert "cores 0-7" in said
-    assert "PCIe, and on through the link between NUMA nodes or CPU sockets, 10 GB/s one way" in said
-    assert said.count("busy") == 8
-    assert "GPU 3 cannot be used: busy: pid 12345, 23456" in said
+    shown = texts(MACHINES["pcie"])
+    assert shown.count("PIX") == 4 + 1  # on each switch, and in the legend
+    assert "NUMA node 0 · NODE inside" in shown
+    assert "cores 0-7" in shown
+    assert "PCIe, and on through the link between NUMA nodes or CPU sockets, 10 GB/s one way" in shown
+    assert shown.count("busy") == 8
+    assert "GPU 3 cannot be used: busy: pid 12345, 23456" in shown
     assert {"2 NVLinks, 40 GB/s one way", "1 NVLink, 20 GB/s one way"} < set(texts(CUBE_MESH))
 
 
@@ -165,9 +165,9 @@ def test_a_nic_stands_below_a_gpu_that_it_is_near_to():
 def test_the_svg_is_well_formed_whatever_the_names():
     shapes, width, height = shapes_of(CUBE_MESH)
     root = ET.fromstring(svg(shapes, width=width, height=height))  # noqa: S314 (written here)
-    said = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert said[0] == "8 GPUs · a machine with <tags> & more"
-    assert "mlx5_bond_0_o" not in said  # cut to its box
+    shown = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert shown[0] == "8 GPUs · a machine with <tags> & more"
+    assert "mlx5_bond_0_o" not in shown  # cut to its box
     ET.fromstring(svg([Text(x=0, y=0, text="a\x00\x1b\nb", size=9)], width=1, height=1))  # noqa: S314
 
 

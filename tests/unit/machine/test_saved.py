@@ -77,8 +77,8 @@ def recorded(name):
     return file.read_text()
 
 
-def said(pairs):
-    return [one.rsplit(" ", 1) for one in pairs.split(", ") if one]
+def pairs_and_links(text):
+    return [pair.rsplit(" ", 1) for pair in text.split(", ") if pair]
 
 
 @pytest.mark.parametrize("name", FACTS)
@@ -87,7 +87,7 @@ def test_reads_what_real_machines_have_printed(name):
     topology = read_topology(recorded(name), name=f"{name}.txt")
     assert topology.source == f"{name}.txt"
     assert [gpu.index for gpu in topology.gpus] == list(range(count))
-    for pair, expected in said(pairs):
+    for pair, expected in pairs_and_links(pairs):
         a, b = map(int, pair.split("-"))
         assert link_word(topology.links[a][b]) == link_word(topology.links[b][a]) == expected, pair
     ends = topology.gpus[0], topology.gpus[-1]
@@ -95,7 +95,7 @@ def test_reads_what_real_machines_have_printed(name):
     assert tuple(core_list(gpu.cores) for gpu in ends) == cores
     assert [nic.name for nic in topology.nics] == nics
     links = {nic.name: nic.links for nic in topology.nics}
-    for pair, expected in said(nic_links):
+    for pair, expected in pairs_and_links(nic_links):
         nic, gpu = pair.split("-")
         assert links[nic][int(gpu)] == Link(kind=expected), pair
     assert through_switch(topology) is (name in SWITCHED)
@@ -160,12 +160,14 @@ def test_reads_its_own_json_behind_blanks():
     assert read_text(f"\ufeff\n{text}\n", name="t") == Topology(source="none")
 
 
+# fmt: off
 WORDS = (
-    *("GPU0", "GPU1", "X", "NV1", "NV0", "SYS", "OK", "XGMI", "mlx5_0", "NIC0", "0", "0-3", "N/A", "=", "", "{", "}"),
-    *("CPU Affinity", "NUMA Affinity", "GPU NUMA ID", "Legend:", "NIC Legend:", "NIC0: mlx5_0", "SYS = far"),
-    *("=== Link Type between two GPUs ===", "=== Numa Nodes ===", "GPU[0] : (Topology) Numa Node: 0"),
-    *("\x1b[4m", "\u00b2", "\x1c", "\ufeff"),
+    "GPU0", "GPU1", "X", "NV1", "NV0", "SYS", "OK", "XGMI", "mlx5_0", "NIC0", "0", "0-3", "N/A", "=", "", "{", "}",
+    "CPU Affinity", "NUMA Affinity", "GPU NUMA ID", "Legend:", "NIC Legend:", "NIC0: mlx5_0", "SYS = far",
+    "=== Link Type between two GPUs ===", "=== Numa Nodes ===", "GPU[0] : (Topology) Numa Node: 0",
+    "\x1b[4m", "\u00b2", "\x1c", "\ufeff",
 )
+# fmt: on
 
 
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=5).map("\t".join) | st.text(max_size=20), max_size=8))
@@ -173,8 +175,8 @@ def test_garbage_is_refused_and_never_a_crash(lines):
     try:
         found = read_text("\n".join(lines), name="t")
     except TopologyError as error:
-        said = str(error)
-        assert said.startswith("t:")
-        assert "\n" not in said
+        message = str(error)
+        assert message.startswith("t:")
+        assert "\n" not in message
     else:
         assert isinstance(found, Topology | PeerAccess)

@@ -20,14 +20,14 @@ def test_hosts_with_another_mpi_are_refused_by_name(monkeypatch):
         lambda host, *_: HostFacts(host=host, hostname=host, topology=machine(), mpi=there[host]),
     )
 
-    def asked(*hosts):
+    def ask_for(*hosts):
         return ask.ask_hosts(hosts, mpirun=four, python="python", folder="/", gpus=True)
 
-    assert {host: facts.host for host, facts in asked("h1", "me").items()} == {"h1": "h1", "me": "me"}
+    assert {host: facts.host for host, facts in ask_for("h1", "me").items()} == {"h1": "h1", "me": "me"}
     with pytest.raises(HostError, match=r"^host h2: /bin/mpirun is Open MPI 5.0, here it is Open MPI 4.0: install"):
-        asked("h1", "h2")
+        ask_for("h1", "h2")
     with pytest.raises(HostError, match=r"^host h3: /bin/mpirun is missing, here it is Open MPI 4.0: install"):
-        asked("h3", "h2")
+        ask_for("h3", "h2")
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.5"])

@@ -52,7 +52,7 @@ UNKNOWN = "No ED25519 host key is known for h2 and you have requested strict che
     ],
 )
 def test_each_trouble_of_ssh_has_its_line_and_remedy(err, line):
-    said = why_not(Answer(status=255, out="", err=err), host="h2", python="/venv/python", folder="/my runs")
-    assert said.startswith(line)
-    assert "\n" not in said
-    assert "{" not in said.replace("{words}", "")
+    reason = why_not(Answer(status=255, out="", err=err), host="h2", python="/venv/python", folder="/my runs")
+    assert reason.startswith(line)
+    assert "\n" not in reason
+    assert "{" not in reason.replace("{words}", "")

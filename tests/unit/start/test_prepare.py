@@ -32,10 +32,10 @@ def world(monkeypatch):
         host: HostFacts(host=host, hostname=f"{host}.local", topology=topology, mpi=MPI, address=None)
         for host, topology in known.items()
     }
-    asked = []
+    questions = []
 
     def ask_hosts(names, **how):
-        asked.append((names, how))
+        questions.append((names, how))
         return {name: facts[name] for name in names}
 
     monkeypatch.setattr(prepare.os, "geteuid", lambda: 1000)
@@ -47,7 +47,7 @@ def world(monkeypatch):
     monkeypatch.setattr(
         prepare.shutil, "which", lambda program, **_: None if program == "missing" else f"/bin/{program}"
     )
-    return {"asked": asked, "facts": facts, "paths": paths}
+    return {"questions": questions, "facts": facts, "paths": paths}
 
 
 def prepared(tmp_path, environment=None, **changes):
@@ -57,8 +57,8 @@ def prepared(tmp_path, environment=None, **changes):
 def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
     run = prepared(tmp_path, np=4)
     assert [(slot.host, slot.gpu) for slot in run.spec.slots] == [("localhost", gpu) for gpu in RING]
-    assert world["asked"][0][0] == ["localhost"]
-    assert world["asked"][0][1]["folder"] == str(tmp_path)
+    assert world["questions"][0][0] == ["localhost"]
+    assert world["questions"][0][1]["folder"] == str(tmp_path)
     assert (run.spec.network, run.interfaces, run.adapters, run.remarks) == (None, {}, {}, ())
     with pytest.raises(PlacementError, match=r"-np 5 is more than the 4 slots there are \(localhost 4\)"):
         prepared(tmp_path, np=5)
@@ -66,7 +66,7 @@ def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
 
 def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
     assert prepared(tmp_path, np=9, gpus="none").remarks == ("--gpus none: the ranks run on CPUs",)
-    assert world["asked"][-1][1]["gpus"] is False
+    assert world["questions"][-1][1]["gpus"] is False
     run = prepared(tmp_path, np=9, topologies={"bare": machine(0)})
     assert run.remarks == ("no GPU found: the ranks run on CPUs",)
     assert len(run.spec.slots) == 9
@@ -76,7 +76,7 @@ def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
 
 def test_only_the_hosts_that_get_ranks_are_asked(tmp_path, world):
     prepared(tmp_path, np=2, hosts=hosts(h1=2, nowhere=2))
-    assert world["asked"][0][0] == ["h1"]
+    assert world["questions"][0][0] == ["h1"]
 
 
 def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
@@ -117,7 +117,7 @@ def test_two_names_of_one_host_are_refused(tmp_path, world):
 def test_of_known_hosts_nobody_is_asked(tmp_path, world):
     run = prepare.prepare(request(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
     assert run.argv == prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1)).argv
-    assert len(world["asked"]) == 1
+    assert len(world["questions"]) == 1
 
 
 def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):
@@ -131,12 +131,12 @@ def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):
 def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
     world["paths"].clear()
     run = prepared(tmp_path, np=3, hosts=hosts(far=4), topologies={"far": machine()})
-    assert world["asked"] == []
+    assert world["questions"] == []
     assert [slot.gpu for slot in run.spec.slots] == [0, 1, 2]
     assert run.argv[0] == "mpirun"
     assert json.loads(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
-    asked = prepared(tmp_path, launcher="horovodrun", topologies={"far": machine()})
-    assert asked.argv[0] == "horovodrun"
+    other = prepared(tmp_path, launcher="horovodrun", topologies={"far": machine()})
+    assert other.argv[0] == "horovodrun"
     with pytest.raises(HostError, match="host h2 has no --topology h2=FILE: give one for every host, or for none"):
         prepared(tmp_path, hosts=hosts(far=1, h2=1), topologies={"far": machine()})
 
@@ -178,10 +178,10 @@ def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_p
     assert "NCCL_DEBUG" in run.argv
     assert "MY_TOKEN" not in run.environment
     assert HIDDEN not in " ".join([*run.argv, *run.environment.values()])
-    asked = prepared(tmp_path, exports=("MY_TOKEN",))
-    assert asked.argv[asked.argv.index("MY_TOKEN") - 1] == "-x"
-    assert asked.environment["MY_TOKEN"] == HIDDEN
-    assert HIDDEN not in asked.environment["HVDLAUNCH_PLAN"] + " ".join(asked.argv)
+    other = prepared(tmp_path, exports=("MY_TOKEN",))
+    assert other.argv[other.argv.index("MY_TOKEN") - 1] == "-x"
+    assert other.environment["MY_TOKEN"] == HIDDEN
+    assert HIDDEN not in other.environment["HVDLAUNCH_PLAN"] + " ".join(other.argv)
     assert json.loads(prepared(tmp_path).environment["HVDLAUNCH_PLAN"])["environment"] == {}
 
 
@@ -209,13 +209,13 @@ def test_a_program_inside_an_image(tmp_path, monkeypatch):
     with pytest.raises(CommandError, match=r"a\.sif: there is no such image"):
         prepared(tmp_path, apptainer=str(image))
     image.touch()
-    asked = []
+    commands = []
 
     def ask(argv, timeout_s):
-        asked.append(argv)
+        commands.append(argv)
         return Answer(status=0, out="mpirun (Open MPI) 4.0.1", err="")
 
     monkeypatch.setattr(prepare, "ask", ask)
     run = prepared(tmp_path, apptainer=str(image), program=("missing", "-x"))
-    assert asked == [["apptainer", "exec", str(image), "mpirun", "--version"]]
+    assert commands == [["apptainer", "exec", str(image), "mpirun", "--version"]]
     assert run.argv[-6:] == ["apptainer", "exec", "--nv", str(image), "missing", "-x"]

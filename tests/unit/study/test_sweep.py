@@ -391,6 +391,8 @@ def test_ranks_on_other_hosts_get_the_seed_if_there_is_one():
 
 
 def test_of_a_ranks_last_words_one_line_is_kept():
-    told = "rank 1 on a ended with status 1; its last words:\n    Traceback\n    OSError: full\n    /run/rank-1.err"
-    assert in_one_line(told) == "rank 1 on a ended with status 1: OSError: full"
+    explanation = (
+        "rank 1 on a ended with status 1; its last words:\n    Traceback\n    OSError: full\n    /run/rank-1.err"
+    )
+    assert in_one_line(explanation) == "rank 1 on a ended with status 1: OSError: full"
     assert in_one_line("host b no longer answers") == "host b no longer answers"

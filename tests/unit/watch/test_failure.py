@@ -9,7 +9,7 @@ from launch.watch.failure import explain, first_failed, in_one_line, read_traces
 from launch.watch.report import read_report
 from launch.watch.story import Story
 from tests.unit.machines import hosts, machine
-from tests.unit.watch.test_story import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, told
+from tests.unit.watch.test_story import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def hosts_answer(monkeypatch):
     monkeypatch.setattr(failure, "silent_host", lambda _: None)
 
 
-def story_of(said):
-    return told(said)[0]
+def story_of(stderr):
+    return fed(stderr)[0]
 
 
 def folder_with(folder, report=None, **errors):
@@ -119,8 +119,8 @@ def at(folder, **places):
         (folder / "ranks" / f"{name.replace('_', '-')}.at").write_text(f"{words:<63}\n")
 
 
-def line(status, said, slots, report):
-    return in_one_line(explain(status, story_of(said), slots, read_report(report)))
+def line(status, stderr, slots, report):
+    return in_one_line(explain(status, story_of(stderr), slots, read_report(report)))
 
 
 def test_a_kill_may_be_for_want_of_memory_and_says_where(slots, tmp_path):
@@ -143,8 +143,10 @@ def test_a_rank_that_was_killed_comes_before_errors_that_may_follow_from_it(slot
     report = folder_with(tmp_path, rank_0=b"RuntimeError: a new word for a peer that is gone")
     assert line(137, KILLED, slots, report).startswith("rank 2 on h2 died of signal 9")
     for number in (6, 15):  # so end those whom MPI or mpirun ends
-        said = KILLED.replace(b"signal 9", b"signal %d" % number)
-        assert line(1, said, slots, report).startswith("rank 0 on h1 ended the run with status 1: RuntimeError: a new")
+        stderr = KILLED.replace(b"signal 9", b"signal %d" % number)
+        assert line(1, stderr, slots, report).startswith(
+            "rank 0 on h1 ended the run with status 1: RuntimeError: a new"
+        )
 
 
 def test_the_rank_that_mpirun_names_comes_first_of_those_that_failed_by_themselves(slots, tmp_path):
@@ -171,18 +173,18 @@ BY_RANK = {rank: STATUS_3.replace(b"],2]", b"],%d]" % rank) for rank in range(3)
 def test_a_rank_whose_own_work_hangs_is_named_with_its_stack(slots, tmp_path):
     report = folder_with(tmp_path, rank_1=FIRED)
     at(tmp_path, rank_0="step 7 waiting", rank_1="step 7 working", rank_2="step 7 waiting")
-    said = explain(1, story_of(BY_RANK[1]), slots, read_report(report))
-    assert said.splitlines() == [
+    explanation = explain(1, story_of(BY_RANK[1]), slots, read_report(report))
+    assert explanation.splitlines() == [
         "rank 1 on h1 hung at step 7: no progress for 0:01:00; it stood here:",
         '      File "/my/data.py", line 88, in __getitem__',
         '      File "/my/main.py", line 5 in <module>',
         f"    {tmp_path}/ranks/rank-1.err",
     ]
-    assert in_one_line(said) == "rank 1 on h1 hung at step 7: no progress for 0:01:00"
+    assert in_one_line(explanation) == "rank 1 on h1 hung at step 7: no progress for 0:01:00"
 
 
 @pytest.mark.parametrize(
-    ("fired", "said"),
+    ("fired", "shown"),
     [
         ("0:01:00.500000", "0:01:00.5"),
         ("0:01:00.050000", "0:01:00.05"),
@@ -190,9 +192,9 @@ def test_a_rank_whose_own_work_hangs_is_named_with_its_stack(slots, tmp_path):
         ("0:00:00.100000", "0:00:00.1"),
     ],
 )
-def test_how_long_it_waited_is_told_without_noughts(slots, tmp_path, fired, said):
+def test_how_long_it_waited_is_told_without_noughts(slots, tmp_path, fired, shown):
     report = folder_with(tmp_path, rank_1=FIRED.replace(b"0:01:00", fired.encode()))
-    assert line(1, BY_RANK[1], slots, report) == f"rank 1 on h1 hung: no progress for {said}"
+    assert line(1, BY_RANK[1], slots, report) == f"rank 1 on h1 hung: no progress for {shown}"
 
 
 def test_a_rank_that_waits_in_vain_names_those_that_did_not_come(slots, tmp_path):
@@ -244,9 +246,9 @@ def test_a_crash_shows_the_stack_of_the_thread_that_crashed(slots, tmp_path):
         b"Thread 0x00007f", b"Current thread 0x00007f"
     )
     report = folder_with(tmp_path, rank_0=crash)
-    said = explain(139, story_of(KILLED_OF_5), slots, read_report(report)).splitlines()
-    assert said[0] == "rank 0 on h1 died of signal 11 (Segmentation fault); it stood here:"
-    assert said[1:-1] == ['      File "/lib/threading.py", line 1, in wait']
+    explanation = explain(139, story_of(KILLED_OF_5), slots, read_report(report)).splitlines()
+    assert explanation[0] == "rank 0 on h1 died of signal 11 (Segmentation fault); it stood here:"
+    assert explanation[1:-1] == ['      File "/lib/threading.py", line 1, in wait']
 
 
 def test_nothing_said_is_no_line():

@@ -22,14 +22,14 @@ class FakeLauncher:
 
     report: ClassVar[dict[str, str]] = {}
     after: ClassVar[dict[tuple[int, ...], int]] = {}
-    said: ClassVar[bytes] = b""
+    stderr: ClassVar[bytes] = b""
 
     def __init__(self, argv, *, env, folder):
         self.signals, self.ended = [], False
         (folder / "report.json").write_text(json.dumps(self.report))
         reader, writer = os.pipe()
         self.errors = os.fdopen(reader, "rb")
-        os.write(writer, self.said)
+        os.write(writer, self.stderr)
         os.close(writer)
         made.append(self)
 
@@ -52,7 +52,7 @@ def launcher(monkeypatch, tmp_path):
     made.clear()
     monkeypatch.setattr(run, "Launcher", FakeLauncher)
     monkeypatch.setattr(run.tempfile, "mkdtemp", lambda **_: str(tmp_path))
-    for name, value in (("report", {}), ("after", {}), ("said", b"")):
+    for name, value in (("report", {}), ("after", {}), ("stderr", b"")):
         monkeypatch.setattr(FakeLauncher, name, value)
     yield FakeLauncher
     for fake in made:
@@ -157,7 +157,7 @@ def test_the_deadline_ends_it(launcher):
 
 
 def test_a_failure_while_it_saves_is_told(launcher, capfd):
-    launcher.report, launcher.after, launcher.said = {"saves": "yes"}, {(USR1,): 3}, STATUS_3
+    launcher.report, launcher.after, launcher.stderr = {"saves": "yes"}, {(USR1,): 3}, STATUS_3
     assert ended((0.05, TERM)).status == 143
     assert capfd.readouterr().err == "hvdlaunch: rank 2 on h1 ended with status 3\n"
 
@@ -173,7 +173,7 @@ def test_without_a_signal(launcher, capfd):
     launcher.after, launcher.report = {(): 0}, SAVES
     end = ended()
     assert (end.status, end.stopped, end.why, end.checkpoint) == (0, False, None, 40)
-    launcher.after, launcher.report, launcher.said = {(): 3}, {"checkpoint": "x"}, STATUS_3
+    launcher.after, launcher.report, launcher.stderr = {(): 3}, {"checkpoint": "x"}, STATUS_3
     end = ended()
     assert (end.status, end.stopped, end.why, end.checkpoint) == (3, False, "rank 2 on h1 ended with status 3", None)
     assert capfd.readouterr().err == "hvdlaunch: rank 2 on h1 ended with status 3\n"

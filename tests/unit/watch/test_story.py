@@ -94,7 +94,7 @@ INVALID = framed(
 )
 
 
-def told(*chunks):
+def fed(*chunks):
     """The story of these chunks, and all that came out."""
     story = Story({"h1", "h2"})
     return story, b"".join(map(story.feed, chunks)) + story.flush()
@@ -106,7 +106,7 @@ def bytewise(text):
 
 @pytest.mark.parametrize("cut", [lambda text: [text], bytewise, lambda text: text.splitlines(keepends=True)])
 @pytest.mark.parametrize(
-    ("said", "rank", "how", "lost"),
+    ("stderr", "rank", "how", "lost"),
     [
         (NONZERO + STATUS_3, 2, "ended with status 3", None),
         (STATUS_3_OF_5, 1, "ended with status 3", None),
@@ -121,74 +121,74 @@ def bytewise(text):
         (KILLED + STATUS_3, 2, "died of signal 9 (Killed)", None),
     ],
 )
-def test_banners_are_understood_and_swallowed_however_they_arrive(said, rank, how, lost, cut):
-    story, out = told(*cut(said))
+def test_banners_are_understood_and_swallowed_however_they_arrive(stderr, rank, how, lost, cut):
+    story, out = fed(*cut(stderr))
     assert (story.rank, story.how, story.lost or story.gone) == (rank, how, lost)
     assert out == b""
 
 
 def test_what_only_follows_from_a_cause_comes_out_where_no_cause_was_found():
-    story, out = told(REFUSED, NO_DAEMON, NO_ROUTE)
+    story, out = fed(REFUSED, NO_DAEMON, NO_ROUTE)
     assert (story.rank, story.lost) == (None, None)
     assert out == REFUSED + NO_DAEMON + NO_ROUTE
-    assert told(CONSEQUENCES)[1] == CONSEQUENCES
-    assert told(CLOSED, CONSEQUENCES)[1] == b""
-    assert told(CONSEQUENCES, KILLED)[1] == b""
-    assert told(REFUSED, CONSEQUENCES, SILENT)[1] == REFUSED
+    assert fed(CONSEQUENCES)[1] == CONSEQUENCES
+    assert fed(CLOSED, CONSEQUENCES)[1] == b""
+    assert fed(CONSEQUENCES, KILLED)[1] == b""
+    assert fed(REFUSED, CONSEQUENCES, SILENT)[1] == REFUSED
 
 
-@pytest.mark.parametrize("said", [NO_SLOTS, INVALID, INVALID + NO_SLOTS, framed("PRTE is new and strange"), REFUSED])
-def test_messages_that_are_not_understood_come_out(said):
+@pytest.mark.parametrize("stderr", [NO_SLOTS, INVALID, INVALID + NO_SLOTS, framed("PRTE is new and strange"), REFUSED])
+def test_messages_that_are_not_understood_come_out(stderr):
     story = Story({"h1", "h2"})
-    out = story.feed(said)
-    assert out + story.flush() == said
-    assert len(said) - len(out) <= len(DASHES)
-    assert told(*bytewise(said))[1] == said
+    out = story.feed(stderr)
+    assert out + story.flush() == stderr
+    assert len(stderr) - len(out) <= len(DASHES)
+    assert fed(*bytewise(stderr))[1] == stderr
 
 
 def test_banners_among_messages_and_ranks_are_told_apart():
-    said = INVALID + b"fake orted\n" + NONZERO + b"rank 1: bye\n" + STATUS_3 + INVALID
-    for chunks in ([said], bytewise(said)):
-        story, out = told(*chunks)
+    stderr = INVALID + b"fake orted\n" + NONZERO + b"rank 1: bye\n" + STATUS_3 + INVALID
+    for chunks in ([stderr], bytewise(stderr)):
+        story, out = fed(*chunks)
         assert story.rank == 2
         assert out == INVALID + b"fake orted\n" + b"rank 1: bye\n" + INVALID
 
 
 @pytest.mark.parametrize("rulers", [1, 2, 3])
 def test_lines_of_dashes_of_ranks_do_not_hide_a_banner(rulers):
-    said = b"loss\n".join([DASHES] * rulers)
-    story, out = told(said + NONZERO + STATUS_3)
+    stderr = b"loss\n".join([DASHES] * rulers)
+    story, out = fed(stderr + NONZERO + STATUS_3)
     assert (story.rank, story.how) == (2, "ended with status 3")
-    assert out == said
+    assert out == stderr
 
 
 @pytest.mark.parametrize(
-    "said",
+    "stderr",
     [b"epoch 1:  10%|#  \r", b"[=====>   ] ", b"- item", b"Waiting ", b"C", b"\x1b[2K", b"Connecting\r", b"Time 3"],
 )
-def test_a_line_that_is_not_whole_comes_out_at_once(said):
+def test_a_line_that_is_not_whole_comes_out_at_once(stderr):
     for before in (b"", DASHES):
         story = Story({"h1", "h2"})
-        out = story.feed(before) + story.feed(said)
-        if said == b"C":  # it could become ssh's Connection to
+        out = story.feed(before) + story.feed(stderr)
+        if stderr == b"C":  # it could become ssh's Connection to
             out += story.feed(b"lass\r")
-            assert out == before + said + b"lass\r"
+            assert out == before + stderr + b"lass\r"
         else:
-            assert out == before + said
+            assert out == before + stderr
 
 
 @pytest.mark.parametrize("launcher", [b"mpirun", b"prterun"])
 def test_what_mpirun_says_of_our_own_signals_is_swallowed(launcher):
-    said = launcher + b": Forwarding signal 10 to job\n"
-    for chunks in ([said], bytewise(said), [said + b"loss 0.5\n"]):
-        assert told(*chunks)[1] == b"".join(chunks).removeprefix(said)
-    assert told(b"mpirun: Forwarding nothing\n")[1] == b"mpirun: Forwarding nothing\n"
+    stderr = launcher + b": Forwarding signal 10 to job\n"
+    for chunks in ([stderr], bytewise(stderr), [stderr + b"loss 0.5\n"]):
+        assert fed(*chunks)[1] == b"".join(chunks).removeprefix(stderr)
+    assert fed(b"mpirun: Forwarding nothing\n")[1] == b"mpirun: Forwarding nothing\n"
 
 
 def test_a_long_message_that_never_ends_comes_out():
-    said = DASHES + b"mpirun is\n" + b"talkative\n" * 60
+    stderr = DASHES + b"mpirun is\n" + b"talkative\n" * 60
     story = Story({"h1", "h2"})
-    assert said.startswith(out := story.feed(said))
+    assert stderr.startswith(out := story.feed(stderr))
     assert out.count(b"\n") == 62
 
 
@@ -210,15 +210,15 @@ def chunked(data, text):
 
 @given(pieces=st.lists(PIECES, max_size=20), data=st.data())
 def test_what_ranks_print_comes_out_unchanged_and_in_order(pieces, data):
-    said = b"".join(pieces)
+    stderr = b"".join(pieces)
     story = Story({"h1", "h2"})
     out = b""
-    for heard in (chunks := chunked(data, said)):
+    for heard in (chunks := chunked(data, stderr)):
         out += story.feed(heard)
-        assert said.startswith(out)
-    assert out + story.flush() == said
+        assert stderr.startswith(out)
+    assert out + story.flush() == stderr
     assert (story.rank, story.lost) == (None, None)
-    assert b"".join(chunks) == said
+    assert b"".join(chunks) == stderr
 
 
 LINES = st.sampled_from([b"loss 0.5\n", b"\xff\x00\n", b"- a list\n", b"\n", b"10%\r20%\r\n", DASHES])
@@ -233,13 +233,13 @@ LINES = st.sampled_from([b"loss 0.5\n", b"\xff\x00\n", b"- a list\n", b"\n", b"1
 )
 def test_what_ranks_print_around_banners_comes_out_without_them(before, between, cause, after, data):
     first, second, third = map(b"".join, (before, between, after))
-    story, out = told(*chunked(data, first + NONZERO + second + cause + third))
+    story, out = fed(*chunked(data, first + NONZERO + second + cause + third))
     assert out == first + second + third
     assert (story.rank is None) == ((story.lost or story.gone) is not None)
 
 
 def test_what_a_ranks_own_ssh_says_is_the_ranks_and_no_lost_host():
     story = Story({"h1", "h2"})
-    said = b"Connection to data.example closed by remote host.\n"
-    assert story.feed(said) + story.flush() == said
+    stderr = b"Connection to data.example closed by remote host.\n"
+    assert story.feed(stderr) + story.flush() == stderr
     assert (story.lost, story.gone) == (None, None)

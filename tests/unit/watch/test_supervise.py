@@ -152,19 +152,19 @@ def result(world, *ends, policy=POLICY):
     return supervise(world.read, policy, {})
 
 
-def said(capfd):
+def lines(capfd):
     return [line.removeprefix("hvdlaunch: ") for line in capfd.readouterr().err.splitlines()]
 
 
 def test_a_run_that_finishes_is_run_once(world, capfd):
     assert result(world, ended(0)) == 0
-    assert (world.began, world.asked, said(capfd)) == ([{"h1": 2, "h2": 2}], [], ["be warned"])
+    assert (world.began, world.asked, lines(capfd)) == ([{"h1": 2, "h2": 2}], [], ["be warned"])
 
 
 def test_a_failed_run_goes_on_with_all_hosts(world, capfd):
     assert result(world, ended(137, checkpoint=40), ended(0)) == 0
     assert world.began == [{"h1": 2, "h2": 2}] * 2
-    assert said(capfd)[1:] == ["restart 1 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 40"]
+    assert lines(capfd)[1:] == ["restart 1 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 40"]
 
 
 def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
@@ -173,7 +173,7 @@ def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
     assert result(world, *ends) == 0
     assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2, "h2": 2}]
     assert world.asked == [["h1"], ["h1", "h2"]]
-    assert said(capfd)[1:] == [
+    assert lines(capfd)[1:] == [
         "host h2: no route to it; it is left out",
         "restart 1 of 5 after: it broke; 2 ranks on h1:2, no checkpoint was saved yet",
         "restart 2 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 5",
@@ -202,7 +202,7 @@ def test_a_host_that_is_lost_again_is_told_again_and_where_hosts_are_short_all_a
     assert result(world, *ends, ended(0)) == 0
     assert world.began[1:] == [{"h1": 2}, {"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2}, {"h2": 2}]
     assert world.slept == [1, 1, 1]
-    assert said(capfd).count("host h2: no route to it; it is left out") == 2
+    assert lines(capfd).count("host h2: no route to it; it is left out") == 2
 
 
 def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
@@ -219,7 +219,7 @@ def test_a_hostfile_that_is_just_being_edited_changes_nothing(world, capfd):
     world.meanwhile = {1: lambda: setattr(world, "hosts", HostfileError("hosts:3: h1 is there twice"))}
     assert result(world, ended(), ended(0)) == 0
     assert world.began == [{"h1": 2, "h2": 2}] * 2
-    assert "hosts:3: h1 is there twice; the hosts stay as they were" in said(capfd)
+    assert "hosts:3: h1 is there twice; the hosts stay as they were" in lines(capfd)
 
 
 def test_a_host_that_has_lost_gpus_has_fewer_ranks(world):
@@ -265,16 +265,16 @@ def test_too_few_slots_are_waited_for_with_longer_and_longer_pauses(world, capfd
     assert result(world, ended(), ended(0)) == 0
     assert world.slept == [1, 2, 4, 8, 16]
     assert world.began[1] == {"h1": 2}
-    lines = said(capfd)
-    assert lines.count("0 slots are left, --min-np is 2; waiting up to 600 s") == 1
-    assert lines.count("host h2: no route to it; it is left out") == 1
+    printed = lines(capfd)
+    assert printed.count("0 slots are left, --min-np is 2; waiting up to 600 s") == 1
+    assert printed.count("host h2: no route to it; it is left out") == 1
 
 
 def test_it_does_not_wait_for_ever(world, capfd):
     world.meanwhile = {1: lambda: world.silent.update(("h1", "h2"))}
     assert result(world, ended(205)) == 205
     assert 560 < sum(world.slept) <= 600
-    assert said(capfd)[-1] == "0 slots are left, --min-np is 2; after 600 s it ends here"
+    assert lines(capfd)[-1] == "0 slots are left, --min-np is 2; after 600 s it ends here"
 
 
 def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
@@ -282,7 +282,7 @@ def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
     refusal = ended(2, why="hvdtrain: 3 ranks do not divide 64")
     assert result(world, ended(), refusal, ended(1, checkpoint=9), ended(0)) == 0
     assert [sum(slots.values()) for slots in world.began] == [4, 3, 2, 2]
-    assert said(capfd)[1:] == [
+    assert lines(capfd)[1:] == [
         "restart 1 of 5 after: it broke; 3 ranks on h1:2,h2:1, no checkpoint was saved yet",
         "restart 1 of 5 after: hvdtrain: 3 ranks do not divide 64; 2 ranks on h1:2, no checkpoint was saved yet",
         "restart 2 of 5 after: it broke; 2 ranks on h1:2, from step 9",
@@ -292,19 +292,19 @@ def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
 def test_leftovers_are_ended_and_counted_also_when_it_is_over(world, capfd):
     world.left = {"h1": 2, "h2": 1}
     assert result(world, ended(7), policy=replace(POLICY, restarts=0)) == 7
-    assert said(capfd)[1:] == ["3 of its processes still ran on h1, h2: killed", "--restarts 0: no more is left"]
+    assert lines(capfd)[1:] == ["3 of its processes still ran on h1, h2: killed", "--restarts 0: no more is left"]
 
 
-@pytest.mark.parametrize(("last", "told"), [(0, False), (3, False), (2, False), (7, True), (143, False)])
-def test_that_restarts_are_used_up_is_told_only_where_it_matters(world, capfd, last, told):
+@pytest.mark.parametrize(("last", "is_printed"), [(0, False), (3, False), (2, False), (7, True), (143, False)])
+def test_that_restarts_are_used_up_is_told_only_where_it_matters(world, capfd, last, is_printed):
     end = ended(last, stopped=last == 143)
     assert result(world, ended(), end, policy=replace(POLICY, restarts=1)) == last
-    assert ("--restarts 1: no more is left" in said(capfd)) == told
+    assert ("--restarts 1: no more is left" in lines(capfd)) == is_printed
 
 
 def test_no_progress(world, capfd):
     assert result(world, *[ended(checkpoint=4)] * 4) == 5
-    assert said(capfd)[-1] == "3 restarts in a row brought no new checkpoint: it ends here, with status 5"
+    assert lines(capfd)[-1] == "3 restarts in a row brought no new checkpoint: it ends here, with status 5"
 
 
 def test_a_user_who_stops_it_has_stopped_it(world, capfd):
@@ -315,7 +315,7 @@ def test_a_user_who_stops_it_has_stopped_it(world, capfd):
 def test_a_launcher_that_cannot_be_started_again_is_a_failure_like_others(world, capfd):
     trouble = ProcessError("no folder can be made in /tmp: No space left on device")
     assert result(world, ended(), trouble, ended(0)) == 0
-    assert "restart 2 of 5 after: no folder can be made in /tmp: No space left" in said(capfd)[-1]
+    assert "restart 2 of 5 after: no folder can be made in /tmp: No space left" in lines(capfd)[-1]
 
 
 def test_a_launcher_that_cannot_be_started_at_all_is_bad_input(world):
