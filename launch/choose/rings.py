@@ -1,7 +1,7 @@
 """Rings over weighted graphs of at most 16 vertices: the best one, and how many share no link.
 
 A graph is a symmetric matrix of whole numbers, 0 where two vertices are not joined; a subset of its vertices is a bit
-mask. A ring passes each vertex once; two vertices joined by a link are a ring, one vertex is none.
+mask. A ring passes each vertex once; two vertices joined by a link are a ring, one vertex is not.
 """
 
 from collections.abc import Iterator

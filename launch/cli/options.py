@@ -29,27 +29,9 @@ def parser() -> argparse.ArgumentParser:
         added.set_defaults(command=name)
         return added
 
-    topo = command("topo", "show how GPUs, NUMA nodes and NICs of this host are connected")
-    _add_source(topo)
-    topo.add_argument("--json", action="store_true", help="for programs, and for --from")
-    topo.add_argument("--picture", type=Path, metavar="FILE", help="draw it, as .svg or .png")
-    topo.add_argument("--pair", type=_indices, metavar="A,B", help="say how two GPUs are connected, and how fast")
-
-    gpus = command("gpus", "choose the best K GPUs and their ring order, and say why")
-    gpus.add_argument("-k", type=int, required=True, metavar="K", help="how many")
-    _add_source(gpus)
-    gpus.add_argument("--busy", type=_indices, default=(), metavar="A,B...", help="GPUs that are taken")
-    gpus.add_argument("--json", action="store_true", help="for programs")
-
-    hostfile = command("hostfile", "read a list of hosts in any spelling, write it in another")
-    hosts = hostfile.add_mutually_exclusive_group(required=True)
-    hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help="hosts and their slots")
-    hosts.add_argument("--slurm-nodes", metavar="NODES", help="as Slurm spells them: 'node[01-03,07]:8'")
-    hosts.add_argument("--from", dest="source", metavar="FILE", help="a hostfile, rankfile or hosts.toml; - for stdin")
-    hostfile.add_argument(
-        "--format", choices=("openmpi", "mpich", "horovod", "rankfile"), default="openmpi", help="what to write"
-    )
-    hostfile.add_argument("-o", dest="output", type=Path, metavar="FILE", help="where to; else standard output")
+    _add_topo_options(command("topo", "show how GPUs, NUMA nodes and NICs of this host are connected"))
+    _add_gpus_options(command("gpus", "choose the best K GPUs and their ring order, and say why"))
+    _add_hostfile_options(command("hostfile", "read a list of hosts in any spelling, write it in another"))
 
     usage = "hvdlaunch {} -np N [options] -- PROGRAM [ARGUMENT]..."
     plan = command("plan", "show who would run where, the files and the exact command", usage=usage.format("plan"))
@@ -73,6 +55,31 @@ def parser() -> argparse.ArgumentParser:
     _add_sweep_options(sweep)
     _add_run_options(sweep)
     return top
+
+
+def _add_topo_options(topo: argparse.ArgumentParser) -> None:
+    _add_source(topo)
+    topo.add_argument("--json", action="store_true", help="for programs, and for --from")
+    topo.add_argument("--picture", type=Path, metavar="FILE", help="draw it, as .svg or .png")
+    topo.add_argument("--pair", type=_indices, metavar="A,B", help="say how two GPUs are connected, and how fast")
+
+
+def _add_gpus_options(gpus: argparse.ArgumentParser) -> None:
+    gpus.add_argument("-k", type=int, required=True, metavar="K", help="how many")
+    _add_source(gpus)
+    gpus.add_argument("--busy", type=_indices, default=(), metavar="A,B...", help="GPUs that are taken")
+    gpus.add_argument("--json", action="store_true", help="for programs")
+
+
+def _add_hostfile_options(hostfile: argparse.ArgumentParser) -> None:
+    hosts = hostfile.add_mutually_exclusive_group(required=True)
+    hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help="hosts and their slots")
+    hosts.add_argument("--slurm-nodes", metavar="NODES", help="as Slurm spells them: 'node[01-03,07]:8'")
+    hosts.add_argument("--from", dest="source", metavar="FILE", help="a hostfile, rankfile or hosts.toml; - for stdin")
+    hostfile.add_argument(
+        "--format", choices=("openmpi", "mpich", "horovod", "rankfile"), default="openmpi", help="what to write"
+    )
+    hostfile.add_argument("-o", dest="output", type=Path, metavar="FILE", help="where to; else standard output")
 
 
 def _add_source(command: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ class HostFacts:
     """What a host answered."""
 
     host: str  # its name in the list of hosts
-    hostname: str | None  # what it calls itself; None where nobody was asked
+    hostname: str | None  # what it calls itself; None if the host was not asked
     topology: Topology
     mpi: Mpi | None = None
     address: str | None = None  # where ssh reached it; None on this host, and over IPv6

@@ -1,7 +1,7 @@
 """Why a run failed: which rank was first, where it was, and its last words.
 
-A rank leaves two files in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`, one line that
-tells where it is: "step 17 working" or, inside a collective, "step 17 waiting". Clocks are not compared.
+A rank leaves two files in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`, one line
+with its place: "step 17 working" or, inside a collective, "step 17 waiting". Clocks are not compared.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The hosts of a run that is started again: listed, cleaned and asked anew for every restart."""
+"""The hosts of a run that is started again: listed, cleaned and asked again for every restart."""
 
 import itertools
 import sys

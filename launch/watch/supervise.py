@@ -1,6 +1,6 @@
 """Start a failed run again, on the hosts that are left, until it has finished or restarts bring nothing new.
 
-After a failure what it has left is ended on every host; the hosts are listed and asked anew; as many ranks as fit are
+After a failure what it has left is ended on every host; the hosts are listed and asked again; as many ranks as fit are
 started. The program finds its run folder by HVDLAUNCH_JOB, which stays, and goes on from its newest checkpoint.
 """
 
