@@ -1,9 +1,9 @@
-"""Checkpoints on disk: whole or not at all, verified before they are loaded, written while the training goes on.
+"""Checkpoints on disk: written whole or not at all, and verified before they are loaded.
 
 step-000000012/        NAME.pt for each document; manifest.json with their sizes and SHA-256, written last
 best-000000008/        the same, kept apart from the steps
-.step-000000012.part/  being written, or left by a process that was killed meanwhile
-.step-000000012.old/   the same step's from before, while it is being replaced
+.step-000000012.part/  being written, or left by a process that was killed while it wrote
+.step-000000012.old/   the previous checkpoint of this step, while it is being replaced
 """
 
 import contextlib
@@ -15,31 +15,42 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from hvdtrain.safety import guard
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.guard import Guard, is_out_of_memory
+from hvdtrain.safety.guard import is_out_of_memory
+
+if TYPE_CHECKING:
+    from hvdtrain.checkpoint import writer
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-CHECKPOINT_WRITE = "checkpoint write"  # as what a failure is counted
+CHECKPOINT_WRITE = guard.CHECKPOINT_WRITE  # tracker.py imports it from here
 _MOST_MANIFEST_BYTES = 2**20
 _DOCUMENT = re.compile(r"[A-Za-z0-9_-]+\.pt")
 
 Document = Any  # tensors, numbers, strings and None, in lists, tuples and dicts
 
 
+def __getattr__(name: str) -> "type[writer.Writer]":
+    """Writer, which saves.py takes from here."""
+    if name != "Writer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hvdtrain.checkpoint import writer
+
+    return writer.Writer
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What the manifest says of a file."""
+    """Size and hash of a file, from the manifest."""
 
     size: int  # bytes
     sha256: str  # hexadecimal
@@ -47,7 +58,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A checkpoint with a sound manifest."""
+    """A checkpoint with a valid manifest."""
 
     folder: Path
     step: int
@@ -60,8 +71,8 @@ def write(
 ) -> Path:
     """Write each document as <name>.pt, `about` as JSON into the manifest, and return the new folder in `root`.
 
-    One of the same step is replaced. Raises OSError, and then nothing has changed; TypeError for a document that could
-    not be loaded again.
+    A checkpoint of the same step is replaced. Raises OSError, and then nothing has changed; TypeError for a document
+    that could not be loaded again.
     """
     folder = root / f"{kind}-{step:09d}"
     contents = {f"{name}.pt": _pickled(name, document) for name, document in documents.items()}
@@ -103,14 +114,14 @@ def _manifest(step: int, about: Mapping[str, Any], contents: Mapping[str, memory
         name: asdict(Fingerprint(size=len(content), sha256=hashlib.sha256(content).hexdigest()))
         for name, content in contents.items()
     }
-    plain_about = json.loads(json.dumps(dict(about)))  # as it will be read: with strings as keys
+    plain_about = json.loads(json.dumps(dict(about)))  # as it will be read back: its keys are strings
     sealed = _sealed({"format": FORMAT, "step": step, "about": plain_about, "files": files})
     assert len(sealed) <= _MOST_MANIFEST_BYTES
     return memoryview(sealed)
 
 
 def _sealed(manifest: Mapping[str, Any]) -> bytes:
-    """The one way to spell a manifest, with its own SHA-256 in it: any flipped bit shows."""
+    """The manifest as bytes, always spelled alike and with its own SHA-256: any flipped bit shows."""
     plain = json.dumps(manifest, sort_keys=True)
     digest = hashlib.sha256(plain.encode()).hexdigest()
     return (json.dumps({**manifest, "sha256": digest}, sort_keys=True, indent=2) + "\n").encode()
@@ -143,7 +154,7 @@ def _sync(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all that is in it, a file or a link, if it is there."""
+    """Remove a folder and its content, a file or a link, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -151,9 +162,9 @@ def remove(path: Path) -> None:
 
 
 def clean(root: Path) -> None:
-    """Remove what was left half-written in `root`, and put back what was about to be replaced.
+    """Remove half-written checkpoints from `root`, and put back those that were about to be replaced.
 
-    To be called before `newest`, while nobody else writes there.
+    Call it before `newest`, while nobody else writes there.
     """
     for part in root.glob(".*-*.part"):
         remove(part)
@@ -165,10 +176,16 @@ def clean(root: Path) -> None:
             old.rename(folder)
 
 
+def numbered(root: Path, kind: str) -> list[tuple[int, Path]]:
+    """Step and folder of each checkpoint of this kind (step or best), the oldest first."""
+    matches = [(re.fullmatch(rf"{kind}-(\d{{9}})", path.name), path) for path in root.glob(f"{kind}-*")]
+    return sorted((int(match[1]), path) for match, path in matches if match)
+
+
 def newest(root: Path) -> tuple[Found | None, list[str]]:
-    """The newest checkpoint in `root` of which every byte is right, and why each newer one was passed over."""
+    """The newest undamaged checkpoint in `root`, and why each newer one was passed over."""
     passed_over = list[str]()
-    for _, folder in reversed(_numbered(root, "step")):
+    for _, folder in reversed(numbered(root, "step")):
         try:
             found = _read_manifest(folder)
             for name in found.files:
@@ -180,7 +197,7 @@ def newest(root: Path) -> tuple[Found | None, list[str]]:
 
 
 def open_one(folder: Path) -> Found:
-    """A checkpoint whose manifest is right; `load` checks the files. Raises BadInput."""
+    """The checkpoint in `folder`, its manifest checked; `load` checks the files. Raises BadInput."""
     try:
         return _read_manifest(folder)
     except BadInput as error:
@@ -188,9 +205,9 @@ def open_one(folder: Path) -> Found:
 
 
 def load(found: Found, name: str, map_location: torch.device | str = "cpu") -> Document:
-    """The document of this name, its bytes checked before they are unpickled, and no code of its own is run.
+    """The document of this name; its bytes are checked before they are unpickled, and it cannot run code.
 
-    Raises BadInput where it is damaged, or holds more than tensors, numbers, strings, lists and dicts.
+    Raises BadInput if it is damaged, or holds more than tensors, numbers, strings, lists and dicts.
     """
     try:
         content = io.BytesIO(_read(found, f"{name}.pt"))
@@ -201,7 +218,7 @@ def load(found: Found, name: str, map_location: torch.device | str = "cpu") -> D
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # torch's own words recommend weights_only=False
+        # torch's own message recommends weights_only=False
         reason = str(error) if isinstance(error, BadInput | ValueError) else type(error).__name__
         raise BadInput(f"{found.folder / name}.pt is refused ({reason}): {_remedy(found.folder)}") from error
 
@@ -210,35 +227,30 @@ def _remedy(folder: Path) -> str:
     return f"remove {folder} to go on from the one before it, or give --resume never"
 
 
-def _numbered(root: Path, kind: str) -> list[tuple[int, Path]]:
-    """Step and folder of each checkpoint, the oldest first."""
-    matches = [(re.fullmatch(rf"{kind}-(\d{{9}})", path.name), path) for path in root.glob(f"{kind}-*")]
-    return sorted((int(match[1]), path) for match, path in matches if match)
-
-
 def _read_manifest(folder: Path) -> Found:
-    """What the manifest says, after a stranger's has been looked at with suspicion; BadInput names what is wrong."""
+    """The checkpoint that a manifest describes; a stranger may have written it. BadInput names what is wrong."""
     path = folder / MANIFEST
     if folder.is_symlink():
         raise BadInput(f"{folder} is a symbolic link")
     content = _content(path, largest=_MOST_MANIFEST_BYTES)
     try:
-        said = json.loads(content)
-        del said["sha256"]
-        if _sealed(said) != content:
+        manifest = json.loads(content)
+        del manifest["sha256"]
+        if _sealed(manifest) != content:
             raise BadInput(f"{path} is damaged: its SHA-256 is not its own")
-        if said["format"] != FORMAT:
-            raise BadInput(f"{path} has format {said['format']!r}, and only {FORMAT} can be read")
+        if manifest["format"] != FORMAT:
+            raise BadInput(f"{path} has format {manifest['format']!r}, and only {FORMAT} can be read")
         files = {
-            name: Fingerprint(size=int(one["size"]), sha256=str(one["sha256"])) for name, one in said["files"].items()
+            name: Fingerprint(size=int(entry["size"]), sha256=str(entry["sha256"]))
+            for name, entry in manifest["files"].items()
         }
-        found = Found(folder=folder, step=int(folder.name[-9:]), about=dict(said["about"]), files=files)
+        found = Found(folder=folder, step=int(folder.name[-9:]), about=dict(manifest["about"]), files=files)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{path} is damaged: it is no manifest ({type(error).__name__})") from error
-    if said["step"] != found.step:
-        raise BadInput(f"{path} is of step {said['step']!r}")
-    if odd := [name for name in found.files if not _DOCUMENT.fullmatch(name)]:
-        raise BadInput(f"{path} names {odd[0]!r}, which no checkpoint holds")
+    if manifest["step"] != found.step:
+        raise BadInput(f"{path} is of step {manifest['step']!r}")
+    if unknown := [name for name in found.files if not _DOCUMENT.fullmatch(name)]:
+        raise BadInput(f"{path} names {unknown[0]!r}, which no checkpoint holds")
     return found
 
 
@@ -264,88 +276,3 @@ def _content(path: Path, *, largest: int) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from error
-
-
-class Writer:
-    """Rank 0's: writes checkpoints in a thread of its own, and keeps the newest ones.
-
-    What cannot be written is noted by `guard` as CHECKPOINT_WRITE, and the checkpoints that there are stay as they
-    are; where it was for want of room the oldest one is removed first, if it is not the last good one, and the write is
-    tried once more, as it is after any OSError. Any other error is raised by the next call.
-
-    A step number above the one just written belongs to a history that was given up: it is removed too.
-    """
-
-    def __init__(self, root: Path, *, keep: int, guard: Guard, committed: Callable[[int], object]) -> None:
-        """Keep so many; `committed` is called from the thread with the step of each that is safe on disk."""
-        assert keep >= 1
-        self.root = root
-        self._keep = {"step": keep, "best": 1}
-        self._guard = guard
-        self._committed = committed
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._running: dict[str, Future[None]] = {}
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is still being written."""
-        return any(not running.done() for running in self._running.values())
-
-    def save(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        """Copy the documents to the CPU and return; waits first if the save before is still being written."""
-        self._hand_over("step", step, documents, about)
-
-    def save_best(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        """The same into best-<step>, in place of the best before; neither counted nor found as a checkpoint."""
-        self._hand_over("best", step, documents, about)
-
-    def wait(self) -> None:
-        """Return when everything is written, or could not be."""
-        for kind in list(self._running):
-            self._finish(kind)
-
-    def _hand_over(self, kind: str, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        self._finish(kind)
-        copies = _copied(dict(documents)), _copied(dict(about))
-        self._running[kind] = self._thread.submit(self._save, kind, step, *copies)
-
-    def _finish(self, kind: str) -> None:
-        if running := self._running.pop(kind, None):
-            running.result()
-
-    def _save(self, kind: str, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        with self._guard(CHECKPOINT_WRITE, self.root):
-            try:
-                write(self.root, step, documents, about=about, kind=kind)
-            except OSError as error:
-                if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                    self._make_room()
-                write(self.root, step, documents, about=about, kind=kind)
-            if kind == "step":
-                self._committed(step)
-            numbered = _numbered(self.root, kind)
-            kept = [path for number, path in numbered if number <= step][-self._keep[kind] :]
-            for _, path in numbered:
-                if path not in kept:
-                    self._drop(path)
-
-    def _make_room(self) -> None:
-        good, _ = newest(self.root)
-        older = [folder for number, folder in _numbered(self.root, "step") if good and number < good.step]
-        if older:
-            self._drop(older[0])
-
-    def _drop(self, folder: Path) -> None:
-        with self._guard("checkpoint removal", folder):
-            remove(folder)
-
-
-def _copied(value: Document) -> Document:
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        copies = [_copied(one) for one in value]
-        return copies if isinstance(value, list) else tuple(copies)
-    return value

@@ -8,12 +8,13 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
+from hvdtrain.safety import guard
 from hvdtrain.safety.guard import Guard
 
 # Records that wait for room; at one report every 20 steps those of 200,000 steps.
 MOST_WAITING = 10_000
 RESULT_BYTES = 16_384
-LOG_WRITE = "log write"  # as what a failure is counted
+LOG_WRITE = guard.LOG_WRITE  # tracker.py imports it from here
 
 
 class Appends(Protocol):

@@ -14,6 +14,10 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+# What some failures are counted as.
+LOG_WRITE = "log write"
+CHECKPOINT_WRITE = "checkpoint write"
+
 QUIET_S = 60.0
 # By name, for a rank may have neither Horovod nor MPI.
 _OF_COLLECTIVES = {"horovod.common.exceptions.HorovodInternalError", "mpi4py.MPI.Exception"}

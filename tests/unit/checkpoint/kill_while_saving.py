@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from hvdtrain.checkpoint.files import Writer, clean, newest
+from hvdtrain.checkpoint.files import clean, newest
+from hvdtrain.checkpoint.writer import Writer
 from hvdtrain.safety.guard import Guard
 from tests.unit.checkpoint.checkpoints import documents, is_whole
 

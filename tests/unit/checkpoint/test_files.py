@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.checkpoint.files import MANIFEST, Writer, clean, load, newest, open_one, write
+from hvdtrain.checkpoint.files import MANIFEST, clean, load, newest, open_one, write
+from hvdtrain.checkpoint.writer import Writer
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import Guard
 from tests.unit.checkpoint.checkpoints import CALLS, break_call, files_under, is_whole, names, put

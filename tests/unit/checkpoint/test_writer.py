@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.files import CHECKPOINT_WRITE, MANIFEST, Writer, newest, open_one
-from hvdtrain.safety.guard import Guard
+from hvdtrain.checkpoint.files import MANIFEST, newest, open_one
+from hvdtrain.checkpoint.writer import Writer
+from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
 from tests.unit.checkpoint.checkpoints import CALLS, break_call, documents, files_under, is_whole, names, put
 
 PAGE = 4096

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from hvdtrain.record import files as logfiles
-from hvdtrain.record.files import LOG_WRITE, RecordFile, reserve, write_json, write_reserved, write_whole
-from hvdtrain.safety.guard import Guard
+from hvdtrain.record.files import RecordFile, reserve, write_json, write_reserved, write_whole
+from hvdtrain.safety.guard import LOG_WRITE, Guard
 
 
 class Disk:

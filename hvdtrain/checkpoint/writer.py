@@ -1,0 +1,98 @@
+"""Rank 0's thread: writes checkpoints while the training goes on, and keeps the newest ones."""
+
+import errno
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hvdtrain.checkpoint import files as checkpoint
+from hvdtrain.checkpoint.files import Document
+from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
+
+
+class Writer:
+    """Writes checkpoints in a thread of its own, and keeps the newest ones.
+
+    After an OSError it tries once more; if the disk is full, it removes the oldest checkpoint first, unless that is the
+    last good one. `guard` counts a checkpoint that fails twice as CHECKPOINT_WRITE, and the others stay as they are.
+    The next call raises any other error.
+
+    Checkpoints of later steps than the one just written belong to a history that was given up: they are removed too.
+    """
+
+    def __init__(self, root: Path, *, keep: int, guard: Guard, committed: Callable[[int], object]) -> None:
+        """Keep `keep` checkpoints; the thread calls `committed` with the step of each one that is safe on disk."""
+        assert keep >= 1
+        self.root = root
+        self._keep = {"step": keep, "best": 1}
+        self._guard = guard
+        self._committed = committed
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._running: dict[str, Future[None]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still being written."""
+        return any(not running.done() for running in self._running.values())
+
+    def save(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
+        """Copy the documents to the CPU and return; if the previous save is still being written, wait for it first."""
+        self._submit("step", step, documents, about)
+
+    def save_best(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
+        """Save into best-<step>, in place of the previous best; neither found by `newest` nor told to `committed`."""
+        self._submit("best", step, documents, about)
+
+    def wait(self) -> None:
+        """Return when everything is written or has failed."""
+        for kind in list(self._running):
+            self._finish(kind)
+
+    def _submit(self, kind: str, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
+        self._finish(kind)
+        copies = _copied(dict(documents)), _copied(dict(about))
+        self._running[kind] = self._thread.submit(self._save, kind, step, *copies)
+
+    def _finish(self, kind: str) -> None:
+        if running := self._running.pop(kind, None):
+            running.result()
+
+    def _save(self, kind: str, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
+        with self._guard(CHECKPOINT_WRITE, self.root):
+            try:
+                checkpoint.write(self.root, step, documents, about=about, kind=kind)
+            except OSError as error:
+                if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                    self._make_room()
+                checkpoint.write(self.root, step, documents, about=about, kind=kind)
+            if kind == "step":
+                self._committed(step)
+            saved = checkpoint.numbered(self.root, kind)
+            kept = [path for number, path in saved if number <= step][-self._keep[kind] :]
+            for _, path in saved:
+                if path not in kept:
+                    self._drop(path)
+
+    def _make_room(self) -> None:
+        good, _ = checkpoint.newest(self.root)
+        older = [folder for number, folder in checkpoint.numbered(self.root, "step") if good and number < good.step]
+        if older:
+            self._drop(older[0])
+
+    def _drop(self, folder: Path) -> None:
+        with self._guard("checkpoint removal", folder):
+            checkpoint.remove(folder)
+
+
+def _copied(value: Document) -> Document:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(element) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        copies = [_copied(element) for element in value]
+        return copies if isinstance(value, list) else tuple(copies)
+    return value
