@@ -4,8 +4,8 @@
     python -m hvdtrain.compare runs/effnet/a runs/effnet/b --out /tmp/ab
     python -m hvdtrain.compare --sweep sweeps/NAME/sweep.json    the table and picture of a scaling study
 
-Runs that differ in the seed alone are one row, mean +- standard deviation; the first finished row is what the others
-are held against, by the rule in hvdtrain.compare.spread. Writes table.md, table.csv, curves.png and report.html.
+Runs that differ in the seed alone are one row, mean +- standard deviation. The other rows are compared with the first
+finished one, by the rule in hvdtrain.compare.spread. Writes table.md, table.csv, curves.png and report.html.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from hvdtrain.compare import drawings, groups, page, spread, study_table
 from hvdtrain.compare import runs as runfolder
+from hvdtrain.compare.files import write_all
 from hvdtrain.compare.groups import Group
-from hvdtrain.compare.results import write_all
 from hvdtrain.compare.tables import Column, as_csv, markdown, measured, three_digits, whole
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
@@ -58,19 +58,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def compare(places: Sequence[Path], out: Path) -> tuple[str, list[str]]:
-    """Write the comparison into `out`; the text to print, and a line for each thing that could not be read."""
+    """Write the comparison into `out`; returns the text to print, and a line for each file that could not be read."""
     complaints: list[str] = []
-    runs = runfolder.with_own_names([runfolder.read(folder, complaints) for folder in runfolder.find(places)])
-    together = groups.grouped(runs)
-    columns = table(together)
-    verdicts = groups.verdicts(together)
-    notes = [line for line in (groups.refusal(together), *groups.remarks(together)) if line]
+    runs = runfolder.with_unique_names([runfolder.read(folder, complaints) for folder in runfolder.find(places)])
+    run_groups = groups.grouped(runs)
+    columns = table(run_groups)
+    verdicts = groups.verdicts(run_groups)
+    notes = [line for line in (groups.refusal(run_groups), *groups.remarks(run_groups)) if line]
     text = markdown(columns)
     for verdict in verdicts:
         text += f"\n- {verdict.what} of {verdict.here} against {verdict.base}: {verdict.text}"
     text += "".join(f"\n\n{line}" for line in [*notes, *([spread.RULE] if verdicts else [])]).rstrip() + "\n"
-    curves = drawings.curves(together)
-    document = page.document(together, columns, verdicts, [*notes, *complaints], drawings.svg(curves))
+    curves = drawings.curves(run_groups)
+    document = page.document(run_groups, columns, verdicts, [*notes, *complaints], drawings.svg(curves))
     write_all(
         out,
         {
@@ -83,20 +83,20 @@ def compare(places: Sequence[Path], out: Path) -> tuple[str, list[str]]:
     return f"{text}\n{out / 'report.html'}\n", complaints
 
 
-def table(together: Sequence[Group]) -> list[Column]:
-    """Names, what differs, results."""
-    first = [group.runs[0] for group in together]
-    seeds = [", ".join("-" if run.seed is None else str(run.seed) for run in group.runs) for group in together]
-    counts = [len(group.runs) for group in together]
+def table(run_groups: Sequence[Group]) -> list[Column]:
+    """Columns of names, of the settings that differ, and of results; one row for each group."""
+    first_runs = [group.runs[0] for group in run_groups]
+    seeds = [", ".join("-" if run.seed is None else str(run.seed) for run in group.runs) for group in run_groups]
+    counts = [len(group.runs) for group in run_groups]
     columns = [
-        Column(title="run", texts=[group.name for group in together]),
+        Column(title="run", texts=[group.name for group in run_groups]),
         Column(title="n", texts=list(map(str, counts)), values={"n": counts}, right=True),
         Column(title="seeds", texts=seeds),
     ]
-    for name in groups.differing([run for group in together for run in group.runs]):
-        texts = [run.settings.get(name, runfolder.MISSING) for run in first]
+    for name in groups.differing([run for group in run_groups for run in group.runs]):
+        texts = [run.settings.get(name, runfolder.MISSING) for run in first_runs]
         columns.append(Column(title=name, texts=texts, setting=True))
-    for title, name, form in (
+    for title, name, number_format in (
         ("time s", "wall_time_s", three_digits),
         ("images/s", "train_images_per_s", three_digits),
         ("accuracy %", "accuracy_percent", "{:.2f}".format),
@@ -104,9 +104,9 @@ def table(together: Sequence[Group]) -> list[Column]:
         ("steps", "steps", whole),
         ("skipped steps", "skipped_steps", whole),
     ):
-        means = [group.accuracy() if name == "accuracy_percent" else group.mean(name) for group in together]
-        columns.append(measured(title, name, means, form))
-    columns.append(Column(title="exit reason", texts=[run.ended for run in first]))
+        means = [group.accuracy() if name == "accuracy_percent" else group.mean(name) for group in run_groups]
+        columns.append(measured(title, name, means, number_format))
+    columns.append(Column(title="exit reason", texts=[run.ended for run in first_runs]))
     return columns
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from hvdtrain.compare.groups import Group
 from hvdtrain.compare.runs import Point, Run
-from hvdtrain.compare.study import Study, advised
+from hvdtrain.compare.study import Study, advised_size
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -40,12 +40,12 @@ STYLE: Any = {
 }
 
 DASHED = (0, (4, 3))
-SCALES = {"train/loss": 1.0, "eval/accuracy": 100.0}  # to percent
-Across = Callable[[Point], float | None]
+SCALES = {"train/loss": 1.0, "eval/accuracy": 100.0}  # accuracy in percent
+Unit = Callable[[Point], float | None]  # where a point stands on the x axis
 
 
 def png(figure: Figure) -> bytes:
-    """For files and TensorBoard."""
+    """The figure as PNG, for files and TensorBoard."""
     with mpl.rc_context(STYLE):
         out = io.BytesIO()
         figure.savefig(out, format="png", dpi=130)
@@ -53,7 +53,7 @@ def png(figure: Figure) -> bytes:
 
 
 def svg(figure: Figure) -> bytes:
-    """For pages, sharp at any size."""
+    """The figure as SVG, for pages: sharp at any size."""
     with mpl.rc_context(STYLE):
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
@@ -61,13 +61,13 @@ def svg(figure: Figure) -> bytes:
 
 
 def colour(place: int) -> str:
-    """Of the group at this place of the table."""
+    """The colour of the group at this place of the table."""
     return COLOURS[place % len(COLOURS)]
 
 
 def curves(groups: Sequence[Group]) -> Figure:
     """Train loss and test accuracy over steps, epochs and seconds: each run thin, a group's mean thick."""
-    across: tuple[tuple[str, Across], ...] = (
+    units: tuple[tuple[str, Unit], ...] = (
         ("steps", lambda point: point.step),
         ("epochs", lambda point: point.epoch),
         ("seconds", lambda point: point.seconds),
@@ -77,26 +77,26 @@ def curves(groups: Sequence[Group]) -> Figure:
         axes = figure.subplots(2, 3, sharey="row", sharex="col")
         for row, (metric, title) in enumerate((("train/loss", "train loss"), ("eval/accuracy", "test accuracy, %"))):
             axes[row][0].set_ylabel(title)
-            for column, (unit, where) in enumerate(across):
+            for column, (unit, where) in enumerate(units):
                 for place, group in enumerate(groups):
                     _draw_group(axes[row][column], group, place, metric, where)
                 if row == 0:
                     axes[row][column].set_title(f"over {unit}")
                 axes[1][column].set_xlabel(unit)
-        if named := _labelled(axes.flat):
-            ncols = min(4, len(named))
-            figure.legend(named.values(), named, loc="outside lower center", ncols=ncols, frameon=False)
+        if handles := _handles_by_label(axes.flat):
+            ncols = min(4, len(handles))
+            figure.legend(handles.values(), handles, loc="outside lower center", ncols=ncols, frameon=False)
         else:
             figure.text(0.5, 0.5, "no learning curves: no metrics.jsonl with metrics", ha="center", color=FAINT)
     return figure
 
 
-def _labelled(axes: "Iterable[Axes]") -> "dict[str, Artist]":
+def _handles_by_label(pictures: "Iterable[Axes]") -> "dict[str, Artist]":
     """One handle for each label, whichever picture has it."""
-    return {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels(), strict=True)}
+    return {label: handle for axes in pictures for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
 
 
-def _draw_group(axes: "Axes", group: Group, place: int, metric: str, where: Across) -> None:
+def _draw_group(axes: "Axes", group: Group, place: int, metric: str, where: Unit) -> None:
     scale = SCALES[metric]
     dash = DASHES[place // len(COLOURS) % len(DASHES)]
     lines = [_line(run, metric, where, scale) for run in group.runs]
@@ -118,13 +118,13 @@ def _draw_group(axes: "Axes", group: Group, place: int, metric: str, where: Acro
         axes.plot(*zip(*mean, strict=True), color=colour(place), linestyle=dash, linewidth=2.2, label=label)
 
 
-def _line(run: Run, metric: str, where: Across, scale: float) -> list[tuple[float, float]]:
+def _line(run: Run, metric: str, where: Unit, scale: float) -> list[tuple[float, float]]:
     points = [(where(point), scale * point.value) for point in run.curve(metric)]
     return [(x, y) for x, y in points if x is not None]
 
 
 def _mean(lines: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Point by point; nothing for a single line, or for lines that do not have the same number of points."""
+    """The mean of the lines point by point; empty for a single line, or if their numbers of points differ."""
     if len(lines) < 2 or len({len(line) for line in lines}) > 1:
         return []
     count = len(lines)
@@ -138,15 +138,15 @@ def scaling(study: Study) -> Figure:
     """Speed-up against the ideal, efficiency and accuracy over ranks; bars are standard deviations over seeds."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12.5, 4.3), layout="constrained")
-        axes = figure.subplots(1, 3)
+        pictures = figure.subplots(1, 3)
         if not study.measured:
             figure.text(0.5, 0.5, "no size has a result yet", ha="center", color=FAINT)
             return figure
-        _draw_speed_up(axes[0], study)
-        _draw_efficiency(axes[1], study)
-        _draw_accuracy(axes[2], study)
-        for one in axes:
-            _across_ranks(one, study)
+        _draw_speed_up(pictures[0], study)
+        _draw_efficiency(pictures[1], study)
+        _draw_accuracy(pictures[2], study)
+        for axes in pictures:
+            _draw_ranks_axis(axes, study)
         counts = sorted({len(size.runs) for size in study.measured})
         runs = "1 run" if counts == [1] else f"{'-'.join(map(str, counts))} runs"
         title = f"{study.name}: {study.mode} scaling, {runs} of each size; bars are standard deviations"
@@ -163,14 +163,14 @@ def _draw_speed_up(axes: "Axes", study: Study) -> None:
     axes.plot(ideal, ideal, color=FAINT, linestyle=DASHED, linewidth=1.4, zorder=1)
     axes.annotate("ideal", (ideal[-1], ideal[-1]), (-8, 0), textcoords="offset points", ha="right", color=FAINT)
     deviations = _relative_deviations(study, values)
-    _bars(axes, sizes, values, deviations, COLOURS[0])
+    _draw_bars(axes, sizes, values, deviations, COLOURS[0])
     axes.set_yscale("log", base=2)
     low = min(value - (deviation or 0) for value, deviation in zip(values, deviations, strict=True))
     axes.set_ylim(0.75 * max(low, min(values) / 2), 1.3 * max(*values, ideal[-1]))
     axes.set_yticks(ideal, [f"{tick:g}" for tick in ideal])
     axes.minorticks_off()
     for size, value in zip(sizes, values, strict=True):
-        _number(axes, f"{value:.2f}", size, value, below=True)
+        _annotate(axes, f"{value:.2f}", size, value, below=True)
 
 
 def _draw_efficiency(axes: "Axes", study: Study) -> None:
@@ -178,13 +178,13 @@ def _draw_efficiency(axes: "Axes", study: Study) -> None:
     sizes = [size.np for size in study.measured]
     values = [value for size in study.measured if (value := study.efficiency(size)) is not None]
     axes.axhline(100, color=FAINT, linestyle=DASHED, linewidth=1.4, zorder=1)
-    _limit(axes, study.min_efficiency)
+    _draw_limit(axes, study.min_efficiency)
     deviations = _relative_deviations(study, values)
-    _bars(axes, sizes, values, deviations, COLOURS[2])
+    _draw_bars(axes, sizes, values, deviations, COLOURS[2])
     high = max(value + (deviation or 0) for value, deviation in zip(values, deviations, strict=True))
     axes.set_ylim(0, max(115.0, 1.08 * high))
     for size, value in zip(sizes, values, strict=True):
-        _number(axes, f"{value:.0f}", size, value)
+        _annotate(axes, f"{value:.0f}", size, value)
 
 
 def _draw_accuracy(axes: "Axes", study: Study) -> None:
@@ -192,24 +192,24 @@ def _draw_accuracy(axes: "Axes", study: Study) -> None:
     known = [(size.np, size.accuracy) for size in study.measured if size.accuracy is not None]
     if not known:
         return
-    sizes, means = [np for np, _ in known], [one.mean for _, one in known]
+    sizes, means = [np for np, _ in known], [mean.mean for _, mean in known]
     base = means[0] if sizes[0] == study.measured[0].np else None
-    _limit(axes, None if base is None or study.max_loss is None else base - study.max_loss)
-    _bars(axes, sizes, means, [one.deviation for _, one in known], COLOURS[1])
+    _draw_limit(axes, None if base is None or study.max_loss is None else base - study.max_loss)
+    _draw_bars(axes, sizes, means, [mean.deviation for _, mean in known], COLOURS[1])
     low, high = axes.get_ylim()
-    room = max(0.0, 2 - (high - low)) / 2  # two points at least: smaller differences shall look small
+    room = max(0.0, 2 - (high - low)) / 2  # at least two points, so that small differences look small
     axes.set_ylim(low - room - 0.08 * (high - low), high + room)
     for size, value in zip(sizes, means, strict=True):
-        _number(axes, f"{value:.1f}", size, value)
+        _annotate(axes, f"{value:.1f}", size, value)
 
 
-def _bars(
+def _draw_bars(
     axes: "Axes", x: Sequence[float], y: Sequence[float], deviations: Sequence[float | None], own_colour: str
 ) -> None:
     axes.errorbar(
         x,
         y,
-        yerr=[one or 0.0 for one in deviations],
+        yerr=[deviation or 0.0 for deviation in deviations],
         color=own_colour,
         marker="o",
         markersize=7,
@@ -221,7 +221,7 @@ def _bars(
 
 
 def _relative_deviations(study: Study, values: Sequence[float]) -> list[float | None]:
-    """Of images/s, in the unit of the values."""
+    """The standard deviations of images/s, in the unit of the values."""
     speeds = [size.speed for size in study.measured if size.speed is not None]
     return [
         None if speed.deviation is None else value * speed.deviation / speed.mean
@@ -229,28 +229,28 @@ def _relative_deviations(study: Study, values: Sequence[float]) -> list[float | 
     ]
 
 
-def _number(axes: "Axes", text: str, x: float, y: float, *, below: bool = False) -> None:
-    """Beside its point, with a rim that keeps it readable over lines."""
+def _annotate(axes: "Axes", text: str, x: float, y: float, *, below: bool = False) -> None:
+    """Write the text beside its point, with a rim that keeps it readable over lines."""
     rim = [patheffects.withStroke(linewidth=3, foreground="white")]
     axes.annotate(
         text, (x, y), (8, -13 if below else 5), textcoords="offset points", fontsize=9, color=INK, path_effects=rim
     )
 
 
-def _limit(axes: "Axes", value: float | None) -> None:
+def _draw_limit(axes: "Axes", value: float | None) -> None:
     if value is not None:
         axes.axhline(value, color=COLOURS[3], linewidth=1.4, zorder=1)
-        beside = axes.get_yaxis_transform()  # from 0 at the left end to 1 at the right one
+        beside = axes.get_yaxis_transform()  # x from 0 at the left end to 1 at the right end
         axes.text(0.99, value, "limit", color=COLOURS[3], fontsize=9, ha="right", va="bottom", transform=beside)
 
 
-def _across_ranks(axes: "Axes", study: Study) -> None:
-    """Every size has its tick; one without a result says so."""
+def _draw_ranks_axis(axes: "Axes", study: Study) -> None:
+    """A tick for every size, marked if it is advised or has no result."""
     sizes = [size.np for size in study.sizes]
-    best = advised(study)
+    best = advised_size(study)
     axes.set_xscale("log", base=2)
-    words = ["no result" if size.speed is None else "advised" * (size is best) for size in study.sizes]
-    axes.set_xticks(sizes, [f"{np}\n{word}" for np, word in zip(sizes, words, strict=True)])
+    marks = ["no result" if size.speed is None else "advised" * (size is best) for size in study.sizes]
+    axes.set_xticks(sizes, [f"{np}\n{mark}" for np, mark in zip(sizes, marks, strict=True)])
     axes.minorticks_off()
     axes.set_xlim(sizes[0] / 1.25, sizes[-1] * 1.35)
     axes.set_xlabel("ranks")

@@ -1,4 +1,4 @@
-"""Runs that are one average, what keeps the others apart, and whether their results differ."""
+"""Groups of runs that are averaged, what keeps the groups apart, and whether their results differ."""
 
 import itertools
 from collections import Counter
@@ -25,54 +25,57 @@ class Group:
         return self.runs[0].ended == FINISHED
 
     def mean(self, name: str) -> Mean | None:
-        """Of a number of result.json; None if no run has it."""
+        """The mean of a number of result.json; None if no run has it."""
         return mean_of([value for run in self.runs if (value := run.number(name)) is not None])
 
     def accuracy(self) -> Mean | None:
-        """Percent."""
+        """The mean test accuracy in percent; None if no run has it."""
         return mean_of([100 * value for run in self.runs if (value := run.number("eval_accuracy")) is not None])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What two groups' difference amounts to."""
+    """Whether two groups differ by more than the spread over seeds."""
 
     here: str
     base: str
     what: What
-    says: Literal["inside", "outside", "unknown"]
+    kind: Literal["inside", "outside", "unknown"]
     text: str
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Finished runs with the same settings, versions and size; any other run stays alone."""
-    together: dict[object, list[Run]] = {}
+    by_settings: dict[object, list[Run]] = {}
     for run in runs:
         key = tuple(sorted(run.settings.items())) if run.settings and run.ended == FINISHED else run.folder
-        together.setdefault(key, []).append(run)
+        by_settings.setdefault(key, []).append(run)
     names = [run.name for run in runs]
-    return [Group(name=_common([run.name for run in one], names), runs=tuple(one)) for one in together.values()]
+    return [
+        Group(name=_group_name([run.name for run in members], names), runs=tuple(members))
+        for members in by_settings.values()
+    ]
 
 
-def _common(names: Sequence[str], of_all: Sequence[str]) -> str:
-    """As a shell would match these and no others, or the first one's."""
+def _group_name(names: Sequence[str], all_names: Sequence[str]) -> str:
+    """A shell pattern that matches these names and no others, else the first name and how many more there are."""
     if len(names) == 1:
         return names[0]
     same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    start = "".join(letters[0] for letters in same)
-    matched = sum(name.startswith(start) for name in of_all)
-    return f"{start}*" if matched == len(names) and start else f"{names[0]} and {len(names) - 1} more"
+    prefix = "".join(letters[0] for letters in same)
+    matched = sum(name.startswith(prefix) for name in all_names)
+    return f"{prefix}*" if matched == len(names) and prefix else f"{names[0]} and {len(names) - 1} more"
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Names of the settings that are not the same in all runs; those of the size first."""
+    """Names of the settings that are not the same in all runs; the number of ranks and hosts first."""
     known = [run.settings for run in runs if run.settings]
     names = dict.fromkeys(name for settings in known for name in settings)
     return [name for name in names if len({settings.get(name, MISSING) for settings in known}) > 1]
 
 
 def refusal(groups: Sequence[Group]) -> str | None:
-    """Why these groups are not one average; None if there is one only."""
+    """Why these groups are not averaged together; None if there is only one."""
     if len(groups) < 2:
         return None
     runs = [run for group in groups for run in group.runs]
@@ -93,9 +96,9 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     for group in groups:
         seeds = [run.seed for run in group.runs]
         if len(set(seeds)) < len(seeds):
-            again = ", ".join(str(seed) for seed, count in Counter(seeds).items() if count > 1)
+            repeated = ", ".join(str(seed) for seed, count in Counter(seeds).items() if count > 1)
             lines.append(
-                f"{group.name}: {len(seeds)} runs, but seed {again} more than once: not the spread over seeds."
+                f"{group.name}: {len(seeds)} runs, but seed {repeated} more than once: not the spread over seeds."
             )
         if len(places := dict.fromkeys(" ".join(run.hosts) for run in group.runs)) > 1:
             lines.append(f"{group.name}: on different hosts ({'; '.join(places)}): times include their difference.")
@@ -105,15 +108,15 @@ def remarks(groups: Sequence[Group]) -> list[str]:
 
 
 def verdicts(groups: Sequence[Group]) -> list[Verdict]:
-    """Each finished group against the first one: accuracy, then time."""
+    """Compare each finished group with the first one: accuracy, then time."""
     finished = [group for group in groups if group.finished]
     found = []
     for group in finished[1:]:
         base = finished[0]
         for what, here, there in _compared(group, base):
             change = difference(here, there)
-            text = told(what, change, here, there)
-            found.append(Verdict(here=group.name, base=base.name, what=what, says=change.says, text=text))
+            text = difference_in_words(what, change, here, there)
+            found.append(Verdict(here=group.name, base=base.name, what=what, kind=change.kind, text=text))
     return found
 
 
@@ -125,8 +128,8 @@ def _compared(group: Group, base: Group) -> Iterator[tuple[What, Mean, Mean]]:
         yield "time", times[0], times[1]
 
 
-def told(what: What, change: Difference, here: Mean, base: Mean) -> str:
-    """The difference in words."""
+def difference_in_words(what: What, change: Difference, here: Mean, base: Mean) -> str:
+    """The difference, its interval, and whether it is more than the spread over seeds."""
     if what == "accuracy":
         size, unit = f"{change.change:+.2f} points", ""
         ends = [f"{change.change + sign * (change.half_width or 0):+.2f}" for sign in (-1, 1)]
@@ -135,9 +138,9 @@ def told(what: What, change: Difference, here: Mean, base: Mean) -> str:
         size, unit = f"{_signed(change.change)} s{share}", " s"
         ends = [_signed(change.change + sign * (change.half_width or 0)) for sign in (-1, 1)]
     interval = f"95 % interval {ends[0]} to {ends[1]}{unit}"
-    if change.says == "inside":
+    if change.kind == "inside":
         return f"{size}: inside the spread over seeds, no difference shown ({interval})"
-    if change.says == "outside":
+    if change.kind == "outside":
         return f"{size}: outside the spread over seeds ({interval})"
     if 1 in (here.n, base.n):
         few = "n = 1" if here.n == base.n else f"n = {here.n} against {base.n}"

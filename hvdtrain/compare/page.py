@@ -75,7 +75,7 @@ def document(
         _verdicts(verdicts),
         f"<section><h2>Learning curves</h2>{image}</section>",
         _notes(notes),
-        _common(groups),
+        _shared_settings(groups),
     ]
     counts = f"{_count(len(runs), 'run')} in {_count(len(groups), 'group')}"
     title = "Comparison of runs"
@@ -94,18 +94,18 @@ def _count(number: int, what: str) -> str:
 
 
 def _tables(columns: Sequence[Column]) -> str:
-    """One table, or two below each other where the settings alone fill the page."""
-    settings = [one for one in columns if one.setting]
+    """One table, or two below each other if the settings alone fill the page."""
+    settings = [column for column in columns if column.setting]
     if len(settings) <= MOST_SETTINGS:
         return _table(columns)
-    return _table([columns[0], *settings]) + _table([one for one in columns if not one.setting])
+    return _table([columns[0], *settings]) + _table([column for column in columns if not column.setting])
 
 
 def _table(columns: Sequence[Column]) -> str:
-    head = "".join(f'<th class="{_classes(one)}">{_breakable(one.title)}</th>' for one in columns)
-    rows = zip(*(one.texts for one in columns), strict=True)
+    head = "".join(f'<th class="{_classes(column)}">{_breakable(column.title)}</th>' for column in columns)
+    rows = zip(*(column.texts for column in columns), strict=True)
     body = "".join(
-        f"<tr>{''.join(_cell(one, text, place) for one, text in zip(columns, row, strict=True))}</tr>"
+        f"<tr>{''.join(_cell(column, text, place) for column, text in zip(columns, row, strict=True))}</tr>"
         for place, row in enumerate(rows)
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -116,8 +116,8 @@ def _breakable(title: str) -> str:
 
 
 def _classes(column: Column) -> str:
-    kinds = (("first name", column.title == "run"), ("right", column.right), ("setting", column.setting))
-    return " ".join(name for name, yes in kinds if yes)
+    classes = (("first name", column.title == "run"), ("right", column.right), ("setting", column.setting))
+    return " ".join(name for name, applies in classes if applies)
 
 
 def _cell(column: Column, text: str, place: int) -> str:
@@ -132,10 +132,10 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return ""
     rows = "".join(
-        f'<tr><td class="tight"><span class="badge {one.says}">{BADGES[one.says]}</span></td>'
-        f'<td class="tight">{one.what}</td><td class="tight name">{escape(one.here)}</td>'
-        f"<td>{escape(one.text)}</td></tr>"
-        for one in verdicts
+        f'<tr><td class="tight"><span class="badge {verdict.kind}">{BADGES[verdict.kind]}</span></td>'
+        f'<td class="tight">{verdict.what}</td><td class="tight name">{escape(verdict.here)}</td>'
+        f"<td>{escape(verdict.text)}</td></tr>"
+        for verdict in verdicts
     )
     base = escape(verdicts[0].base)
     return (
@@ -152,7 +152,7 @@ def _notes(notes: Sequence[str]) -> str:
     return f'<section><h2>To know</h2><ul class="notes">{items}</ul></section>'
 
 
-def _common(groups: Sequence[Group]) -> str:
+def _shared_settings(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     different = set(differing(runs))
     known = next((run.settings for run in runs if run.settings), {})

@@ -1,4 +1,4 @@
-"""Run folders as they lie on disk: whole, still being written, torn, or of an older version."""
+"""Run folders as they are on disk: whole, still being written, torn, or of an older version."""
 
 import json
 import os
@@ -12,18 +12,28 @@ from hvdtrain.safety.exits import BadInput
 
 FINISHED = "finished"
 MISSING = "-"
-# What may differ between runs of one average.
-_OF_ONE_RUN = {
-    *("seed", "run", "runs_dir", "experiment", "overwrite", "host", "command"),
-    *("resume", "checkpoint_every_s", "checkpoint_every_steps", "keep", "hang_timeout_s"),
+# Settings that may differ between runs of one average.
+_RUN_SETTINGS = {
+    "seed",
+    "run",
+    "runs_dir",
+    "experiment",
+    "overwrite",
+    "host",
+    "command",
+    "resume",
+    "checkpoint_every_s",
+    "checkpoint_every_steps",
+    "keep",
+    "hang_timeout_s",
 }
-# Of the HOROVOD_ variables: where a process was started, not how it computes.
-_OF_ONE_PROCESS = ("RANK", "SIZE", "ADDR", "PORT", "HOSTNAME", "HOST", "IFACE", "TIMELINE", "SECRET_KEY", "ID")
+# Ends of HOROVOD_ variables that tell where a process was started, not how it computes.
+_PROCESS_VARIABLES = ("RANK", "SIZE", "ADDR", "PORT", "HOSTNAME", "HOST", "IFACE", "TIMELINE", "SECRET_KEY", "ID")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One value of a learning curve; what its line did not tell is None."""
+    """One value of a learning curve; what its line lacks is None."""
 
     step: float
     epoch: float | None
@@ -33,14 +43,14 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one run folder tells."""
+    """One run, as its folder describes it."""
 
     folder: Path
-    name: str  # of the folder; with its parents where two runs have the same
+    name: str  # of the folder; with its parents if two runs have the same
     settings: dict[str, str]  # all that must be equal within one average, as text; empty if unknown
     seed: int | None
     result: dict[str, Any]  # empty if there is none
-    metrics: tuple[dict[str, Any], ...]  # lines of metrics.jsonl but for events
+    metrics: tuple[dict[str, Any], ...]  # lines of metrics.jsonl without events
     hosts: tuple[str, ...]
     on_gpus: bool
 
@@ -50,15 +60,15 @@ class Run:
         return str(self.result.get("exit_reason") or MISSING)
 
     def number(self, name: str) -> float | None:
-        """A number of the result; None if it is not there."""
+        """A number of the result; None if it is missing."""
         return _number(self.result.get(name))
 
     def curve(self, name: str) -> list[Point]:
-        """A metric over the run; of train/ metrics those of report steps, where the run has any."""
+        """A metric over the run; a train/ metric at report steps, if the run has any."""
         lines = [line for line in self.metrics if _number(line.get(name)) is not None]
         if name.startswith("train/"):
             lines = [line for line in lines if "eval/accuracy" not in line] or lines
-        steps_per_epoch = _number(_json_number(self.settings.get("steps_per_epoch")))
+        steps_per_epoch = _number(_parsed(self.settings.get("steps_per_epoch")))
         points = []
         for line in lines:
             step, epoch = _number(line.get("step")), _number(line.get("epoch"))
@@ -71,7 +81,7 @@ class Run:
 
 
 def find(places: Sequence[Path]) -> list[Path]:
-    """Run folders at or below each place, each once, in the order of the places; BadInput if there are none."""
+    """Each run folder at or below the places once, in the order of the places; BadInput if there are none."""
     found: dict[Path, Path] = {}
     for place in places:
         if not place.is_dir():
@@ -88,12 +98,12 @@ def _below(place: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(place):
         folders.sort()
         if {"result.json", "config.json"} & set(files):
-            folders.clear()  # checkpoints are no runs
+            folders.clear()  # checkpoints are not runs
             yield Path(parent)
 
 
 def read(folder: Path, complaints: list[str]) -> Run:
-    """The run of this folder; what is missing or cannot be read gets a line in `complaints`, the rest is kept."""
+    """The run of this folder; each missing or unreadable file adds a line to `complaints`, the rest is kept."""
     config = _json(folder / "config.json", complaints)
     placement = _json(folder / "placement.json", complaints)
     environment = _json(folder / "environment.json", complaints)
@@ -117,14 +127,14 @@ def read(folder: Path, complaints: list[str]) -> Run:
     )
 
 
-def with_own_names(runs: Sequence[Run]) -> list[Run]:
-    """The same, those of one name told apart by the shortest end of their paths that differs."""
+def with_unique_names(runs: Sequence[Run]) -> list[Run]:
+    """The same runs; those of the same name are named by the shortest ends of their paths that differ."""
     named = list(runs)
     paths = [run.folder.resolve().parts for run in runs]
     for length in range(2, max(map(len, paths), default=0) + 1):
-        often = Counter(run.name for run in named)
+        counts = Counter(run.name for run in named)
         named = [
-            replace(run, name="/".join(path[-length:])) if often[run.name] > 1 else run
+            replace(run, name="/".join(path[-length:])) if counts[run.name] > 1 else run
             for run, path in zip(named, paths, strict=True)
         ]
     return named
@@ -133,7 +143,7 @@ def with_own_names(runs: Sequence[Run]) -> list[Run]:
 def _settings(
     config: dict[str, Any], environment: dict[str, Any], ranks: list[dict[str, Any]], *, np: int | None, hosts: int
 ) -> dict[str, str]:
-    """Settings, versions and size as text, by name; nothing if the configuration is unknown."""
+    """Settings, versions and size as text, by name; empty if the configuration is unknown."""
     if not config:
         return {}
     known = {**config, **_mapping(config.get("derived")), **environment}
@@ -143,14 +153,14 @@ def _settings(
     shown = {
         name: text(value)
         for name, value in known.items()
-        if name not in _OF_ONE_RUN | nested and not (name.isupper() and name.endswith(_OF_ONE_PROCESS))
+        if name not in _RUN_SETTINGS | nested and not (name.isupper() and name.endswith(_PROCESS_VARIABLES))
     }
     devices = sorted({str(rank.get("device_name") or rank.get("device") or MISSING) for rank in ranks})
     return {"np": text(np), "hosts": str(hosts or MISSING), "device": " ".join(devices) or MISSING, **shown}
 
 
 def text(value: Any) -> str:
-    """A setting as people read it."""
+    """A setting as text for people."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -195,9 +205,9 @@ def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
     return tuple(line for line in found if "event" not in line)
 
 
-def _json_number(told: str | None) -> Any:
+def _parsed(setting: str | None) -> Any:
     try:
-        return json.loads(told or "null")
+        return json.loads(setting or "null")
     except ValueError:
         return None
 

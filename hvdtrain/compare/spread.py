@@ -17,24 +17,24 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """Of n runs."""
+    """The mean of n runs."""
 
     mean: float
-    deviation: float | None  # of the single runs (n - 1 in the denominator); None for one run
+    deviation: float | None  # standard deviation of the runs (n - 1 in the denominator); None for one run
     n: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Between two means."""
+    """The difference of two means."""
 
     change: float
-    half_width: float | None  # of its 95 % interval; None where the spread is not known
-    says: Literal["inside", "outside", "unknown"]  # the spread over seeds
+    half_width: float | None  # of its 95 % interval; None if the spread is not known
+    kind: Literal["inside", "outside", "unknown"]  # the spread over seeds
 
 
 def mean_of(values: Sequence[float]) -> Mean | None:
-    """None for no values."""
+    """The mean of these values; None for no values."""
     if not values:
         return None
     deviation = statistics.stdev(values) if len(values) > 1 else None
@@ -44,12 +44,12 @@ def mean_of(values: Sequence[float]) -> Mean | None:
 def difference(here: Mean, base: Mean) -> Difference:
     """`here` minus `base`, by Welch's unequal-variances t interval (Welch 1947, degrees of freedom by Satterthwaite).
 
-    Unknown where one of them is of one run, or where neither has any spread, which few runs can have by chance.
+    Unknown if one of them is of a single run, or if neither has any spread, which few runs can have by chance.
     """
     change = here.mean - base.mean
     if here.deviation is None or base.deviation is None or not here.deviation + base.deviation:
-        return Difference(change=change, half_width=None, says="unknown")
-    parts = [one.deviation**2 / one.n for one in (here, base) if one.deviation is not None]
-    freedom = sum(parts) ** 2 / sum(part**2 / (one.n - 1) for part, one in zip(parts, (here, base), strict=True))
+        return Difference(change=change, half_width=None, kind="unknown")
+    parts = [mean.deviation**2 / mean.n for mean in (here, base) if mean.deviation is not None]
+    freedom = sum(parts) ** 2 / sum(part**2 / (mean.n - 1) for part, mean in zip(parts, (here, base), strict=True))
     half_width = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(parts))
-    return Difference(change=change, half_width=half_width, says="inside" if abs(change) <= half_width else "outside")
+    return Difference(change=change, half_width=half_width, kind="inside" if abs(change) <= half_width else "outside")

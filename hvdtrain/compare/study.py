@@ -18,20 +18,28 @@ from hvdtrain.compare.runs import FINISHED, Run
 from hvdtrain.compare.spread import Mean, difference, mean_of
 from hvdtrain.safety.exits import BadInput
 
-# What follows from the number of ranks: no reason to call two sizes different programs.
-_OF_THE_SIZE = {"np", "hosts", "device", "global_batch", "batch_size_per_rank", "accumulate_steps", "steps_per_epoch",
-    "peak_lr"}  # fmt: skip
+# Settings that follow from the number of ranks: they do not make two sizes different programs.
+_SIZE_SETTINGS = {
+    "np",
+    "hosts",
+    "device",
+    "global_batch",
+    "batch_size_per_rank",
+    "accumulate_steps",
+    "steps_per_epoch",
+    "peak_lr",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What the runs of one number of ranks gave."""
+    """The results of all runs at one number of ranks."""
 
     np: int
     group: Group | None  # the finished runs; None if there are none
-    lacking: tuple[str, ...]  # why the others have no result
+    lacking: tuple[str, ...]  # for each other run, why it has no result
     target: float | None  # accuracy to reach, 0 to 1
-    price: float | None  # for an hour of one rank
+    price: float | None  # of one rank for an hour
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -39,7 +47,7 @@ class Size:
 
     @property
     def speed(self) -> Mean | None:
-        """Images/s."""
+        """Mean images/s."""
         return None if self.group is None else self.group.mean("train_images_per_s")
 
     @property
@@ -48,7 +56,7 @@ class Size:
 
     @property
     def accuracy(self) -> Mean | None:
-        """Percent."""
+        """Mean test accuracy in percent."""
         return None if self.group is None else self.group.accuracy()
 
     @property
@@ -57,31 +65,31 @@ class Size:
 
     @property
     def hours(self) -> float | None:
-        """Of all ranks together, for one run."""
+        """The hours of all ranks together, for one run."""
         return None if self.time_s is None else self.np * self.time_s.mean / 3600
 
     @property
     def cost(self) -> float | None:
-        """Of one run."""
+        """The cost of one run."""
         return None if self.hours is None or self.price is None else self.hours * self.price
 
     def to_target_s(self) -> list[float | None]:
-        """Of each run the time of the first evaluation that reached the target; None where none did."""
+        """For each run the time of the first evaluation that reached the target; None if none did."""
         assert self.target is not None
-        reached = [[one for one in run.curve("eval/accuracy") if one.value >= self.target] for run in self.runs]
+        reached = [[point for point in run.curve("eval/accuracy") if point.value >= self.target] for run in self.runs]
         return [points[0].seconds if points else None for points in reached]
 
     def images_per_step(self) -> float | None:
-        """The global batch."""
-        found = {run.number("global_batch") for run in self.runs}
-        return found.pop() if len(found) == 1 else None
+        """The global batch; None if the runs differ in it."""
+        batches = {run.number("global_batch") for run in self.runs}
+        return batches.pop() if len(batches) == 1 else None
 
     def remark(self) -> str:
         """Why runs have no result; empty if all have."""
         if not self.lacking:
             return ""
-        some = f"{len(self.lacking)} of {len(self.runs) + len(self.lacking)} runs: " if self.runs else ""
-        return some + "; ".join(dict.fromkeys(self.lacking))
+        prefix = f"{len(self.lacking)} of {len(self.runs) + len(self.lacking)} runs: " if self.runs else ""
+        return prefix + "; ".join(dict.fromkeys(self.lacking))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +99,7 @@ class Study:
     name: str
     program: str
     mode: str  # weak or strong
-    sizes: tuple[Size, ...]  # rising
+    sizes: tuple[Size, ...]  # in rising order of their ranks
     target_percent: float | None
     price: float | None
     min_efficiency: float | None  # percent
@@ -106,7 +114,7 @@ class Study:
         return any(run.on_gpus for size in self.sizes for run in size.runs)
 
     def speed_up(self, size: Size) -> float | None:
-        """Against the smallest measured size, counted as its ranks."""
+        """Against the smallest measured size, whose speed-up is its number of ranks."""
         if size.speed is None:
             return None
         base = self.measured[0]
@@ -114,13 +122,13 @@ class Study:
         return base.np * size.speed.mean / base.speed.mean
 
     def efficiency(self, size: Size) -> float | None:
-        """Percent."""
-        found = self.speed_up(size)
-        return None if found is None else 100 * found / size.np
+        """Speed-up over ranks, in percent."""
+        speed_up = self.speed_up(size)
+        return None if speed_up is None else 100 * speed_up / size.np
 
 
 def read(file: Path, complaints: list[str]) -> Study:
-    """The study of this sweep.json; BadInput if it is none, a line in `complaints` for what its runs lack."""
+    """The study of this sweep.json; BadInput if it is not one, a line in `complaints` for each thing its runs lack."""
     try:
         known = json.loads(file.read_bytes())
         planned = {int(np) for np in known["sizes"]} | {int(row["np"]) for row in known["runs"]}
@@ -165,24 +173,24 @@ def _size(
         folder = Path(row["run_folder"]) if row.get("run_folder") else None
         known = folder is not None and (folder / "result.json").is_file()
         run = runfolder.read(folder, complaints) if folder is not None and known else None
-        if (why := _lacks(row, folder, run, np)) is not None:
-            lacking.append(why)
+        if (reason := _why_no_result(row, folder, run, np)) is not None:
+            lacking.append(reason)
         elif run is not None:
             runs.append(run)
-    together = groups.grouped(runfolder.with_own_names(runs))
-    if len(together) > 1:
+    averages = groups.grouped(runfolder.with_unique_names(runs))
+    if len(averages) > 1:
         lacking += [f"not averaged, for they differ in {', '.join(groups.differing(runs)) or 'what is unknown'}"]
-        together = []
+        averages = []
     return Size(
         np=np,
-        group=Group(name=f"{np} rank{'' if np == 1 else 's'}", runs=together[0].runs) if together else None,
+        group=Group(name=f"{np} rank{'' if np == 1 else 's'}", runs=averages[0].runs) if averages else None,
         lacking=tuple(lacking),
         target=target,
         price=price,
     )
 
 
-def _lacks(row: dict[str, Any], folder: Path | None, run: Run | None, np: int) -> str | None:
+def _why_no_result(row: dict[str, Any], folder: Path | None, run: Run | None, np: int) -> str | None:
     """Why this run has no result; None if it has one."""
     if row.get("status") or row.get("why"):
         return str(row.get("why") or f"it ended with status {row['status']}")
@@ -198,20 +206,22 @@ def _lacks(row: dict[str, Any], folder: Path | None, run: Run | None, np: int) -
 
 
 def remarks(study: Study) -> list[str]:
-    """What breaks the comparison over sizes, and the differences in accuracy held against the spread over seeds."""
-    lines = [line for line in (_not_kept(study), _other_settings(study)) if line]
+    """What makes the sizes hard to compare, and what a reader of each size's average should know."""
+    lines = [line for line in (_broken_mode(study), _other_settings(study)) if line]
     lines += groups.remarks([size.group for size in study.sizes if size.group is not None])
     return lines
 
 
-def _not_kept(study: Study) -> str | None:
-    """The sizes whose batch is not what the mode says."""
+def _broken_mode(study: Study) -> str | None:
+    """The sizes whose batch does not fit the mode; None if all do."""
     if study.mode not in ("weak", "strong") or not study.measured:
         return None
-    part = {size.np: (size.images_per_step() or math.nan) / (size.np if study.mode == "weak" else 1)
-        for size in study.measured}  # fmt: skip
-    first, usual = next(iter(part.items()))
-    wrong = [f"{np} ranks had {value:g}" for np, value in part.items() if value != usual]
+    batches = {
+        size.np: (size.images_per_step() or math.nan) / (size.np if study.mode == "weak" else 1)
+        for size in study.measured
+    }
+    first, usual = next(iter(batches.items()))
+    wrong = [f"{np} ranks had {batch:g}" for np, batch in batches.items() if batch != usual]
     what = "images per rank and step" if study.mode == "weak" else "images per step"
     if not wrong:
         return None
@@ -220,16 +230,16 @@ def _not_kept(study: Study) -> str | None:
 
 def _other_settings(study: Study) -> str | None:
     runs = [run for size in study.measured for run in size.runs]
-    other = [name for name in groups.differing(runs) if name not in _OF_THE_SIZE]
+    other = [name for name in groups.differing(runs) if name not in _SIZE_SETTINGS]
     values = [f"{name} ({', '.join(dict.fromkeys(run.settings.get(name, '-') for run in runs))})" for name in other]
     return f"The sizes differ in more than their ranks: {'; '.join(values)}." if values else None
 
 
 def advice(study: Study) -> list[str]:
-    """The largest size inside the limits, why larger ones are not, and the next doubling; one line each."""
+    """The largest size inside the limits, why larger ones break them, and the next doubling; one line each."""
     if not study.measured:
         return ["No size has a result yet: nothing can be advised."]
-    best = advised(study)
+    best = advised_size(study)
     if best is None:
         lines = ["No size is advised without limits: give --min-efficiency, --max-accuracy-loss or both."]
     else:
@@ -237,25 +247,25 @@ def advice(study: Study) -> list[str]:
     return lines + [line for line in [_next_doubling(study)] if line]
 
 
-def advised(study: Study) -> Size | None:
+def advised_size(study: Study) -> Size | None:
     """The largest size inside the limits; None without limits or results."""
     if not study.measured or (study.min_efficiency is None and study.max_loss is None):
         return None
-    return [size for size in study.measured if not _breaks(study, size)][-1]  # the smallest always is
+    return [size for size in study.measured if not _broken_limits(study, size)][-1]  # the smallest breaks none
 
 
 def _inside_limits(study: Study, best: Size) -> list[str]:
-    broken = {size.np: _breaks(study, size) for size in study.measured}
+    broken = {size.np: _broken_limits(study, size) for size in study.measured}
     limits = [f"an efficiency of at least {study.min_efficiency:g} %"] if study.min_efficiency is not None else []
     if study.max_loss is not None:
         limits.append(f"an accuracy loss of at most {_points(study.max_loss)}")
-    here = f"{study.efficiency(best):.1f} %{_lost(study, best)}"
+    here = f"{study.efficiency(best):.1f} %{_accuracy_change(study, best)}"
     lines = [f"Advice: {_ranks(best.np)}, the largest size with {' and '.join(limits)} ({here})."]
     lines += [f"{_ranks(np)}: {', '.join(reasons)}." for np, reasons in broken.items() if reasons]
     return lines
 
 
-def _breaks(study: Study, size: Size) -> list[str]:
+def _broken_limits(study: Study, size: Size) -> list[str]:
     """The limits that a size breaks, in words."""
     reasons = []
     efficiency = study.efficiency(size)
@@ -266,17 +276,17 @@ def _breaks(study: Study, size: Size) -> list[str]:
         if base is None or size.accuracy is None:
             reasons.append("its accuracy is not known")
         elif base.mean - size.accuracy.mean > study.max_loss:
-            says = {
+            remark = {
                 "inside": ", though inside the spread over seeds",
                 "outside": "",
                 "unknown": ", though the spread over seeds is not known",
-            }[difference(size.accuracy, base).says]
+            }[difference(size.accuracy, base).kind]
             lost = base.mean - size.accuracy.mean
-            reasons.append(f"its accuracy is {lost:.2f} points lower, the limit is {study.max_loss:g}{says}")
+            reasons.append(f"its accuracy is {lost:.2f} points lower, the limit is {study.max_loss:g}{remark}")
     return reasons
 
 
-def _lost(study: Study, size: Size) -> str:
+def _accuracy_change(study: Study, size: Size) -> str:
     base = study.measured[0]
     if size is base or base.accuracy is None or size.accuracy is None:
         return ""
@@ -284,7 +294,7 @@ def _lost(study: Study, size: Size) -> str:
 
 
 def _next_doubling(study: Study) -> str | None:
-    """Twice the largest size, by the power law through the last two; None with fewer than two."""
+    """What twice the largest size would give, by the power law through the last two; None with fewer than two."""
     if len(study.measured) < 2:
         return None
     before, last = study.measured[-2:]
@@ -294,15 +304,16 @@ def _next_doubling(study: Study) -> str | None:
     efficiency = study.efficiency(last)
     assert efficiency is not None
     gain = (last.speed.mean / before.speed.mean) ** (1 / doublings)
-    told = [f"efficiency about {efficiency * gain / 2:.0f} %"]
+    predictions = [f"efficiency about {efficiency * gain / 2:.0f} %"]
     if before.time_s is not None and last.time_s is not None and last.hours is not None:
         time_s = last.time_s.mean * (last.time_s.mean / before.time_s.mean) ** (1 / doublings)
         hours = 2 * last.np * time_s / 3600
-        told.insert(0, f"about {time_s:.3g} s in place of {last.time_s.mean:.3g}")
-        told.append(f"{hours:.2g} {'GPU' if study.on_gpus else 'rank'}-hours in place of {last.hours:.2g}")
+        predictions.insert(0, f"about {time_s:.3g} s in place of {last.time_s.mean:.3g}")
+        predictions.append(f"{hours:.2g} {'GPU' if study.on_gpus else 'rank'}-hours in place of {last.hours:.2g}")
         if study.price is not None and last.cost is not None:
-            told.append(f"cost {hours * study.price:.3g} in place of {last.cost:.3g}")
-    return f"The next doubling, {_ranks(2 * last.np)}: {', '.join(told)}; extrapolated from {before.np} and {last.np}."
+            predictions.append(f"cost {hours * study.price:.3g} in place of {last.cost:.3g}")
+    source = f"extrapolated from {before.np} and {last.np}"
+    return f"The next doubling, {_ranks(2 * last.np)}: {', '.join(predictions)}; {source}."
 
 
 def _points(number: float) -> str:
@@ -314,7 +325,7 @@ def _ranks(np: int) -> str:
 
 
 def mean_time_to_target(size: Size) -> Mean | None:
-    """Seconds, over the runs, if all of them have reached it."""
+    """Mean seconds to the target; None if a run has not reached it."""
     times = size.to_target_s()
     known = [time for time in times if time is not None]
     return mean_of(known) if len(known) == len(times) else None

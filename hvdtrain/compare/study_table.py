@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hvdtrain.compare import drawings, groups, spread, study
-from hvdtrain.compare.results import write_all
+from hvdtrain.compare.files import write_all
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.spread import Mean
 from hvdtrain.compare.study import Size, Study
@@ -14,12 +14,12 @@ from hvdtrain.compare.tables import Column, as_csv, markdown, measured, three_di
 
 
 def compare(file: Path) -> tuple[str, list[str]]:
-    """Write what the study at `file` has found; the text to print, and a line for each thing that is missing."""
+    """Write the results of the study at `file`; returns the text to print and a line for each missing thing."""
     complaints: list[str] = []
     found = study.read(file, complaints)
     columns = table(found)
     verdicts = groups.verdicts([size.group for size in found.sizes if size.group is not None])
-    lines = [f"- accuracy of {one.here}: {one.text}" for one in verdicts if one.what == "accuracy"]
+    lines = [f"- accuracy of {verdict.here}: {verdict.text}" for verdict in verdicts if verdict.what == "accuracy"]
     notes = study.remarks(found)
     if lines:
         lines = [f"Against {verdicts[0].base}:", *lines]
@@ -36,7 +36,7 @@ def compare(file: Path) -> tuple[str, list[str]]:
 
 
 def table(found: Study) -> list[Column]:
-    """One row for each size."""
+    """The columns of the study, one row for each size."""
     sizes = found.sizes
     hosts = [max((len(run.hosts) for run in size.runs), default=None) for size in sizes]
     counts = [len(size.runs) for size in sizes]
@@ -64,8 +64,8 @@ def table(found: Study) -> list[Column]:
     return columns
 
 
-def _numbers(title: str, name: str, values: Sequence[float | None], form: Callable[[float], str]) -> Column:
-    texts = [MISSING if value is None else form(value) for value in values]
+def _numbers(title: str, name: str, values: Sequence[float | None], number_format: Callable[[float], str]) -> Column:
+    texts = [MISSING if value is None else number_format(value) for value in values]
     return Column(title=title, texts=texts, values={name: values}, right=True)
 
 
@@ -81,13 +81,13 @@ def _to_target(percent: float, sizes: Sequence[Size]) -> Column:
 
 
 def _write_events(folder: Path, found: Study, text: str, picture: bytes) -> None:
-    """One event file, in place of the one of the last time."""
+    """Write one event file, in place of the previous one."""
     import numpy as np
     from PIL import Image
     from torch.utils.tensorboard import SummaryWriter
 
-    def mean(one: Mean | None) -> float | None:
-        return None if one is None else one.mean
+    def value_of(mean: Mean | None) -> float | None:
+        return None if mean is None else mean.mean
 
     with TemporaryDirectory(dir=folder, prefix=".events-") as beside:
         writer = SummaryWriter(beside)
@@ -95,9 +95,9 @@ def _write_events(folder: Path, found: Study, text: str, picture: bytes) -> None
             values = {
                 "speed_up": found.speed_up(size),
                 "efficiency_percent": found.efficiency(size),
-                "images_per_s": mean(size.speed),
-                "wall_time_s": mean(size.time_s),
-                "accuracy_percent": mean(size.accuracy),
+                "images_per_s": value_of(size.speed),
+                "wall_time_s": value_of(size.time_s),
+                "accuracy_percent": value_of(size.accuracy),
                 "hours": size.hours,
                 "cost": size.cost,
             }

@@ -1,4 +1,4 @@
-"""A table for people and the same for programs."""
+"""One table, as Markdown for people and as CSV for programs."""
 
 import csv
 import io
@@ -19,52 +19,52 @@ class Column:
     title: str  # with its unit
     texts: Sequence[str]  # one for each row
     values: dict[str, Sequence[Value]] = field(default_factory=dict)  # columns of the CSV; none: title and texts
-    right: bool = False  # numbers stand at the right
-    setting: bool = False  # what differs, not what came out
+    right: bool = False  # aligned to the right, as numbers are
+    setting: bool = False  # a setting, not a result
 
 
 def measured(title: str, name: str, means: Sequence[Mean | None], form: Callable[[float], str]) -> Column:
-    """Mean +- deviation; in the CSV `name` and `name_deviation`."""
-    texts = [MISSING if one is None else form(one.mean) + _spread(one, form) for one in means]
+    """A column of mean +- deviation; in the CSV two, `name` and `name_deviation`."""
+    texts = [MISSING if mean is None else form(mean.mean) + _deviation(mean, form) for mean in means]
     values: dict[str, Sequence[Value]] = {
-        name: [None if one is None else one.mean for one in means],
-        f"{name}_deviation": [None if one is None else one.deviation for one in means],
+        name: [None if mean is None else mean.mean for mean in means],
+        f"{name}_deviation": [None if mean is None else mean.deviation for mean in means],
     }
     return Column(title=title, texts=texts, values=values, right=True)
 
 
-def _spread(one: Mean, form: Callable[[float], str]) -> str:
-    """The deviation with as many decimals as the mean; not of a count that is always the same."""
-    if one.deviation is None or (form is whole and not one.deviation):
+def _deviation(mean: Mean, form: Callable[[float], str]) -> str:
+    """The deviation with as many decimals as the mean; empty for a count that is the same in all runs."""
+    if mean.deviation is None or (form is whole and not mean.deviation):
         return ""
-    return f" ± {one.deviation:.{len(form(one.mean).partition('.')[2].rstrip(' %'))}f}"
+    return f" ± {mean.deviation:.{len(form(mean.mean).partition('.')[2].rstrip(' %'))}f}"
 
 
 def three_digits(value: float) -> str:
-    """At least three significant digits, and never fewer than the number has before its point."""
-    size = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:.{min(4, max(0, 2 - size))}f}"
+    """The number with three significant digits, at most four decimals, and all digits before its point."""
+    magnitude = math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{min(4, max(0, 2 - magnitude))}f}"
 
 
 def whole(value: float) -> str:
-    """Of counts: without decimals where it has none."""
+    """A count, or a mean of counts: without decimals if it has none."""
     return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
 
 
 def markdown(columns: Sequence[Column]) -> str:
-    """Padded, so that it can be read as it stands."""
-    wide = [max(3, len(one.title), *map(len, map(_cell, one.texts))) for one in columns]
+    """The table in Markdown, padded so that people can read it as text."""
+    widths = [max(3, len(column.title), *map(len, map(_cell, column.texts))) for column in columns]
 
     def line(cells: Sequence[str]) -> str:
         padded = [
-            cell.rjust(width) if one.right else cell.ljust(width)
-            for cell, width, one in zip(cells, wide, columns, strict=True)
+            cell.rjust(width) if column.right else cell.ljust(width)
+            for cell, width, column in zip(cells, widths, columns, strict=True)
         ]
         return f"| {' | '.join(padded)} |"
 
-    rule = [f"{'-' * (width - 1)}{':' if one.right else '-'}" for width, one in zip(wide, columns, strict=True)]
-    rows = zip(*([_cell(text) for text in one.texts] for one in columns), strict=True)
-    return "\n".join([line([one.title for one in columns]), line(rule), *map(line, rows)]) + "\n"
+    rule = [f"{'-' * (width - 1)}{':' if column.right else '-'}" for width, column in zip(widths, columns, strict=True)]
+    rows = zip(*([_cell(text) for text in column.texts] for column in columns), strict=True)
+    return "\n".join([line([column.title for column in columns]), line(rule), *map(line, rows)]) + "\n"
 
 
 def _cell(text: str) -> str:
@@ -72,8 +72,8 @@ def _cell(text: str) -> str:
 
 
 def as_csv(columns: Sequence[Column]) -> str:
-    """Plain numbers; a number that is not there is an empty field."""
-    fields = [pair for one in columns for pair in (one.values or {one.title: one.texts}).items()]
+    """The table as CSV, with plain numbers; a missing number is an empty field."""
+    fields = [pair for column in columns for pair in (column.values or {column.title: column.texts}).items()]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([name for name, _ in fields])

@@ -14,7 +14,7 @@ from .runfolders import make_run
 
 
 def runs_of(folder):
-    return runfolder.with_own_names([runfolder.read(one, []) for one in runfolder.find([folder])])
+    return runfolder.with_unique_names([runfolder.read(path, []) for path in runfolder.find([folder])])
 
 
 def rows(text):
@@ -49,14 +49,14 @@ def test_runs_that_differ_in_the_seed_are_one_row(tmp_path, capsys):
         (0.001, "+0.10 points: inside the spread over seeds, no difference shown (95 % interval -0.35 to +0.55)"),
     ],
 )
-def test_a_difference_is_held_against_the_spread(tmp_path, capsys, apart, words):
+def test_a_difference_is_compared_with_the_spread(tmp_path, capsys, apart, words):
     compare.main([str(two_recipes(tmp_path / "runs", apart=apart)), "--out", str(tmp_path / "out")])
     text = capsys.readouterr().out
     assert f"- accuracy of b-seed* against a-seed*: {words}" in text
     assert "Welch" in text
 
 
-def test_of_one_run_nothing_is_claimed(tmp_path, capsys):
+def test_nothing_is_claimed_of_a_single_run(tmp_path, capsys):
     make_run(tmp_path / "a", accuracy=0.5)
     make_run(tmp_path / "b", accuracy=0.9, config={"lr": 0.5})
     compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
@@ -78,9 +78,9 @@ def test_of_one_run_nothing_is_claimed(tmp_path, capsys):
 def test_what_is_no_average_is_refused_with_the_reason(tmp_path, change, why):
     make_run(tmp_path / "a", seed=0)
     make_run(tmp_path / "b", seed=1, **change)
-    together = groups.grouped(runs_of(tmp_path))
-    assert len(together) == 2
-    assert groups.refusal(together) == f"Not averaged over each other: 2 groups, which differ in {why}."
+    run_groups = groups.grouped(runs_of(tmp_path))
+    assert len(run_groups) == 2
+    assert groups.refusal(run_groups) == f"Not averaged over each other: 2 groups, which differ in {why}."
 
 
 def test_one_average_needs_no_refusal(tmp_path):
@@ -108,14 +108,14 @@ def test_a_seed_run_twice_is_no_spread_over_seeds(tmp_path):
     assert line == "a*: 2 runs, but seed 3 more than once: not the spread over seeds."
 
 
-def test_runs_that_did_not_finish_stay_alone_and_are_held_against_nothing(tmp_path):
+def test_runs_that_did_not_finish_stay_alone_and_are_compared_with_nothing(tmp_path):
     make_run(tmp_path / "a", seed=0)
     for seed in (1, 2):
         make_run(tmp_path / f"b{seed}", seed=seed, result={"exit_reason": "interrupted"})
         (make_run(tmp_path / f"c{seed}", seed=seed) / "result.json").unlink()
-    together = groups.grouped(runs_of(tmp_path))
-    assert [group.name for group in together] == ["a", "b1", "b2", "c1", "c2"]
-    assert groups.verdicts(together) == []
+    run_groups = groups.grouped(runs_of(tmp_path))
+    assert [group.name for group in run_groups] == ["a", "b1", "b2", "c1", "c2"]
+    assert groups.verdicts(run_groups) == []
 
 
 def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, capsys):
@@ -123,16 +123,16 @@ def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, ca
     (make_run(tmp_path / "b", seed=1) / "result.json").unlink()
     (make_run(tmp_path / "c", seed=2) / "config.json").write_text("{")
     compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
-    told = capsys.readouterr()
-    a, b, c = rows(told.out)
+    output = capsys.readouterr()
+    a, b, c = rows(output.out)
     assert (a["accuracy %"], a["loss"], a["skipped steps"]) == ("97.00", "-", "-")
     assert (b["accuracy %"], b["time s"], b["exit reason"]) == ("-", "-", "-")
     assert c["accuracy %"] == "97.00"
-    lines = told.err.splitlines()
+    lines = output.err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith(f"hvdtrain: {tmp_path}/b has no result.json")
     assert lines[1].startswith(f"hvdtrain: {tmp_path}/c/config.json cannot be read")
-    assert "settings that are unknown (c)" in told.out
+    assert "settings that are unknown (c)" in output.out
 
 
 def test_a_vertical_bar_in_a_setting_does_not_break_the_table(tmp_path, capsys):

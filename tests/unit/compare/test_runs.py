@@ -73,7 +73,7 @@ def test_curves_of_an_older_run_take_its_epochs_and_leave_out_what_was_not_finit
     ]
 
 
-def test_torn_metrics_are_said_and_the_rest_is_shown(tmp_path):
+def test_torn_metrics_are_reported_and_the_rest_is_shown(tmp_path):
     folder = make_run(tmp_path / "a")
     whole = (folder / "metrics.jsonl").read_text()
     (folder / "metrics.jsonl").write_text(whole[:-20])
@@ -101,7 +101,7 @@ def test_unreadable_json_is_named(tmp_path, content):
     assert line.startswith(f"{folder}/result.json cannot be read")
 
 
-def test_unknown_settings_are_told(tmp_path):
+def test_unknown_settings_are_reported(tmp_path):
     folder = make_run(tmp_path / "a")
     (folder / "config.json").unlink()
     run, complaints = read(folder)
@@ -109,7 +109,7 @@ def test_unknown_settings_are_told(tmp_path):
     assert "no config.json" in complaints[0]
 
 
-def test_runs_of_one_name_are_told_apart_by_the_end_of_their_paths(tmp_path):
+def test_runs_of_the_same_name_are_told_apart_by_the_end_of_their_paths(tmp_path):
     places = ("one/x/run", "two/x/run", "three/y/run", "three/y/other")
-    runs = runfolder.with_own_names([read(make_run(tmp_path / place))[0] for place in places])
+    runs = runfolder.with_unique_names([read(make_run(tmp_path / place))[0] for place in places])
     assert [run.name for run in runs] == ["one/x/run", "two/x/run", "y/run", "other"]

@@ -5,27 +5,27 @@ from hvdtrain.compare.spread import Mean, difference, mean_of
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "says"),
+    ("here", "there", "kind"),
     [
         ([96.5, 96.1, 97.0], [95.9, 96.8, 96.2, 96.6], "inside"),
         ([96.5, 96.1, 97.0], [93.9, 93.1], "outside"),
         ([1.0, 9.0], [20.0, 21.0], "inside"),  # two runs show little
     ],
 )
-def test_interval_is_that_of_welchs_test(here, there, says):
+def test_interval_is_that_of_welchs_test(here, there, kind):
     found = difference(mean_of(here), mean_of(there))
     low, high = stats.ttest_ind(here, there, equal_var=False).confidence_interval(0.95)
     assert found.change - found.half_width == pytest.approx(low)
     assert found.change + found.half_width == pytest.approx(high)
-    assert found.says == says
+    assert found.kind == kind
 
 
 def test_nothing_is_claimed_of_one_run_or_of_runs_without_spread():
     several = mean_of([1.0, 2.0, 3.0])
-    for one, other in ((several, mean_of([9.0])), (mean_of([9.0]), several), (mean_of([1, 1]), mean_of([9, 9]))):
-        found = difference(one, other)
-        assert (found.says, found.half_width) == ("unknown", None)
-        assert found.change == one.mean - other.mean
+    for here, base in ((several, mean_of([9.0])), (mean_of([9.0]), several), (mean_of([1, 1]), mean_of([9, 9]))):
+        found = difference(here, base)
+        assert (found.kind, found.half_width) == ("unknown", None)
+        assert found.change == here.mean - base.mean
 
 
 def test_mean_and_deviation():

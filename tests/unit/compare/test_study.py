@@ -14,13 +14,13 @@ from .test_compare import rows
 
 def three_sizes(tmp_path, *, accuracies=(0.97, 0.968, 0.95), seeds=(0, 1), **changes):
     """1, 2 and 4 ranks at 1000, 1800 and 2400 images/s."""
-    found = []
+    runs = []
     for np, speed, accuracy in zip((1, 2, 4), (1000, 1800, 2400), accuracies, strict=True):
         for seed in seeds:
             name = tmp_path / f"runs/np{np}-seed{seed}"
             run = make_run(name, np=np, seed=seed, speed=speed, accuracy=accuracy + 0.001 * seed)
-            found.append((np, seed, run, None))
-    return make_study(tmp_path / "sweeps/s", found, **changes)
+            runs.append((np, seed, run, None))
+    return make_study(tmp_path / "sweeps/s", runs, **changes)
 
 
 def read(file):
@@ -101,8 +101,7 @@ def test_a_failed_size_is_a_row_that_says_why(tmp_path, capsys):
     ]
     file = make_study(tmp_path / "s", [(1, 0, good, None), *failed], sizes=[1, 2, 4, 8, 16, 32, 64])
     compare.main(["--sweep", str(file)])
-    told = capsys.readouterr()
-    table = rows(told.out)
+    table = rows(capsys.readouterr().out)
     assert [row["remark"] for row in table] == [
         "1 of 2 runs: rank 0 on one died of signal 9",
         "it ended before it was finished: interrupted",
@@ -119,10 +118,10 @@ def test_runs_of_one_size_with_other_settings_are_not_averaged(tmp_path, capsys)
     rows_of = [(1, 0, make_run(tmp_path / "runs/a", np=1), None)]
     rows_of.append((1, 1, make_run(tmp_path / "runs/b", np=1, seed=1, config={"lr": 0.5}), None))
     compare.main(["--sweep", str(make_study(tmp_path / "s", rows_of))])
-    told = capsys.readouterr().out
-    (row,) = rows(told)
+    output = capsys.readouterr().out
+    (row,) = rows(output)
     assert (row["accuracy %"], row["remark"]) == ("-", "not averaged, for they differ in lr")
-    assert "No size has a result yet" in told
+    assert "No size has a result yet" in output
 
 
 def test_a_study_whose_sizes_differ_in_more_than_ranks_says_so(tmp_path):
@@ -153,7 +152,7 @@ def test_the_size_that_breaks_the_mode_is_named(tmp_path, mode, batches, line):
 
 
 @pytest.mark.parametrize(
-    ("limits", "advised"),
+    ("limits", "ranks"),
     [
         ({"min_efficiency": 95}, 1),
         ({"min_efficiency": 90}, 2),
@@ -164,10 +163,10 @@ def test_the_size_that_breaks_the_mode_is_named(tmp_path, mode, batches, line):
         ({"max_accuracy_loss": 5, "min_efficiency": 80}, 2),
     ],
 )
-def test_the_largest_size_inside_the_limits_is_advised(tmp_path, limits, advised):
+def test_the_largest_size_inside_the_limits_is_advised(tmp_path, limits, ranks):
     found = read(three_sizes(tmp_path, **limits))
-    assert study.advised(found).np == advised
-    assert study.advice(found)[0].startswith(f"Advice: {advised} rank")
+    assert study.advised_size(found).np == ranks
+    assert study.advice(found)[0].startswith(f"Advice: {ranks} rank")
 
 
 def test_advice_says_what_is_wrong_with_larger_sizes(tmp_path):
@@ -199,7 +198,7 @@ def test_sizes_that_are_no_doublings_are_extrapolated_alike(tmp_path):
     assert line.startswith("The next doubling, 16 ranks: about 4 s in place of 8, efficiency about 100 %")
 
 
-def test_one_size_promises_nothing(tmp_path):
+def test_a_single_size_gives_no_forecast(tmp_path):
     lines = study.advice(read(make_study(tmp_path / "s", [(1, 0, make_run(tmp_path / "a", np=1), None)])))
     assert len(lines) == 1
 
@@ -247,7 +246,7 @@ def test_a_study_without_results_is_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"sizes": [1], "runs": [{}], "program": [], "mode": "weak"}'])
-def test_a_file_that_is_no_study_is_one_line(tmp_path, content):
+def test_a_file_that_is_not_a_study_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(BadInput, match=r"is not the sweep.json of a study"):
         read(tmp_path / "sweep.json")
