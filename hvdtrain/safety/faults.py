@@ -1,10 +1,10 @@
-"""Injected faults, for the tests of what survives them: only the variable HVDTRAIN_FAULT turns them on.
+"""Injected faults, to test what survives them: only the variable HVDTRAIN_FAULT turns them on.
 
     HVDTRAIN_FAULT=kill@rank1:step7                     rank 1 kills itself before the work of step 7
     HVDTRAIN_FAULT=nan@rankall:step3,stop@rank0:save2   several, separated by commas
 
 Places are `start` (before the first step), `stepN` (before its work), `saveN` (in the N-th checkpoint of this process)
-and `evalN` (in its N-th evaluation). Each fault fires once, in the first attempt of a run alone.
+and `evalN` (in its N-th evaluation). Each fault fires once, and only in the first attempt of a run.
 """
 
 import collections
@@ -40,7 +40,7 @@ Kind = Literal[
     "bitflip",  # the sign of one weight
 ]
 
-_OF_A_STEP = ("nan", "bitflip")
+_STEP_FAULTS = ("nan", "bitflip")
 _SPELLING = re.compile(rf"({'|'.join(get_args(Kind))})@rank(all|0|[1-9]\d*):(start|(step|save|eval)([1-9]\d*))")
 _HOARD_BYTES = 64 * 2**20
 
@@ -49,42 +49,42 @@ _HOARD_BYTES = 64 * 2**20
 class Fault:
     """One fault of this rank."""
 
-    spelled: str
+    spelled: str  # as in the variable
     kind: Kind
     place: Place
     number: int  # from 1; 0 at the start
 
 
 class Faults:
-    """The faults that one rank still has before it."""
+    """The faults of one rank that have not fired yet."""
 
     def __init__(self, announcement: str | None, pending: tuple[Fault, ...]) -> None:
-        self.announcement = announcement  # for stderr, from one rank; None where nothing is injected anywhere
+        self.announcement = announcement  # for stderr, from one rank; None if no rank has faults
         self._pending = list(pending)
 
     @classmethod
     def parse(cls, environment: Mapping[str, str], rank: int) -> "Faults":
-        """Those of this rank; NONE without the variable and where a run has been started again.
+        """The faults of this rank; NONE without the variable and after a restart.
 
-        Raises BadInput, alike on all ranks, where the spelling is wrong.
+        Raises BadInput if the spelling is wrong, on all ranks alike.
         """
         text = environment.get(VARIABLE, "")
         if not text:
             return NONE
-        faults = tuple(fault for word in text.split(",") for fault in _of_rank(rank, word.strip()))
+        faults = tuple(fault for word in text.split(",") for fault in _faults_of_rank(rank, word.strip()))
         if environment.get("HVDLAUNCH_ATTEMPT", "0") != "0":
             return NONE
         return cls(f"hvdtrain: faults are injected into this run: {VARIABLE}={text}", faults)
 
     def at(self, place: Place, number: int = 0, *, model: "nn.Module | None" = None) -> None:
-        """Do what is due here; most kinds do not return. `model` is for steps."""
+        """Inflict the faults of this place; most kinds do not return. Steps need the `model`."""
         for fault in self._due(place, number):
             if fault.kind != "nan":
                 self._pending.remove(fault)
                 _inflict(fault, model)
 
     def poisons_loss(self, step: int) -> bool:
-        """Whether this rank's loss of this step is to be NaN; asked once per step."""
+        """Whether a fault makes this rank's loss of this step NaN; to be called once per step."""
         due = [fault for fault in self._due("step", step) if fault.kind == "nan"]
         self._pending = [fault for fault in self._pending if fault not in due]
         return bool(due)
@@ -96,20 +96,19 @@ class Faults:
 NONE = Faults(None, ())
 
 
-def _of_rank(rank: int, word: str) -> list[Fault]:
-    parts = _SPELLING.fullmatch(word)
-    if parts is None:
+def _faults_of_rank(rank: int, word: str) -> list[Fault]:
+    match = _SPELLING.fullmatch(word)
+    if match is None:
         raise BadInput(
             f"{VARIABLE}: {word!r} is no fault: write KIND@rankR:PLACE, with KIND one of {', '.join(get_args(Kind))}, "
             f"R a number or all, PLACE start, stepN, saveN or evalN with N from 1; as in kill@rank1:step7"
         )
-    kind, where, start, place, number = parts.groups()
-    if kind in _OF_A_STEP and place != "step":
+    kind, where, start, place, number = match.groups()
+    if kind in _STEP_FAULTS and place != "step":
         raise BadInput(f"{VARIABLE}: {word!r}: {kind} is a fault of a step: write {kind}@rank{where}:stepN")
     if where not in ("all", str(rank)):
         return []
-    there = cast("Place", place or start)
-    return [Fault(spelled=word, kind=cast("Kind", kind), place=there, number=int(number or 0))]
+    return [Fault(spelled=word, kind=cast("Kind", kind), place=cast("Place", place or start), number=int(number or 0))]
 
 
 def _inflict(fault: Fault, model: "nn.Module | None") -> None:

@@ -1,4 +1,4 @@
-"""What is not fatal may fail: it is counted and told, and the training goes on."""
+"""What is not fatal may fail: it is counted and reported, and the training goes on."""
 
 import contextlib
 import sys
@@ -19,25 +19,25 @@ LOG_WRITE = "log write"
 CHECKPOINT_WRITE = "checkpoint write"
 
 QUIET_S = 60.0
-# By name, for a rank may have neither Horovod nor MPI.
-_OF_COLLECTIVES = {"horovod.common.exceptions.HorovodInternalError", "mpi4py.MPI.Exception"}
+# By name, because a rank may have neither Horovod nor MPI.
+_COLLECTIVE_ERRORS = {"horovod.common.exceptions.HorovodInternalError", "mpi4py.MPI.Exception"}
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Guard:
-    """Counts what failed by what was tried, and warns at most once per cause and minute; for all threads.
+    """Counts failures by what was tried, and warns at most once per cause and minute; for all threads.
 
         with guard("log write", path): ...
-        @guard("remote read")              the function returns None where it failed
+        @guard("remote read")              the function returns None if it fails
 
-    A cause is what was tried, and the errno or the type of the error.
+    A cause is what was tried together with the errno, or else the type, of the error.
     """
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._told_at: dict[tuple[str, object], float] = {}
+        self._warned_at: dict[tuple[str, object], float] = {}
         self._lock = threading.Lock()
 
     def __call__(
@@ -50,29 +50,29 @@ class Guard:
     ) -> "Attempt":
         """Catch OSError, and the types in `also`; then call `failed`.
 
-        A RuntimeError is caught only if its very type is in `also`, since Horovod's and MPI's errors are RuntimeErrors;
-        theirs, KeyboardInterrupt, SystemExit and being out of memory are never caught.
+        A RuntimeError is caught only if its exact type is in `also`, since Horovod's and MPI's errors are
+        RuntimeErrors. Their errors, KeyboardInterrupt, SystemExit and being out of memory are never caught.
         """
         return Attempt(guard=self, what=what, where=where, also=also, failed=failed)
 
     def note(self, what: str, where: Path | str, error: Exception) -> None:
-        """Count a failure, and warn if this cause was not told in the last minute."""
+        """Count a failure, and warn unless this cause was reported in the last minute."""
         cause = (what, error.errno if isinstance(error, OSError) and error.errno else type(error))
         now = time.monotonic()
         with self._lock:
             self.counts[what] += 1
-            if now - self._told_at.get(cause, -QUIET_S) < QUIET_S:
+            if now - self._warned_at.get(cause, -QUIET_S) < QUIET_S:
                 return
-            self._told_at[cause] = now
+            self._warned_at[cause] = now
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        words = f"hvdtrain: warning: {what} failed{': ' if where else ''}{where}: {reason}; training goes on"
-        with contextlib.suppress(OSError, ValueError):  # standard error may be on the same full disk, or closed
-            print(" ".join(words.split()), file=sys.stderr, flush=True)
+        message = f"hvdtrain: warning: {what} failed{': ' if where else ''}{where}: {reason}; training goes on"
+        with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or on the same full disk
+            print(" ".join(message.split()), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Something that may fail: a context manager and a decorator, to be used any number of times."""
+    """Something that may fail: a context manager and a decorator that can be used any number of times."""
 
     guard: Guard
     what: str
@@ -103,7 +103,7 @@ class Attempt:
         return guarded
 
     def _catches(self, error: Exception) -> bool:
-        if is_out_of_memory(error) or any(_full_name(kind) in _OF_COLLECTIVES for kind in type(error).__mro__):
+        if is_out_of_memory(error) or any(_full_name(kind) in _COLLECTIVE_ERRORS for kind in type(error).__mro__):
             return False
         if isinstance(error, RuntimeError):
             return type(error) in self.also
@@ -111,9 +111,9 @@ class Attempt:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Python's, the GPU's, and that of torch's CPU allocator, which is a plain RuntimeError."""
-    of_torch = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    return of_torch or isinstance(error, MemoryError | torch.OutOfMemoryError)
+    """Whether Python, a GPU or torch's CPU allocator, which raises a plain RuntimeError, has run out of memory."""
+    on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def _full_name(kind: type) -> str:

@@ -1,4 +1,4 @@
-"""A rank that hangs ends itself, with its stacks, and with it the job; a line on disk says what each rank is doing.
+"""A rank that hangs ends itself and the job, and leaves its stacks; a line on disk says what each rank is doing.
 
 The line is `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded with spaces before the line end. It is `start` or
 `step 17`, a space, and one of:
@@ -9,13 +9,13 @@ The line is `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded with spaces bef
     saving      in the checkpoint after that step
     left        it ended by itself
 
-It is written through a shared mapping, so that it stays there however the process ends. To read it, split the text at
-white space; a missing file says nothing. In a hang everyone but the culprit is waiting.
+It is written through a shared mapping, so that it survives however the process ends. To read it, split the text at
+white space; a missing file says nothing. In a hang every rank but the culprit is waiting.
 
-The timer is faulthandler's: a thread in C that fires even while the GIL is held, writes `Timeout (0:01:00)!` and the
-stacks of all threads to `<run>/ranks/rank-<r>.err` and ends the process with status 1. A rank that is stopped (SIGSTOP)
-has no running timer: the others end the job. If it is continued after its limit, as mpirun does before it ends a rank,
-it leaves its line as it was and its timer fires within moments.
+The timer is faulthandler's: a thread in C that fires even while the GIL is held. It writes `Timeout (0:01:00)!` and the
+stacks of all threads to `<run>/ranks/rank-<r>.err` and ends the process with status 1. The timer of a rank that is
+stopped (SIGSTOP) does not run: the others end the job. If the rank is continued after its limit, as mpirun does before
+it ends a rank, it leaves its line as it was, and its timer fires within moments.
 """
 
 import contextlib
@@ -31,45 +31,45 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-FIRST_STEPS = 3  # choose kernels, start loader workers
+FIRST_STEPS = 3  # slow, for they choose kernels and start loader workers
 TIMES_MEDIAN = 10
 LEAST_S = 60.0
-SLOW_S = 600.0  # a first step, a first batch of an evaluation, a checkpoint, all that precedes the first step
-SLOW_TIMES = 10  # the same, times a timeout that was given
-# The culprit began its work no later than the others began to wait for it, so that it fires first.
+SLOW_S = 600.0  # for a first step, the first batch of an evaluation, a checkpoint, and everything before the first step
+SLOW_TIMES = 10  # the same, as a multiple of --hang-timeout-s
+# The culprit began its work no later than the others began to wait for it, so its timer fires first.
 PATIENCE_S = 0.5
 
-_LINE_LENGTH = 64  # one cache line: a reader on this host sees no half of it
+_LINE_LENGTH = 64  # one cache line: a reader on this host never sees half of it
 
 
 class Watchdog(Protocol):
-    """Told what its rank begins to do; each call notes it and gives it a time limit of its own."""
+    """Notes what its rank begins to do; each call sets a new time limit."""
 
-    step: int | None  # the last one told of, also when off; None before the first
+    step: int | None  # the last one begun, also when off; None before the first
 
     def starting(self) -> None:
-        """All that precedes the first step."""
+        """Everything before the first step."""
 
     def working(self, step: int) -> None:
-        """A step, numbered as in the log; called again in the same step, its limit begins anew."""
+        """A step, numbered as in the log; a second call in the same step starts its limit again."""
 
     def evaluating(self, step: int) -> None:
-        """The next batch of the evaluation after this step; from the second one on its limit is a step's."""
+        """The next batch of the evaluation after this step; from the second batch on with the limit of a step."""
 
     def saving(self, step: int) -> None:
-        """The checkpoint after this step; for all ranks where some wait for others."""
+        """The checkpoint after this step; on all ranks, since they wait for each other."""
 
     def waiting(self, step: int | None) -> None:
-        """In a collective, None before the first step; the limit is that of the work it interrupts, and PATIENCE_S."""
+        """In a collective, None before the first step; the limit is that of the interrupted work plus PATIENCE_S."""
 
     def collective(self) -> AbstractContextManager[None]:
-        """Inside, the rank waits for others; the step's limit becomes that of waiting. May be nested."""
+        """Inside, the rank waits for the others, with the limit of `waiting`. May be nested."""
 
     def left(self, step: int | None) -> None:
-        """The rank has done all it had to, None if before the first step; there is no limit any more."""
+        """The rank has done its work, None if before the first step; from now on without a limit."""
 
     def close(self) -> None:
-        """The same after the step at hand; the files are closed."""
+        """The rank leaves after the current step; close the files."""
 
 
 class _Off:
@@ -104,19 +104,19 @@ OFF: Watchdog = _Off()
 def watch(run_folder: Path, rank: int, *, hang_timeout_s: float | None) -> Watchdog:
     """The watchdog of one rank, one per process; OFF for a timeout of 0.
 
-    Without a timeout a step's limit is TIMES_MEDIAN times the median of the last 50 and at least LEAST_S.
+    Without a timeout the limit of a step is TIMES_MEDIAN times the median of the last 50, at least LEAST_S.
     """
     return OFF if hang_timeout_s == 0 else RankWatchdog(run_folder / "ranks", rank, hang_timeout_s=hang_timeout_s)
 
 
 class RankWatchdog:
-    """Writes the line and arms the timer; goes on without the line, and with stderr, where there is no room on disk."""
+    """Writes the line and arms the timer; if the disk is full it goes on without the line, and stacks go to stderr."""
 
     def __init__(self, folder: Path, rank: int, *, hang_timeout_s: float | None) -> None:
         self._line = _shared_line(folder / f"rank-{rank}.at")
         self._errors = None
         with contextlib.suppress(OSError):
-            self._errors = (folder / f"rank-{rank}.err").open("a")  # what else is written there stays
+            self._errors = (folder / f"rank-{rank}.err").open("a")  # keeps what is already in it
         self._timeout_s = hang_timeout_s
         self._durations_s: deque[float] = deque(maxlen=50)
         self.step: int | None = None
@@ -124,10 +124,10 @@ class RankWatchdog:
         self._limit_s = self._step_limit_s = self._slow_s = (
             SLOW_S if hang_timeout_s is None else SLOW_TIMES * hang_timeout_s
         )
-        self._until_s = math.inf  # on time.monotonic(): when the timer fires
+        self._until_s = math.inf  # when the timer fires, on time.monotonic()
         self._timed: tuple[int, float] | None = None  # the last step that began, and when
-        self._silent = False  # in a collective already, or left
-        self._patient = False  # the timer is already one of a rank that waits
+        self._silent = False  # already in a collective, or left
+        self._patient = False  # the timer already has the limit of a rank that waits
 
     def starting(self) -> None:
         self._begin(None, "working", self._slow_s)
@@ -138,12 +138,12 @@ class RankWatchdog:
             if self._timed is not None:
                 self._durations_s.append(now - self._timed[1])
             self._timed = (step, now)
-            self._step_limit_s = self._limit_of_a_step()
+            self._step_limit_s = self._next_step_limit_s()
         self._begin(step, "working", self._step_limit_s)
 
     def evaluating(self, step: int) -> None:
-        goes_on = self._doing == "evaluating"
-        self._begin(step, "evaluating", self._step_limit_s if goes_on else max(self._slow_s, self._step_limit_s))
+        is_evaluating = self._doing == "evaluating"
+        self._begin(step, "evaluating", self._step_limit_s if is_evaluating else max(self._slow_s, self._step_limit_s))
 
     def saving(self, step: int) -> None:
         self._begin(step, "saving", max(self._slow_s, self._step_limit_s))
@@ -159,14 +159,14 @@ class RankWatchdog:
             return
         self._silent = True
         self._note(self.step, "waiting")
-        if not self._patient:  # once, for batch norm over all ranks has a hundred of them in a step
+        if not self._patient:  # once, for batch norm over all ranks runs a hundred collectives per step
             self._patient = True
             self._arm(self._limit_s + PATIENCE_S)
         try:
             yield
         finally:
             self._silent = False
-        self._note(self.step, self._doing)  # not after an error: it was waiting when it failed
+        self._note(self.step, self._doing)  # not after an error: the rank was waiting when it failed
 
     def left(self, step: int | None) -> None:
         self._silent = True
@@ -182,7 +182,7 @@ class RankWatchdog:
         if self._errors is not None:
             self._errors.close()
 
-    def _limit_of_a_step(self) -> float:
+    def _next_step_limit_s(self) -> float:
         if len(self._durations_s) < FIRST_STEPS:
             return self._slow_s
         if self._timeout_s is not None:
@@ -203,12 +203,12 @@ class RankWatchdog:
         if self._is_overdue():
             return
         self._until_s = math.inf
-        with contextlib.suppress(RuntimeError):  # no thread to be had: better without a limit than ended by it
+        with contextlib.suppress(RuntimeError):  # no thread can be started: better no limit than no training
             faulthandler.dump_traceback_later(limit_s, exit=True, file=self._errors or sys.stderr)
             self._until_s = time.monotonic() + limit_s
 
     def _is_overdue(self) -> bool:
-        """Whether the timer is about to fire: this process was stopped, and goes on too late."""
+        """Whether the timer is about to fire, because this process was stopped for too long."""
         return time.monotonic() > self._until_s
 
 
@@ -217,13 +217,13 @@ def _line(place: str, doing: str) -> bytes:
 
 
 def _shared_line(path: Path) -> mmap.mmap | None:
-    """A mapping of the new file, whose room on disk is taken already; None where that or a mapping cannot be had."""
+    """A mapping of the new file, whose disk space is already taken; None if there is no space or no mapping."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_bytes(_line("start", "working"))
         with part.open("r+b") as file:
             line = mmap.mmap(file.fileno(), _LINE_LENGTH)
-        part.replace(path)  # a former rank's mapping keeps its own file
+        part.replace(path)  # the mapping of an earlier attempt keeps its own file
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

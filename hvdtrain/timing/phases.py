@@ -1,8 +1,8 @@
 """Where a step's time goes: one call per phase, nothing at all when off.
 
-The phases partition a step: `enter` ends one and begins the next, so that they sum to the whole step. What is hidden
-behind another phase is in none of its own: gradients that travel while backward runs cost backward's time, and `sync`
-is what is left to wait for.
+The phases partition a step: `enter` ends one and begins the next, so that they sum to the whole step. Work that is
+hidden behind a phase counts as that phase: while backward runs, gradients travel in backward's time, and `sync` is the
+wait that is left.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 
 Phase = Literal[
-    "read",  # the wait for the next batch; for a split on the device its indexing
+    "read",  # the wait for the next batch; if the split is on the device, its indexing
     "augment",
     "to_device",
     "forward",
@@ -36,7 +36,7 @@ WARMUP_STEPS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class StepMeans:
-    """One rank's mean step since the warm-up."""
+    """The mean step of one rank since the warm-up."""
 
     steps: int
     step_s: float  # by the host's clock
@@ -47,13 +47,13 @@ class Phases(Protocol):
     """The clock of one rank's steps."""
 
     def enter(self, phase: Phase) -> None:
-        """End the phase at hand, if a step is running, and begin this one."""
+        """End the current phase, if a step is running, and begin this one."""
 
     def step_done(self) -> None:
-        """End the step; the time until the next `enter` belongs to none."""
+        """End the step; the time until the next `enter` belongs to no step."""
 
     def means(self) -> StepMeans | None:
-        """What has been measured so far; None before the first step after the warm-up."""
+        """The means so far; None before the first step after the warm-up."""
 
     def close(self) -> None:
         """The run is over."""
@@ -130,9 +130,9 @@ class Event(Protocol):
 class DeviceClock:
     """The phases as the current CUDA stream sees them, from events that are read once the device has passed them.
 
-    The stream stands still while it has nothing to do, so that a phase in which the host keeps the device waiting (the
-    next batch, gradients on their way) is as long as that wait, and one that the device does not notice is not.
-    Nothing is synchronised. The whole step is the host's, so that the phases can be held against it.
+    The stream stands still while it has nothing to do. So a phase in which the host keeps the device waiting (the next
+    batch, gradients on their way) is as long as that wait, and a phase that the device does not notice has no length.
+    Nothing is synchronised. The whole step is timed by the host's clock, so that the phases can be compared with it.
     """
 
     def __init__(self, new_event: Callable[[], Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:
@@ -185,7 +185,7 @@ class DeviceClock:
 
 
 def clock(mode: Mode, device: torch.device, *, unmeasured_steps: int = WARMUP_STEPS) -> Phases:
-    """The clock for a device; 'exact' waits for it at each border between phases, which costs time of its own."""
+    """The clock for a device; 'exact' waits for the device at each border between phases, which costs time."""
     if mode == "off":
         return OFF
     if device.type != "cuda":

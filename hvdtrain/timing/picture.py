@@ -28,21 +28,21 @@ _COLOURS: dict[Phase, str] = {
 
 
 def draw(profile: Profile) -> "Figure":
-    """Bars in milliseconds, the verdict above them; of many ranks those from the quickest to the slowest."""
+    """Bars in milliseconds, the verdict above them; of many ranks MOST_BARS, from the fastest to the slowest."""
     from matplotlib.figure import Figure
 
     ranks = _chosen(profile.ranks)
     figure = Figure(figsize=(7, 2.9 + 0.5 * len(ranks)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     left = [0.0] * len(ranks)
-    whole = max(one.sum_s for one in ranks)
-    labels = [f"rank {one.rank}, {one.host}" for one in ranks]
+    longest_s = max(means.sum_s for means in ranks)
+    labels = [f"rank {means.rank}, {means.host}" for means in ranks]
     for phase in PHASES:
-        widths = [1000 * one.phases_s[phase] for one in ranks]
+        widths = [1000 * means.phases_s[phase] for means in ranks]
         bars = axes.barh(labels, widths, left=left, color=_COLOURS[phase], label=NAMES[phase], height=0.7)
-        shown = [f"{width:.3g}" if width > 60 * whole else "" for width in widths]  # 6 % of the widest bar
+        texts = [f"{width:.3g}" if width > 60 * longest_s else "" for width in widths]  # 6 % of the widest bar
         dark = phase in ("read", "forward", "backward", "sync")
-        axes.bar_label(bars, shown, label_type="center", fontsize=10, color="white" if dark else "black")
+        axes.bar_label(bars, texts, label_type="center", fontsize=10, color="white" if dark else "black")
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.margins(x=0, y=0.02)
@@ -56,5 +56,5 @@ def draw(profile: Profile) -> "Figure":
 def _chosen(ranks: Sequence[RankMeans]) -> list[RankMeans]:
     if len(ranks) <= MOST_BARS:
         return list(ranks)
-    by_speed = sorted(ranks, key=lambda one: one.own_s)
+    by_speed = sorted(ranks, key=lambda means: means.own_s)
     return [by_speed[round(place * (len(ranks) - 1) / (MOST_BARS - 1))] for place in range(MOST_BARS)]

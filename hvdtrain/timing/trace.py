@@ -1,4 +1,4 @@
-"""A trace by torch.profiler of some steps, its phases as ranges, for Perfetto and TensorBoard's profile plugin."""
+"""A torch.profiler trace of some steps, the phases as ranges, for Perfetto and TensorBoard's profile plugin."""
 
 import os
 import sys
@@ -10,35 +10,35 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from hvdtrain.timing.phases import Phase, Phases, StepMeans
 
 _UNTRACED_STEPS = 1
-_WARMUP_STEPS = 2  # traced and thrown away: the profiler's own start costs time
+_WARMUP_STEPS = 2  # traced and thrown away: starting the profiler costs time
 BEFORE_STEPS = _UNTRACED_STEPS + _WARMUP_STEPS
 
 
 def unmeasured_steps(steps: int) -> int:
-    """How many steps tracing so many of them slows down: the one after the last waits for every rank's file."""
+    """How many steps are slower when `steps` are traced; the last of them waits for every rank's file."""
     return BEFORE_STEPS + steps + 1
 
 
 class TorchTrace:
     """Phases that also trace `steps` steps into `file`, once the first BEFORE_STEPS are done.
 
-    Every rank traces, since one that did so alone would keep the others waiting; `phases` had better start to measure
-    after `unmeasured_steps` of them, for the ranks write for different times. A trace that cannot be written is
-    told in one line, and the training goes on.
+    Every rank traces, since a single one would keep the others waiting. The ranks take different times to write, so
+    `phases` should start to measure after `unmeasured_steps`. If a trace cannot be written, a line on stderr says so,
+    and the training goes on.
     """
 
     def __init__(self, phases: Phases, file: Path, *, steps: int, device: torch.device) -> None:
         self._phases = phases
         self._file = file
         self._left = BEFORE_STEPS + steps
-        if device.type != "cuda":  # else the profiler calls a missing GPU an error
+        if device.type != "cuda":  # otherwise the profiler reports the missing GPU as an error
             os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._profiler = profile(
             activities=activities,
             schedule=schedule(wait=_UNTRACED_STEPS, warmup=_WARMUP_STEPS, active=steps, repeat=1),
             on_trace_ready=self._write,
-            acc_events=True,  # without it torch warns that there is only one cycle, which is what is asked for
+            acc_events=True,  # without it torch warns that there is only one cycle
         )
         self._range: record_function | None = None
         self._profiler.start()
@@ -63,7 +63,7 @@ class TorchTrace:
         return self._phases.means()
 
     def close(self) -> None:
-        """Write what there is, where the run was shorter than planned."""
+        """Write the steps traced so far, if the run was shorter than planned."""
         self._phases.close()
         if self._left:
             self._left = 0

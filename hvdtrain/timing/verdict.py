@@ -1,4 +1,4 @@
-"""What the ranks' clocks say together: which rank is slowest, what binds the run, and what would help."""
+"""A verdict from the clocks of all ranks: which rank is slowest, what limits the run, and what would help."""
 
 import socket
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ COMPUTE: tuple[Phase, ...] = ("forward", "loss", "backward", "optimizer")
 
 Kind = Literal["compute-bound", "input-bound", "communication-bound", "straggler"]
 
-# From which share of a step it is worth a change. Doing away with a fifth makes training a quarter faster; a straggler
-# costs all ranks its share, and looking at one host may mend it.
+# The share of a step from which a change is worth while. Removing a fifth makes training a quarter faster; a straggler
+# costs all ranks its share, and looking at one host may be enough.
 WORTH_A_CHANGE: dict[Kind, float] = {"straggler": 0.1, "communication-bound": 0.2, "input-bound": 0.2}
 
 NAMES: dict[Phase, str] = {
@@ -43,7 +43,7 @@ _HELP: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RankMeans:
-    """One rank's mean step."""
+    """The mean step of one rank."""
 
     rank: int
     host: str
@@ -53,12 +53,12 @@ class RankMeans:
 
     @property
     def sum_s(self) -> float:
-        """All phases."""
+        """Seconds in all phases."""
         return sum(self.phases_s.values())
 
     @property
     def own_s(self) -> float:
-        """What the rank does before it waits for the others."""
+        """Seconds of the rank's own work, without the wait for the others."""
         return self.sum_s - self.phases_s["sync"]
 
     def of(self, phases: Sequence[Phase]) -> float:
@@ -68,7 +68,7 @@ class RankMeans:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What binds the run."""
+    """What limits the run."""
 
     kind: Kind
     share: float  # of a step, 0 to 1
@@ -78,11 +78,11 @@ class Verdict:
 
 
 def judge(ranks: Sequence[RankMeans]) -> Verdict:
-    """What binds the run, and what would help.
+    """What limits the run, and what would help.
 
-    A step is over for every rank at the same time, when the last one's gradients have come. So the slowest rank, the
-    one with the most time outside `sync`, waits for nobody: what it waits is the communication itself, and what the
-    others wait on top of that they wait for it. A typical rank's step is thus divided, as shares of the step, into
+    A step ends on every rank at the same time, when the last rank's gradients have come. The slowest rank is the one
+    with the most time outside `sync`. It waits for nobody: its `sync` is the communication itself, and whatever the
+    others wait longer than that they wait for it. So a typical rank's step divides into these shares:
 
     - straggler: the slowest rank's own time less the median of the others' own time;
     - communication: the least `sync` of all ranks;
@@ -90,18 +90,18 @@ def judge(ranks: Sequence[RankMeans]) -> Verdict:
     - compute: the median of the others' forward, loss, backward and optimizer; record and other are the rest.
 
     The largest of the first three that is WORTH_A_CHANGE is the verdict; if none is, the run is compute-bound.
-    Means over many steps cannot tell communication from ranks that are slow by turns: both wait in `sync`. With batch
-    norm over all ranks the wait for a slow one is in `forward`, and no straggler is seen.
+    Means over many steps cannot tell communication from ranks that are slow in turn: both are waits in `sync`. With
+    batch norm over all ranks the wait for a slow rank is in `forward`, and no straggler is seen.
     """
-    slowest = max(ranks, key=lambda one: one.own_s)
-    others = [one for one in ranks if one is not slowest] or [slowest]
-    step_s = median(one.sum_s for one in ranks)
+    slowest = max(ranks, key=lambda means: means.own_s)
+    others = [means for means in ranks if means is not slowest] or [slowest]
+    step_s = median(means.sum_s for means in ranks)
     waits: dict[Kind, float] = {
-        "straggler": slowest.own_s - median(one.own_s for one in others),
-        "communication-bound": min(one.phases_s["sync"] for one in ranks),
-        "input-bound": median(one.of(INPUT) for one in others),
+        "straggler": slowest.own_s - median(means.own_s for means in others),
+        "communication-bound": min(means.phases_s["sync"] for means in ranks),
+        "input-bound": median(means.of(INPUT) for means in others),
     }
-    compute_s = median(one.of(COMPUTE) for one in others)
+    compute_s = median(means.of(COMPUTE) for means in others)
     worth = {name: seconds for name, seconds in waits.items() if seconds >= WORTH_A_CHANGE[name] * step_s}
     kind: Kind = max(worth, key=lambda name: worth[name], default="compute-bound")
     share = {**waits, "compute-bound": compute_s}[kind] / step_s
@@ -115,7 +115,7 @@ def judge(ranks: Sequence[RankMeans]) -> Verdict:
 
 
 def _sentence(kind: Kind, share: float, slowest: RankMeans, others: Sequence[RankMeans]) -> str:
-    usual = {phase: median(one.phases_s[phase] for one in others) for phase in PHASES}
+    usual = {phase: median(means.phases_s[phase] for means in others) for phase in PHASES}
     if kind == "straggler":
         more = {phase: slowest.phases_s[phase] - usual[phase] for phase in PHASES if phase != "sync"}
         where = max(more, key=lambda phase: more[phase])
@@ -138,51 +138,50 @@ def _sentence(kind: Kind, share: float, slowest: RankMeans, others: Sequence[Ran
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """The mean step of every rank, and what it means."""
+    """The mean step of every rank, and the verdict on them."""
 
     ranks: list[RankMeans]
     verdict: Verdict
 
     def summary(self) -> dict[str, Any]:
         """The verdict, for result.json."""
-        found = self.verdict
         return {
-            "verdict": found.kind,
-            "share": found.share,
-            "rank": found.rank,
-            "host": found.host,
-            "sentence": found.sentence,
+            "verdict": self.verdict.kind,
+            "share": self.verdict.share,
+            "rank": self.verdict.rank,
+            "host": self.verdict.host,
+            "sentence": self.verdict.sentence,
         }
 
     def document(self) -> dict[str, Any]:
-        """For phases.json: over ranks the least, the median and the most of each phase, then each rank's own."""
-        slowest = max(self.ranks, key=lambda one: one.own_s)
+        """For phases.json: minimum, median and maximum of each phase over the ranks, then each rank's means."""
+        slowest = max(self.ranks, key=lambda means: means.own_s)
         phases = {}
         for phase in PHASES:
-            seconds = [one.phases_s[phase] for one in self.ranks]
-            most = max(self.ranks, key=lambda one: one.phases_s[phase])
+            seconds = [means.phases_s[phase] for means in self.ranks]
+            longest = max(self.ranks, key=lambda means: means.phases_s[phase])
             phases[phase] = {
                 "min_s": min(seconds),
                 "median_s": median(seconds),
-                "max_s": most.phases_s[phase],
-                "max_rank": most.rank,
-                "max_host": most.host,
+                "max_s": longest.phases_s[phase],
+                "max_rank": longest.rank,
+                "max_host": longest.host,
             }
         return {
             **self.summary(),
             "steps": self.ranks[0].steps,
-            "step_s": median(one.step_s for one in self.ranks),
+            "step_s": median(means.step_s for means in self.ranks),
             "slowest": {"rank": slowest.rank, "host": slowest.host, "own_s": slowest.own_s},
             "phases": phases,
-            "ranks": [{**asdict(one), "sum_s": one.sum_s} for one in self.ranks],
+            "ranks": [{**asdict(means), "sum_s": means.sum_s} for means in self.ranks],
         }
 
 
 def over_ranks(comm: Comm, phases: Phases) -> Profile | None:
-    """What all ranks have measured; None where their clocks are off or still warming up. Called by every rank."""
-    means = phases.means()
-    if means is None:
+    """The profile of all ranks; None if their clocks are off or still warming up. Called by every rank."""
+    own_means = phases.means()
+    if own_means is None:
         return None
-    own = {"rank": comm.rank, "host": socket.gethostname(), **asdict(means)}
-    ranks = [RankMeans(**one) for one in comm.gather(own)]
+    own = {"rank": comm.rank, "host": socket.gethostname(), **asdict(own_means)}
+    ranks = [RankMeans(**means) for means in comm.gather(own)]
     return Profile(ranks=ranks, verdict=judge(ranks))

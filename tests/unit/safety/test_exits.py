@@ -68,12 +68,12 @@ def test_a_failing_rank_leaves_at_once_with_its_status(monkeypatch, capsys, erro
     with pytest.raises(SystemExit) as leaving:
         sys.excepthook(type(error), error, error.__traceback__)
     assert leaving.value.code == status
-    told = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     if status == 1:
-        assert told.startswith(f"hvdtrain: rank 5 on {socket.gethostname()} failed: ValueError: broken\nTraceback")
-        assert told.rstrip().endswith("ValueError: broken")
+        assert stderr.startswith(f"hvdtrain: rank 5 on {socket.gethostname()} failed: ValueError: broken\nTraceback")
+        assert stderr.rstrip().endswith("ValueError: broken")
     else:
-        assert told == ""
+        assert stderr == ""
 
 
 @pytest.mark.parametrize("status", [exits.TOO_MANY_SKIPPED, exits.REPLICAS_DIFFER])

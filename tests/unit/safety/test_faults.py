@@ -119,7 +119,7 @@ def test_bitflip_changes_one_bit_of_one_weight(model, dtype, memory_format):
     parse("bitflip@rank0:step4").at("step", 4, model=model)
     flipped = 0
     for name, value in model.state_dict().items():
-        old, new = (one.contiguous().flatten().view(torch.uint8) for one in (before[name], value))
+        old, new = (weights.contiguous().flatten().view(torch.uint8) for weights in (before[name], value))
         flipped += sum(bin(a ^ b).count("1") for a, b in zip(old.tolist(), new.tolist(), strict=True))
     assert flipped == 1
 
@@ -146,7 +146,7 @@ print("after", flush=True)
 
 
 @pytest.mark.parametrize(
-    ("kind", "status", "said"),
+    ("kind", "status", "message"),
     [
         ("kill", -signal.SIGKILL, ""),
         ("term", -signal.SIGTERM, ""),
@@ -158,13 +158,13 @@ print("after", flush=True)
         ("sleep", 5, ""),
     ],
 )
-def test_a_process_suffers_its_fault(kind, status, said):
+def test_a_process_suffers_its_fault(kind, status, message):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kind], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (status, "before\n")
-    assert said in done.stderr
-    assert bool(said) == bool(done.stderr)
+    assert message in done.stderr
+    assert bool(message) == bool(done.stderr)
 
 
 def test_a_stopped_process_goes_on_when_it_is_continued():

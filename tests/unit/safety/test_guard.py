@@ -42,7 +42,7 @@ def fail(guard, error, what="log write", where="here", **options):
         raise error
 
 
-def test_an_os_error_is_counted_told_and_passed_to_the_callback(capsys, tmp_path):
+def test_an_os_error_is_counted_reported_and_passed_to_the_callback(capsys, tmp_path):
     guard, seen = Guard(), []
     error = no_room()
     fail(guard, error, where=tmp_path, failed=seen.append)
@@ -77,7 +77,7 @@ def test_a_guarded_function_returns_none_where_it_failed():
     assert guard.counts == {"remote read": 1}
 
 
-def test_each_cause_is_told_once_a_minute(capsys, clock):
+def test_each_cause_is_reported_once_a_minute(capsys, clock):
     guard = Guard()
     errors = [
         no_room(),
@@ -90,14 +90,14 @@ def test_each_cause_is_told_once_a_minute(capsys, clock):
         fail(guard, error)
     fail(guard, no_room(), what="checkpoint write")
     lines = capsys.readouterr().err.splitlines()
-    told = (
+    reported = (
         "log write failed: here: No space",
         "Input/output",
         "TimeoutError: a",
         "checkpoint write failed: here: No space",
     )
-    assert len(lines) == len(told)
-    assert all(words in line for words, line in zip(told, lines, strict=True))
+    assert len(lines) == len(reported)
+    assert all(message in line for message, line in zip(reported, lines, strict=True))
     clock.now += QUIET_S - 1
     fail(guard, no_room())
     assert capsys.readouterr().err == ""
@@ -177,7 +177,7 @@ def test_a_warning_that_cannot_be_written_is_no_failure(monkeypatch, closed):
                 full.close()
 
 
-def test_failures_of_several_threads_are_all_counted_and_told_once(capsys):
+def test_failures_of_several_threads_are_all_counted_and_reported_once(capsys):
     guard = Guard()
     start = threading.Barrier(4)
 

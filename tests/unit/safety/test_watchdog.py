@@ -12,7 +12,7 @@ from hvdtrain.safety.watchdog import FIRST_STEPS, LEAST_S, OFF, SLOW_S, watch
 
 
 class Timer:
-    """In place of faulthandler: remembers the limit of each arming."""
+    """A faulthandler that records the limit of each arming."""
 
     def __init__(self):
         self.limits = []
@@ -40,7 +40,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def rank(tmp_path, timer):
-    """Makes a rank's watchdog; what it tells lies in tmp_path."""
+    """Makes the watchdog of a rank, whose files are in tmp_path."""
     (tmp_path / "ranks").mkdir()
     made = []
 
@@ -49,8 +49,8 @@ def rank(tmp_path, timer):
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for dog in made:
+        dog.close()
 
 
 def line_in(run_folder, number=3):
@@ -60,61 +60,61 @@ def line_in(run_folder, number=3):
     return text.decode().rstrip()
 
 
-def steps(one, clock, durations):
-    """Steps of these durations; the one after them has begun."""
+def take_steps(dog, clock, durations):
+    """Take steps of these durations and begin the next one."""
     for number, seconds in enumerate(durations, start=1):
-        one.working(number)
+        dog.working(number)
         clock.now += seconds
-    one.working(len(durations) + 1)
+    dog.working(len(durations) + 1)
 
 
 # --- the line
 
 
 def test_each_call_is_in_the_line(rank, tmp_path):
-    one = rank()
-    one.starting()
+    dog = rank()
+    dog.starting()
     assert line_in(tmp_path) == "start working"
-    assert one.step is None
-    with one.collective():
+    assert dog.step is None
+    with dog.collective():
         assert line_in(tmp_path) == "start waiting"
     for step, doing in ((1, "working"), (17, "evaluating"), (1234567, "saving"), (2, "waiting"), (2, "left")):
-        getattr(one, doing)(step)
+        getattr(dog, doing)(step)
         assert line_in(tmp_path) == f"step {step} {doing}"
-    assert one.step == 1234567
+    assert dog.step == 1234567
     assert [file.name for file in (tmp_path / "ranks").glob("*.at*")] == ["rank-3.at"]
 
 
 @pytest.mark.parametrize("doing", ["working", "evaluating", "saving"])
 def test_after_a_collective_the_rank_goes_on_with_what_it_did(rank, tmp_path, doing):
-    one = rank()
-    getattr(one, doing)(5)
-    with one.collective():
+    dog = rank()
+    getattr(dog, doing)(5)
+    with dog.collective():
         assert line_in(tmp_path) == "step 5 waiting"
-        with one.collective():
+        with dog.collective():
             assert line_in(tmp_path) == "step 5 waiting"
         assert line_in(tmp_path) == "step 5 waiting"
     assert line_in(tmp_path) == f"step 5 {doing}"
 
 
 def test_a_rank_that_fails_in_a_collective_was_waiting(rank, tmp_path, timer):
-    one = rank()
-    one.working(5)
-    with pytest.raises(RuntimeError), one.collective():
+    dog = rank()
+    dog.working(5)
+    with pytest.raises(RuntimeError), dog.collective():
         raise RuntimeError
     assert line_in(tmp_path) == "step 5 waiting"
-    one.working(6)
-    with one.collective():
+    dog.working(6)
+    with dog.collective():
         assert line_in(tmp_path) == "step 6 waiting"
 
 
 def test_close_is_the_end(rank, tmp_path, timer):
-    one = rank()
-    one.working(9)
-    one.close()
+    dog = rank()
+    dog.working(9)
+    dog.close()
     assert timer.limits[-1] is None
     armed = len(timer.limits)
-    with one.collective():
+    with dog.collective():
         pass
     assert len(timer.limits) == armed
     assert line_in(tmp_path) == "step 9 left"
@@ -137,12 +137,12 @@ def test_without_a_folder_or_a_thread_the_rank_goes_on(tmp_path, timer, monkeypa
     def no_thread(*_, **__):
         raise RuntimeError("unable to start watchdog thread")
 
-    one = watch(tmp_path / "missing", 0, hang_timeout_s=5.0)
-    one.working(1)
+    dog = watch(tmp_path / "missing", 0, hang_timeout_s=5.0)
+    dog.working(1)
     monkeypatch.setattr(timer, "dump_traceback_later", no_thread)
-    with one.collective():
+    with dog.collective():
         pass
-    one.close()
+    dog.close()
     assert timer.limits == [50.0, None]
 
 
@@ -150,10 +150,10 @@ def test_a_full_disk_leaves_no_half_line(rank, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (32, hard))
     try:
-        one = rank()
+        dog = rank()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    one.working(1)
+    dog.working(1)
     assert [file.name for file in (tmp_path / "ranks").iterdir()] == ["rank-3.err"]
 
 
@@ -177,7 +177,7 @@ def test_a_timeout_of_0_is_off(tmp_path, timer, monkeypatch):
 
 
 def test_the_first_steps_have_limits_of_their_own(rank, timer, clock):
-    steps(rank(7.0), clock, [0.1] * FIRST_STEPS)
+    take_steps(rank(7.0), clock, [0.1] * FIRST_STEPS)
     assert timer.limits == [70.0] * FIRST_STEPS + [7.0]
 
 
@@ -192,68 +192,68 @@ def test_the_first_steps_have_limits_of_their_own(rank, timer, clock):
     ],
 )
 def test_a_step_may_take_ten_times_the_median_of_the_last_50(rank, timer, clock, durations, limit):
-    steps(rank(), clock, durations)
+    take_steps(rank(), clock, durations)
     assert timer.limits[-1] == limit
 
 
-def test_a_step_that_is_told_of_again_is_no_further_step(rank, timer, clock):
-    one = rank()
+def test_a_second_call_in_a_step_is_not_another_step(rank, timer, clock):
+    dog = rank()
     for number in (1, 2, 3, 4):
         for _ in range(10):
-            one.working(number)
+            dog.working(number)
             clock.now += 2.0
     assert timer.limits[-1] == 200.0
 
 
 def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, timer, clock):
-    one = rank(7.0)
-    one.starting()
-    with one.collective():
+    dog = rank(7.0)
+    dog.starting()
+    with dog.collective():
         pass
     assert timer.limits == [70.0, 70.5]
-    steps(one, clock, [0.1] * FIRST_STEPS)
+    take_steps(dog, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
-    for _ in range(2):  # the second one is of the same step
-        with one.collective(), one.collective():
+    for _ in range(2):  # the second time in the same step
+        with dog.collective(), dog.collective():
             pass
-    one.saving(4)
-    with one.collective():
+    dog.saving(4)
+    with dog.collective():
         pass
     assert timer.limits == [7.5, 70.0, 70.5]
 
 
 def test_only_the_first_batch_of_an_evaluation_may_take_longer(rank, timer, clock):
-    one = rank(7.0)
-    steps(one, clock, [0.1] * FIRST_STEPS)
+    dog = rank(7.0)
+    take_steps(dog, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
     for _ in range(3):
-        one.evaluating(4)
-        with one.collective():
+        dog.evaluating(4)
+        with dog.collective():
             pass
-    one.working(5)
-    one.evaluating(5)
+    dog.working(5)
+    dog.evaluating(5)
     assert timer.limits == [70.0, 70.5, *[7.0, 7.5] * 2, 7.0, 70.0]
 
 
 def test_a_rank_that_goes_on_too_late_leaves_its_line_and_its_timer_alone(rank, timer, clock, tmp_path):
-    one = rank(7.0)
-    steps(one, clock, [0.1] * FIRST_STEPS)
+    dog = rank(7.0)
+    take_steps(dog, clock, [0.1] * FIRST_STEPS)
     armed = len(timer.limits)
-    clock.now += 7.1  # stopped; its timer has yet to wake up
-    with one.collective():
+    clock.now += 7.1  # stopped; its timer has not fired yet
+    with dog.collective():
         pass
-    one.working(5)
+    dog.working(5)
     assert line_in(tmp_path) == "step 4 working"
     assert len(timer.limits) == armed
-    one.left(5)
+    dog.left(5)
     assert line_in(tmp_path) == "step 5 left"
 
 
 def test_nothing_is_given_less_time_than_a_step(rank, timer, clock):
-    one = rank()
-    steps(one, clock, [100.0] * FIRST_STEPS)
-    one.evaluating(4)
-    one.saving(4)
+    dog = rank()
+    take_steps(dog, clock, [100.0] * FIRST_STEPS)
+    dog.evaluating(4)
+    dog.saving(4)
     assert timer.limits[-3:] == [1000.0] * 3
 
 
@@ -288,9 +288,9 @@ def process(tmp_path):
         return started[-1]
 
     yield start
-    for one in started:
-        one.kill()
-        one.communicate()
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -302,57 +302,57 @@ def process(tmp_path):
     ],
 )
 def test_a_rank_that_hangs_ends_with_its_stack(process, tmp_path, hang):
-    one = process(f"def stuck():\n    {hang}\nstuck()", 0.5)
-    assert one.communicate(timeout=30) == ("", "")
-    assert one.returncode == 1
+    rank = process(f"def stuck():\n    {hang}\nstuck()", 0.5)
+    assert rank.communicate(timeout=30) == ("", "")
+    assert rank.returncode == 1
     assert line_in(tmp_path, 0) == "step 4 working"
-    words = (tmp_path / "ranks" / "rank-0.err").read_text()
-    assert words.startswith("Timeout (0:00:00.500000)!\nThread 0x")
-    assert "in stuck" in words
+    report = (tmp_path / "ranks" / "rank-0.err").read_text()
+    assert report.startswith("Timeout (0:00:00.500000)!\nThread 0x")
+    assert "in stuck" in report
 
 
 def test_where_no_error_file_can_be_made_the_stack_is_on_stderr(process, tmp_path):
     (tmp_path / "ranks").rmdir()
-    one = process("def stuck():\n    time.sleep(60)\nstuck()", 0.5)
-    _, told = one.communicate(timeout=30)
-    assert one.returncode == 1
-    assert "in stuck" in told
+    rank = process("def stuck():\n    time.sleep(60)\nstuck()", 0.5)
+    _, stderr = rank.communicate(timeout=30)
+    assert rank.returncode == 1
+    assert "in stuck" in stderr
 
 
 def test_steps_near_the_limit_are_no_hang(process, tmp_path):
     body = "for step in (5, 6, 7):\n    dog.working(step)\n    time.sleep(1.2)\ndog.close()"
-    one = process(body, 2.0)
-    assert one.communicate(timeout=30) == ("", "")
-    assert one.returncode == 0
+    rank = process(body, 2.0)
+    assert rank.communicate(timeout=30) == ("", "")
+    assert rank.returncode == 0
     assert line_in(tmp_path, 0) == "step 7 left"
     assert (tmp_path / "ranks" / "rank-0.err").read_text() == ""
 
 
 def test_a_rank_that_has_left_has_no_limit(process, tmp_path):
-    one = process("dog.close()\ntime.sleep(1.0)", 0.5)
-    one.communicate(timeout=30)
-    assert one.returncode == 0
+    rank = process("dog.close()\ntime.sleep(1.0)", 0.5)
+    rank.communicate(timeout=30)
+    assert rank.returncode == 0
 
 
 def test_the_line_outlives_kill_9(process, tmp_path):
-    one = process("with dog.collective():\n    os.kill(os.getpid(), signal.SIGKILL)", 60)
-    one.communicate(timeout=30)
-    assert one.returncode == -signal.SIGKILL
+    rank = process("with dog.collective():\n    os.kill(os.getpid(), signal.SIGKILL)", 60)
+    rank.communicate(timeout=30)
+    assert rank.returncode == -signal.SIGKILL
     assert line_in(tmp_path, 0) == "step 4 waiting"
 
 
 @pytest.mark.parametrize(("stopped_s", "status"), [(0.1, 0), (3.0, 1)])
 def test_a_rank_that_is_stopped_fires_when_it_goes_on_after_its_limit(process, tmp_path, stopped_s, status):
     # The timer's clock begins when its thread does: not while the process is stopped.
-    one = process("time.sleep(0.2)\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.5)\ndog.close()", 2.0)
-    _, how = os.waitpid(one.pid, os.WUNTRACED)
+    rank = process("time.sleep(0.2)\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.5)\ndog.close()", 2.0)
+    _, how = os.waitpid(rank.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(how)
     with pytest.raises(subprocess.TimeoutExpired):
-        one.wait(timeout=stopped_s)
+        rank.wait(timeout=stopped_s)
     assert line_in(tmp_path, 0) == "step 4 working"
-    one.send_signal(signal.SIGCONT)
-    one.communicate(timeout=30)
-    assert one.returncode == status
+    rank.send_signal(signal.SIGCONT)
+    rank.communicate(timeout=30)
+    assert rank.returncode == status
     assert ("Timeout" in (tmp_path / "ranks" / "rank-0.err").read_text()) == bool(status)
 
 
@@ -366,7 +366,7 @@ for step in (5, 6, 7, 8):
 worker.join(1.0)
 sys.exit(worker.exitcode + 40)
 """
-    one = process(body, 2.0)
-    one.communicate(timeout=30)
-    assert one.returncode == 40
+    rank = process(body, 2.0)
+    rank.communicate(timeout=30)
+    assert rank.returncode == 40
     assert line_in(tmp_path, 0) == "step 8 working"

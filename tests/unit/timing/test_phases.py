@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Watch:
-    """In place of the time module: moved by hand."""
+    """A time module whose clock the test moves."""
 
     def __init__(self):
         self.now = 0.0
@@ -37,7 +37,7 @@ def watch(monkeypatch):
 
 
 class Stream:
-    """A device that is done with its work only when it is told to be; events on it know when they were passed."""
+    """A device that finishes its work only when `done` is set; its events record when they were passed."""
 
     def __init__(self, watch):
         self.watch, self.made, self.waits, self.done = watch, 0, 0, True
@@ -64,13 +64,13 @@ class StreamEvent:
         return 1000 * (end.at - self.at)
 
 
-def steps_of(one, watch, count, **seconds):
-    """Steps in which each phase takes these seconds, with a second between them."""
+def take_steps(clock, watch, count, **seconds):
+    """Take steps in which each phase takes these seconds, with a second between them."""
     for _ in range(count):
         for phase, duration in seconds.items():
-            one.enter(phase)
+            clock.enter(phase)
             watch.now += duration
-        one.step_done()
+        clock.step_done()
         watch.now += 1.0
 
 
@@ -80,10 +80,10 @@ def any_clock(request, watch):
 
 
 def test_a_mean_step_leaves_out_the_warm_up_and_what_is_between_steps(any_clock, watch):
-    steps_of(any_clock, watch, WARMUP_STEPS, read=50.0)
+    take_steps(any_clock, watch, WARMUP_STEPS, read=50.0)
     assert any_clock.means() is None
-    steps_of(any_clock, watch, 1, read=2.0, forward=3.0)
-    steps_of(any_clock, watch, 3, read=6.0, sync=4.0)
+    take_steps(any_clock, watch, 1, read=2.0, forward=3.0)
+    take_steps(any_clock, watch, 3, read=6.0, sync=4.0)
     means = any_clock.means()
     assert means.steps == 4
     assert means.step_s == pytest.approx(8.75)
@@ -91,7 +91,7 @@ def test_a_mean_step_leaves_out_the_warm_up_and_what_is_between_steps(any_clock,
 
 
 def test_a_phase_that_comes_again_is_added(any_clock, watch):
-    steps_of(any_clock, watch, WARMUP_STEPS, other=1.0)
+    take_steps(any_clock, watch, WARMUP_STEPS, other=1.0)
     for phase in ("forward", "backward", "forward", "backward"):
         any_clock.enter(phase)
         watch.now += 1.5
@@ -101,24 +101,24 @@ def test_a_phase_that_comes_again_is_added(any_clock, watch):
 
 def test_an_exact_clock_waits_for_the_device_at_each_border(watch):
     waits = []
-    one = HostClock(lambda: waits.append(watch.now))
-    steps_of(one, watch, 1, forward=2.0, backward=3.0)
+    exact = HostClock(lambda: waits.append(watch.now))
+    take_steps(exact, watch, 1, forward=2.0, backward=3.0)
     assert waits == [0.0, 2.0, 5.0]
 
 
 def test_the_device_is_never_waited_for_within_a_run(watch):
     stream = Stream(watch)
-    one = DeviceClock(stream.new_event)
+    device_clock = DeviceClock(stream.new_event)
     stream.done = False
-    steps_of(one, watch, WARMUP_STEPS + 5, forward=2.0, backward=3.0)
+    take_steps(device_clock, watch, WARMUP_STEPS + 5, forward=2.0, backward=3.0)
     assert (stream.waits, stream.made) == (0, 3 * 5)  # those of the warm-up were used again
     stream.done = True
-    steps_of(one, watch, 20, forward=2.0, backward=3.0)
+    take_steps(device_clock, watch, 20, forward=2.0, backward=3.0)
     assert (stream.waits, stream.made) == (0, 3 * 6)
-    assert one.means().steps == 25
+    assert device_clock.means().steps == 25
     stream.done = False
-    steps_of(one, watch, 1, forward=28.0, backward=3.0)
-    assert one.means().phases_s["forward"] == 3.0
+    take_steps(device_clock, watch, 1, forward=28.0, backward=3.0)
+    assert device_clock.means().phases_s["forward"] == 3.0
     assert stream.waits == 1
 
 
@@ -244,7 +244,7 @@ def test_a_clock_changes_nothing_in_the_training():
     with_clock = real_epoch(Recording())
     torch.manual_seed(1)
     without = real_epoch(OFF)
-    assert [one.totals for one in with_clock] == [one.totals for one in without]
+    assert [position.totals for position in with_clock] == [position.totals for position in without]
 
 
 def test_every_phase_is_known():

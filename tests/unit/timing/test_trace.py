@@ -25,7 +25,7 @@ def names_in(file):
 
 
 @pytest.mark.parametrize(("steps", "traced"), [(20, 4), (BEFORE_STEPS + 4, 4), (BEFORE_STEPS + 2, 2)])
-def test_the_asked_steps_are_traced_after_the_warm_up_with_their_phases(tmp_path, steps, traced):
+def test_the_requested_steps_are_traced_after_the_warm_up_with_their_phases(tmp_path, steps, traced):
     file = tmp_path / "profile" / "rank-0.pt.trace.json.gz"
     run(TorchTrace(OFF, file, steps=4, device=CPU), steps)
     names = names_in(file)
@@ -46,7 +46,7 @@ def test_a_trace_that_cannot_be_written_is_one_line(tmp_path, capsys):
     assert "profile/rank-0" in lines[0]
 
 
-def test_the_clock_within_is_told_everything(tmp_path):
+def test_the_wrapped_clock_gets_every_call(tmp_path):
     clock = HostClock(unmeasured_steps=unmeasured_steps(1))
     trace = TorchTrace(clock, tmp_path / "t.json.gz", steps=1, device=CPU)
     run(trace, unmeasured_steps(1) + 3)

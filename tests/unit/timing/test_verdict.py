@@ -57,7 +57,7 @@ def ranks(count, **changes):
         ([rank(0, **PLAIN, sync=20), rank(1, **{**PLAIN, "loss": 13}, sync=8)], "straggler", 12 / 115, ["loss"]),
         # late through its own reading, with everybody else's input in order
         (
-            [rank(0, "a", **{**PLAIN, "read": 302}), *(rank(one, "b", **PLAIN, sync=300) for one in (1, 2, 3))],
+            [rank(0, "a", **{**PLAIN, "read": 302}), *(rank(n, "b", **PLAIN, sync=300) for n in (1, 2, 3))],
             "straggler",
             300 / 395,
             ["rank 0 on a", "dataset read takes 302.0 ms against 2.0 ms"],
@@ -96,12 +96,12 @@ milliseconds = some.floats(0.001, 1e4)
 
 
 @given(some.lists(some.fixed_dictionaries(dict.fromkeys(PHASES, milliseconds)), min_size=1, max_size=9))
-def test_any_numbers_get_a_verdict(everyones):
-    profile = Profile(ranks=[rank(n, **one) for n, one in enumerate(everyones)], verdict=judge(ranks(1)))
+def test_any_numbers_get_a_verdict(steps):
+    profile = Profile(ranks=[rank(n, **phases) for n, phases in enumerate(steps)], verdict=judge(ranks(1)))
     verdict = judge(profile.ranks)
     assert math.isfinite(verdict.share)
     assert verdict.share >= 0
-    assert len(everyones) > 1 or verdict.kind != "straggler"
+    assert len(steps) > 1 or verdict.kind != "straggler"
     for spread in profile.document()["phases"].values():
         assert spread["min_s"] <= spread["median_s"] <= spread["max_s"]
 
@@ -137,13 +137,13 @@ class Pair(SerialComm):
         return [value, {**value, "rank": 1, "host": "far", "phases_s": other}]
 
 
-def test_what_the_clocks_say_is_gathered():
+def test_the_means_of_all_clocks_are_gathered():
     clock = HostClock(unmeasured_steps=0)
     assert over_ranks(Pair(), clock) is None
     clock.enter("forward")
     clock.step_done()
     profile = over_ranks(Pair(), clock)
-    assert [one.rank for one in profile.ranks] == [0, 1]
+    assert [means.rank for means in profile.ranks] == [0, 1]
     assert (profile.verdict.kind, profile.verdict.host) == ("straggler", "far")
 
 
@@ -163,6 +163,6 @@ def test_the_picture_has_a_bar_for_each_rank_up_to_a_number(count, bars):
     assert len(labels) == bars
     assert {"rank 0, host-0", f"rank {count - 1}, host-{(count - 1) // 8}"} <= set(labels)
     assert len(axes.patches) == bars * len(PHASES)
-    for one, bar in zip(found[:1], axes.patches[:1], strict=True):
-        assert bar.get_width() == pytest.approx(1000 * one.phases_s["read"])
+    for means, bar in zip(found[:1], axes.patches[:1], strict=True):
+        assert bar.get_width() == pytest.approx(1000 * means.phases_s["read"])
     assert axes.get_title(loc="left").startswith(judge(found).kind)
