@@ -1,9 +1,9 @@
-"""How fast faults are noticed, and how soon the training goes on: the figures of docs/faults.md.
+"""How soon faults are noticed and the training goes on: the figures of docs/faults.md.
 
     python bench/faults.py --rounds 5
-    python bench/faults.py --rounds 0 --clean-s 600       only a run that nothing happens to: does anything fire?
+    python bench/faults.py --rounds 0 --clean-s 600       only a run without faults: are there false alarms?
 
-Every round strikes one run of 2 ranks with each fault, under `hvdlaunch run --restarts 1`: digits, efficientnet_tiny, a
+Every round injects each fault into a run of 2 ranks, under `hvdlaunch run --restarts 1`: digits, efficientnet_tiny, a
 checkpoint every 5 steps. Noticed: from the fault to the line that names the rank, for hangs beyond --hang-timeout-s.
 On again: from there until a step is done. Left: processes 5 s after the end of hvdlaunch.
 Aims: noticed within 3 s, for hangs within 2 s of the timeout; on again within 10 s; at most 5 steps lost; none left.
@@ -24,7 +24,7 @@ from pathlib import Path
 from watched import At, Watched
 
 INTERVAL = 5  # steps between checkpoints
-STRIKES_AT = 13  # the step
+STRIKES_AT = 13  # step
 HANG_S = 3.0  # --hang-timeout-s
 LEFT_S = 5.0
 ENDLESS = ["--epochs", "100000", "--checkpoint-every-steps", str(INTERVAL), "--hang-timeout-s", str(HANG_S)]
@@ -32,26 +32,26 @@ ENDLESS = ["--epochs", "100000", "--checkpoint-every-steps", str(INTERVAL), "--h
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one fault has cost."""
+    """The cost of one fault."""
 
     noticed_s: float
-    on_again_s: float | None  # None where it was asked to leave
-    lost: int | None  # steps that were taken twice
-    left: int  # processes, 5 s after the end
+    on_again_s: float | None  # None if the run was requested to leave
+    lost: int | None  # steps that had to be repeated
+    left: int  # processes alive 5 s after the end
 
 
 Strike = Callable[[Watched], tuple[float, At]]
 
 
 def injected(job: Watched) -> tuple[float, At]:
-    """Rank 1 strikes itself when it begins the step."""
+    """Wait until rank 1 begins the step, where it injects its own fault; the time, and where it is."""
     struck_s, at = job.until(lambda: job.reaches(STRIKES_AT, rank=1)), job.at(1)
     assert at is not None
     return struck_s, at
 
 
 def sent(number: signal.Signals) -> Strike:
-    """A signal strikes rank 1 somewhere in the step, or in the next."""
+    """Send rank 1 a signal somewhere in the step, or in the next one."""
 
     def strike(job: Watched) -> tuple[float, At]:
         job.until(lambda: job.reaches(STRIKES_AT, rank=1))
@@ -61,7 +61,7 @@ def sent(number: signal.Signals) -> Strike:
     return strike
 
 
-# What is done, the injected fault, and whether it is noticed only when the timeout is over.
+# How the fault strikes, its kind for HVDTRAIN_FAULT, and whether it is noticed only after the timeout.
 FAULTS: dict[str, tuple[Strike, str, bool]] = {
     "kill -9 of a rank": (sent(signal.SIGKILL), "", False),
     "exception": (injected, "raise", False),
@@ -72,27 +72,27 @@ FAULTS: dict[str, tuple[Strike, str, bool]] = {
 }
 
 
-def struck(folder: Path, strike: Strike, kind: str, *, hangs: bool) -> Figures:
-    """One run that fails, goes on, and is then asked to leave."""
+def figures_of(folder: Path, strike: Strike, kind: str, *, hangs: bool) -> Figures:
+    """One run that fails, goes on, and is then requested to leave."""
     fault = f"{kind}@rank1:step{STRIKES_AT}" if kind else ""
     with Watched(folder, ranks=2, options=["--restarts", "1"], words=ENDLESS, fault=fault) as job:
         struck_s, at = strike(job)
-        told = job.until(lambda: job.said("hvdlaunch: rank ") or job.said("hvdlaunch: all ranks "))
+        explained = job.until(lambda: job.newest_line("hvdlaunch: rank ") or job.newest_line("hvdlaunch: all ranks "))
         on_again_s = job.until(lambda: job.goes_on(1, after=at))
         job.process.terminate()
         assert job.process.wait(60) == 0
-        again = re.search(r"from step (\d+)$", job.until(lambda: job.said("hvdlaunch: restart 1 ")).text)
-        assert again
+        restart = re.search(r"from step (\d+)$", job.until(lambda: job.newest_line("hvdlaunch: restart 1 ")).text)
+        assert restart
         return Figures(
-            noticed_s=told.at_s - struck_s - (HANG_S if hangs else 0.0),
-            on_again_s=on_again_s - told.at_s,
-            lost=at.step - 1 - int(again[1]),
+            noticed_s=explained.at_s - struck_s - (HANG_S if hangs else 0.0),
+            on_again_s=on_again_s - explained.at_s,
+            lost=at.step - 1 - int(restart[1]),
             left=left_after(job),
         )
 
 
-def asked_to_leave(folder: Path) -> Figures:
-    """SIGTERM to hvdlaunch; noticed when it has ended."""
+def preempted(folder: Path) -> Figures:
+    """SIGTERM to hvdlaunch; noticed once it has ended."""
     with Watched(folder, ranks=2, words=ENDLESS) as job:
         job.until(lambda: job.reaches(STRIKES_AT))
         struck_s = time.monotonic()
@@ -107,10 +107,10 @@ def asked_to_leave(folder: Path) -> Figures:
 
 
 def launcher_killed(folder: Path, name: str) -> Figures:
-    """Kill -9 of hvdlaunch or mpirun; noticed when nothing of the run lives."""
+    """Kill -9 of hvdlaunch or mpirun; noticed once no process of the run is alive."""
     with Watched(folder, ranks=2, words=ENDLESS) as job:
         job.until(lambda: job.reaches(STRIKES_AT))
-        pids = [one.pid for one in job.left() if Path(one.cmdline()[0]).name == "mpirun"]
+        pids = [process.pid for process in job.left() if Path(process.cmdline()[0]).name == "mpirun"]
         os.kill(job.process.pid if name == "hvdlaunch" else pids[0], signal.SIGKILL)
         struck_s = time.monotonic()
         return Figures(noticed_s=job.gone() - struck_s, on_again_s=None, lost=None, left=left_after(job))
@@ -123,7 +123,7 @@ def left_after(job: Watched) -> int:
 
 
 def clean(seconds: float) -> None:
-    """A run that nothing happens to, with the default time limits."""
+    """A run without faults, with the default time limits."""
     words = [*ENDLESS[: ENDLESS.index("--hang-timeout-s")]]
     with tempfile.TemporaryDirectory() as folder, Watched(Path(folder), ranks=2, words=words) as job:
         while time.monotonic() < job.started_s + seconds and job.process.poll() is None:
@@ -140,11 +140,12 @@ def cell(values: list[float]) -> str:
 
 
 def show(name: str, rounds: list[Figures]) -> None:
-    noticed, again = [one.noticed_s for one in rounds], [one.on_again_s for one in rounds if one.on_again_s is not None]
-    lost = [one.lost for one in rounds if one.lost is not None]
+    noticed = [figures.noticed_s for figures in rounds]
+    on_again = [figures.on_again_s for figures in rounds if figures.on_again_s is not None]
+    lost = [figures.lost for figures in rounds if figures.lost is not None]
     print(
-        f"| {name} | {len(rounds)} | {cell(noticed)} | {cell(again)} | {max(lost) if lost else '-'} "
-        f"| {max(one.left for one in rounds)} |",
+        f"| {name} | {len(rounds)} | {cell(noticed)} | {cell(on_again)} | {max(lost) if lost else '-'} "
+        f"| {max(figures.left for figures in rounds)} |",
         flush=True,
     )
 
@@ -155,10 +156,10 @@ def main() -> None:
     arguments.add_argument("--clean-s", type=float, default=0.0, help="then a run of so many seconds, for false alarms")
     chosen = arguments.parse_args()
     cases: dict[str, Callable[[Path], Figures]] = {
-        name: lambda folder, one=one: struck(folder, one[0], one[1], hangs=one[2])  # type: ignore[misc]
-        for name, one in FAULTS.items()
+        name: lambda folder, fault=fault: figures_of(folder, fault[0], fault[1], hangs=fault[2])  # type: ignore[misc]
+        for name, fault in FAULTS.items()
     }
-    cases["SIGTERM to hvdlaunch"] = asked_to_leave
+    cases["SIGTERM to hvdlaunch"] = preempted
     cases["kill -9 of hvdlaunch"] = lambda folder: launcher_killed(folder, "hvdlaunch")
     cases["kill -9 of mpirun"] = lambda folder: launcher_killed(folder, "mpirun")
     measured: dict[str, list[Figures]] = {name: [] for name in cases}

@@ -1,9 +1,9 @@
-"""Images/s of 2 ranks against 1, and of Horovod's fusion thresholds against its default.
+"""Images/s of 2 ranks against 1, and with several fusion thresholds of Horovod.
 
     make bench                          (or: python bench/scaling.py --rounds 5)
 
-Every round runs all variants one after the other, so that each ratio compares neighbours in time. Printed are the
-median ratio over the rounds with its lowest and highest. One thread per rank in all of them.
+Every round runs all variants one after the other, so that each ratio compares neighbours in time. It prints the
+median ratio over the rounds, the lowest and the highest. Every rank has one thread.
 """
 
 import argparse
@@ -69,13 +69,14 @@ def main() -> None:
     for _ in range(chosen.rounds):
         for name, variant in variants.items():
             measured[name].append(images_per_s(*variant))
-    one = measured["1 rank"]
+    one_rank = measured["1 rank"]
     print(
-        f"{chosen.model}, synthetic 32x32, batch {chosen.batch} per rank; 1 rank: {statistics.median(one):.1f} images/s"
+        f"{chosen.model}, synthetic 32x32, batch {chosen.batch} per rank; "
+        f"1 rank: {statistics.median(one_rank):.1f} images/s"
     )
     print("images/s against 1 rank:")
     for name in list(variants)[1:]:
-        report(name, [many / alone for many, alone in zip(measured[name], one, strict=True)])
+        report(name, [several / alone for several, alone in zip(measured[name], one_rank, strict=True)])
 
 
 if __name__ == "__main__":

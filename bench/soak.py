@@ -1,10 +1,10 @@
-"""A random rank is killed every 15 seconds, and the run still ends with the weights of one that nothing happens to.
+"""A random rank is killed every 15 seconds, and the run still ends with the weights of an undisturbed run.
 
     python bench/soak.py                        5 minutes of kills at 3 ranks; `make soak`
     python bench/soak.py --minutes 30 --seed 7
 
 Prints the kills and restarts, the goodput (the share of the time from start to end that went into steps that count:
-train_time_s of the result), and the mean time from a kill to the next step that is done. Ends with status 1 where the
+train_time_s of the result), and the mean time from a kill to the next step that is done. Ends with status 1 if the
 weights differ in a single bit.
 """
 
@@ -23,12 +23,12 @@ RANKS = 3
 EVERY_S = 15.0  # between kills
 CHECKPOINT_STEPS = 10
 TRIAL_EPOCHS = 10
-MOST_GOODPUT = 0.6  # the run is made so long that with less it does not end before the last kill
+MOST_GOODPUT = 0.6  # the run is so long that with less goodput it does not end before the last kill
 SETTINGS = ["--deterministic", "--checkpoint-every-steps", str(CHECKPOINT_STEPS)]
 
 
 def undisturbed(epochs: int) -> tuple[set[str], float]:
-    """The weights of a run of so many epochs, and the seconds that its steps took."""
+    """The hashes of the weights of a run of so many epochs, and the seconds that its steps took."""
     words = [*SETTINGS, "--epochs", str(epochs)]
     with tempfile.TemporaryDirectory() as folder, Watched(Path(folder), ranks=RANKS, words=words) as job:
         assert job.process.wait() == 0, job.lines[-1].text
@@ -36,7 +36,7 @@ def undisturbed(epochs: int) -> tuple[set[str], float]:
 
 
 def kill_now_and_then(job: Watched, *, seconds: float, draws: random.Random) -> tuple[int, list[float]]:
-    """Until the time is over, then wait for the end: how many kills, and how long until steps were done again."""
+    """Kill ranks for so many seconds, then wait for the end; the number of kills, and the seconds of each recovery."""
     kills, recoveries, next_s = 0, list[float](), job.started_s + EVERY_S
     struck: tuple[float, At] | None = None  # a second kill before steps are done again belongs to the first
     while job.process.poll() is None:

@@ -2,8 +2,8 @@
 
     python bench/start.py --rounds 30
 
-Every round runs all three one after the other, in turns forwards and backwards, so that each pair compares neighbours
-in time. Aims: at most 0.3 s more than mpirun, and hvdlaunch --help in less than 0.15 s.
+Every round runs all three, alternately forwards and backwards, so that each pair compares neighbours in time.
+Aims: at most 0.3 s more than mpirun, and hvdlaunch --help in less than 0.15 s.
 """
 
 import argparse

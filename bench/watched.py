@@ -1,4 +1,4 @@
-"""A training under hvdlaunch, watched from outside; for faults.py and soak.py."""
+"""A training under hvdlaunch, watched from outside, for faults.py and soak.py."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Something that hvdlaunch or a rank said on standard error."""
+    """A line that hvdlaunch or a rank wrote to standard error."""
 
     at_s: float  # on time.monotonic()
     text: str
@@ -34,21 +34,21 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class At:
-    """Where a rank is, as its line in the run folder tells."""
+    """Where a rank is, from its line in the run folder."""
 
-    attempt: int  # its process
+    attempt: int  # the rank's process
     step: int  # 0 before the first
 
 
 class Watched:
-    """`hvdlaunch run` of a training of digits in a folder; at the end nothing of it lives."""
+    """`hvdlaunch run` of a training of digits in a folder; its end kills every process of it."""
 
     def __init__(
         self, folder: Path, *, ranks: int, options: Sequence[str] = (), words: Sequence[str], fault: str = ""
     ) -> None:
         self.run_folder = folder / "runs" / "effnet" / "r"
         self.lines: list[Line] = []
-        self._first_steps: dict[int, int] = {}  # seen of each attempt
+        self._first_steps: dict[int, int] = {}  # the first one seen, by attempt
         self._folder = folder
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         start = [sys.executable, "-m", "launch", "run", "-np", str(ranks), "--gpus", "none", *as_root, *options]
@@ -74,9 +74,9 @@ class Watched:
             print("\n".join(line.text for line in self.lines), file=sys.stderr)
         self.process.kill()
         self.process.wait()
-        for one in self.left():
+        for process in self.left():
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                process.kill()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -84,7 +84,7 @@ class Watched:
             self.lines.append(Line(at_s=time.monotonic(), text=text.rstrip("\n")))
 
     def until(self, condition: Callable[[], Answer | None], within_s: float = PATIENCE_S) -> Answer:
-        """The first answer that is not None or false; TimeoutError where there is none."""
+        """Poll `condition` until its answer is neither None nor false. Raises TimeoutError."""
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             if answer := condition():
@@ -92,13 +92,13 @@ class Watched:
             time.sleep(POLL_S)
         raise TimeoutError(f"{condition} not within {within_s:g} s")
 
-    def said(self, beginning: str) -> Line | None:
-        """The newest line that begins so."""
+    def newest_line(self, beginning: str) -> Line | None:
+        """The newest line with this beginning."""
         return next((line for line in reversed(self.lines) if line.text.startswith(beginning)), None)
 
     def at(self, rank: int) -> At | None:
-        """Where a rank is; None while nothing tells."""
-        ranks = self.run_folder / "ranks"  # each attempt makes it anew
+        """Where a rank is; None while it is unknown."""
+        ranks = self.run_folder / "ranks"  # each attempt creates it again
         with contextlib.suppress(OSError, IndexError, ValueError):
             words = (ranks / f"rank-{rank}.at").read_text().split()
             pid = json.loads((ranks / f"rank-{rank}.json").read_text())["pid"]
@@ -106,33 +106,33 @@ class Watched:
         return None
 
     def reaches(self, step: int, *, rank: int = 0) -> float | None:
-        """The time, if a rank has begun this step."""
+        """The current time if a rank has begun this step."""
         at = self.at(rank)
         return time.monotonic() if at is not None and at.step >= step else None
 
     def begins(self, rank: int, *, after: At) -> At | None:
-        """Where a rank is in a step of a later attempt than this one."""
+        """Where a rank is, if it is in a step of a later attempt than `after`."""
         at = self.at(rank)
         return at if at is not None and at.attempt != after.attempt and at.step else None
 
     def goes_on(self, rank: int, *, after: At) -> float | None:
-        """The time, if a later attempt than this one has done a step."""
+        """The current time if a later attempt than `after` has done a step."""
         at = self.begins(rank, after=after)
         if at is None:
             return None
         return time.monotonic() if at.step > self._first_steps.setdefault(at.attempt, at.step) else None
 
     def pid(self, rank: int) -> int | None:
-        """The rank's process, from the moment on that it is the training."""
-        for one in self.left():
+        """The process id of a rank, once its process is the training."""
+        for process in self.left():
             with contextlib.suppress(psutil.Error):
-                of = one.environ().get("OMPI_COMM_WORLD_RANK")
-                if one.cmdline()[1:3] == PROGRAM and of == str(rank):
-                    return one.pid
+                its_rank = process.environ().get("OMPI_COMM_WORLD_RANK")
+                if process.cmdline()[1:3] == PROGRAM and its_rank == str(rank):
+                    return process.pid
         return None
 
     def signal(self, number: signal.Signals, *, rank: int) -> bool:
-        """Send a rank a signal, if it lives."""
+        """Send a signal to a rank; whether the rank is alive."""
         pid = self.pid(rank)
         with contextlib.suppress(ProcessLookupError):
             if pid is not None:
@@ -141,21 +141,21 @@ class Watched:
         return False
 
     def left(self) -> list[psutil.Process]:
-        """What lives of it: hvdlaunch, mpirun, ranks and loader workers."""
-        found = []
-        for one in psutil.process_iter():
+        """The processes that are alive: hvdlaunch, mpirun, ranks and loader workers."""
+        alive = []
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if one.status() != psutil.STATUS_ZOMBIE and Path(one.cwd()) == self._folder:
-                    found.append(one)
-        return found
+                if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == self._folder:
+                    alive.append(process)
+        return alive
 
     def gone(self) -> float:
-        """The time at which nothing of it lives any more."""
+        """Wait until no process is alive; the time."""
         self.until(lambda: not self.left())
         return time.monotonic()
 
     def result(self) -> dict[str, Any]:
-        """What the run has left as its result."""
+        """The content of result.json."""
         return dict(json.loads((self.run_folder / "result.json").read_text()))
 
     def weights(self) -> set[str]:

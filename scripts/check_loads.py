@@ -1,4 +1,4 @@
-"""Refuse loaders that run what a file asks for, where ruff's rules S301 and S506 do not see them.
+"""Refuse loaders that can run code from a file, in the cases that ruff's rules S301 and S506 do not see.
 
 python scripts/check_loads.py hvdtrain launch scripts bench
 """
@@ -9,15 +9,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 NEVER = {
-    *("pickle.load", "pickle.loads", "dill.load", "dill.loads", "cloudpickle.load", "cloudpickle.loads"),
-    *("joblib.load", "yaml.load", "torch.hub.load"),
+    "pickle.load",
+    "pickle.loads",
+    "dill.load",
+    "dill.loads",
+    "cloudpickle.load",
+    "cloudpickle.loads",
+    "joblib.load",
+    "yaml.load",
+    "torch.hub.load",
 }
 ONLY_WEIGHTS = {"torch.load", "torch.serialization.load", "torch.hub.load_state_dict_from_url"}
 NO_PICKLE = {"numpy.load"}
 
 
 def complaints(source: str) -> Iterator[tuple[int, str]]:
-    """Line and complaint for each loader that is called without care, or handed on for others to call."""
+    """Line and complaint for each loader that is called without care, or passed on for others to call."""
     tree = ast.parse(source)
     names = _imported(tree)
     careful = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_careful(node, names)}
@@ -33,16 +40,16 @@ def complaints(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """What each imported name of a file stands for."""
-    found = {}
+    """The full name of each name that a file imports."""
+    full_names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for one in node.names:
-                first = one.name.partition(".")[0]
-                found[one.asname or first] = one.name if one.asname else first
+            for alias in node.names:
+                package = alias.name.partition(".")[0]
+                full_names[alias.asname or package] = alias.name if alias.asname else package
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
-    return found
+            full_names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return full_names
 
 
 def _name(node: ast.expr, names: Mapping[str, str]) -> str | None:
@@ -54,11 +61,11 @@ def _name(node: ast.expr, names: Mapping[str, str]) -> str | None:
 
 def _is_careful(call: ast.Call, names: Mapping[str, str]) -> bool:
     name = _name(call.func, names)
-    given = {one.arg: one.value.value if isinstance(one.value, ast.Constant) else None for one in call.keywords}
+    options = {word.arg: word.value.value if isinstance(word.value, ast.Constant) else None for word in call.keywords}
     if name in ONLY_WEIGHTS:
-        return given.get("weights_only") is True
-    visible = len(call.args) < 3 and None not in given  # the third is allow_pickle, and **words may hold it
-    return name in NO_PICKLE and visible and given.get("allow_pickle", False) is False
+        return options.get("weights_only") is True
+    visible = len(call.args) < 3 and None not in options  # the third is allow_pickle; **options may hold it
+    return name in NO_PICKLE and visible and options.get("allow_pickle", False) is False
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Prove that mpi4py and Horovod use the same MPI, the one whose mpirun is on PATH.
 
-Each is started alone on 2 ranks, sums over them, and says which libmpi it loaded.
-Exit status 1, with both paths, where a sum is wrong or the libraries differ.
+Each is started alone on 2 ranks, sums over them, and reports which libmpi it loaded.
+If a sum is wrong or the libraries differ, it names both paths and exits with status 1.
 """
 
 import json
@@ -34,7 +34,7 @@ def sum_through(binding: str) -> tuple[int, int]:
 
 
 def libmpi_under_mpirun(binding: str, folder: Path) -> str:
-    """Start 2 ranks of this file; the libmpi they loaded, or a SystemExit that says what went wrong."""
+    """Start 2 ranks of this file; returns the libmpi they loaded. Raises SystemExit with what went wrong."""
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 and is_open_mpi() else []
     oversubscribe = ["--oversubscribe"] if is_open_mpi() else []
     argv = ["mpirun", *as_root, *oversubscribe, "-np", "2", sys.executable, __file__, binding, str(folder)]
@@ -57,7 +57,7 @@ def is_open_mpi() -> bool:
 
 
 def main() -> None:
-    """Without arguments compare the bindings; with a binding and a folder be one rank."""
+    """Without arguments compare the bindings; with a binding and a folder run as one rank."""
     if len(sys.argv) == 3:
         binding, folder = sys.argv[1], Path(sys.argv[2])
         total, rank = sum_through(binding)

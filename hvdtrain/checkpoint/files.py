@@ -268,11 +268,11 @@ def _read(found: Found, name: str) -> bytes:
 
 def _content(path: Path, *, largest: int) -> bytes:
     try:
-        facts = path.lstat()
-        if not stat.S_ISREG(facts.st_mode):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
             raise BadInput(f"{path} is not a regular file")
-        if facts.st_size > largest:
-            raise BadInput(f"{path} has {facts.st_size} bytes, more than {largest}")
+        if status.st_size > largest:
+            raise BadInput(f"{path} has {status.st_size} bytes, more than {largest}")
         return path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from error

@@ -1,4 +1,4 @@
-"""The run folder before a run writes into it: made, locked, or found with checkpoints to go on from."""
+"""The run folder before a run writes into it: made, locked, and searched for checkpoints to go on from."""
 
 import contextlib
 import fcntl
@@ -14,10 +14,18 @@ from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.safety.exits import FINISHED, BadInput
 
 _LOCK = "lock"
-_BEFORE = "ranks-before"  # what the ranks of the attempt before have left
-_OURS = (
-    *("*.json", "*.part", "*.png", "metrics.jsonl", "ranks", _BEFORE, "profile", "events.out.tfevents.*"),
-    *("checkpoints", _LOCK),
+_PREVIOUS_RANKS = "ranks-before"  # the files of the previous attempt's ranks
+_RUN_FILES = (
+    "*.json",
+    "*.part",
+    "*.png",
+    "metrics.jsonl",
+    "ranks",
+    _PREVIOUS_RANKS,
+    "profile",
+    "events.out.tfevents.*",
+    "checkpoints",
+    _LOCK,
 )
 
 
@@ -26,9 +34,9 @@ class Opened:
     """A run folder that nobody else may use until this process ends."""
 
     lock: int  # a file descriptor
-    nonce: str  # what the lock's file says, by which hosts see that the folder is one
-    found: checkpoint.Found | None  # what to go on from
-    passed_over: list[str]  # newer checkpoints that are of no use, and why
+    nonce: str  # content of the lock's file, by which hosts see that they share the folder
+    found: checkpoint.Found | None  # the checkpoint to go on from
+    passed_over: list[str]  # why each newer checkpoint cannot be used
 
 
 def open_folder(
@@ -39,19 +47,19 @@ def open_folder(
     patience_s: float = 0.0,
     accept: Callable[[checkpoint.Found], object] = lambda _: None,
 ) -> Opened:
-    """Lock a run folder and make it ready for a new run, or for one that goes on; called by rank 0 alone.
+    """Lock a run folder and make it ready for a new run, or for one that goes on; called by rank 0 only.
 
-    Raises BadInput where it cannot be written, is in use (after `patience_s`), holds a finished run (unless
-    `overwrite`) or something else, and where `accept` does, which is asked about the checkpoint to go on from. Then
-    what is in the folder stays.
+    Raises BadInput if the folder cannot be written, is still in use after `patience_s`, holds a finished run (unless
+    `overwrite`) or foreign files, and if `accept`, called with the checkpoint to go on from, raises it. Then the
+    content of the folder stays.
     """
     try:
         new = not folder.is_dir() or not any(folder.iterdir())
         if not new:
-            _require_a_runs(folder)
+            _require_run_folder(folder)
         (folder / "ranks").mkdir(parents=True, exist_ok=True)
         lock = _locked(folder, patience_s)
-        with contextlib.suppress(PermissionError):  # another user's
+        with contextlib.suppress(PermissionError):  # it is another user's
             folder.chmod(0o700)
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -73,10 +81,10 @@ def open_folder(
         if found is not None:
             accept(found)
         if goes_on and any((folder / "ranks").iterdir()):
-            checkpoint.remove(folder / _BEFORE)
-            (folder / "ranks").rename(folder / _BEFORE)
-        kept = (_LOCK, *((_BEFORE,) if goes_on else ()))
-        _clear(folder, but=kept if found is None else (*kept, "checkpoints", "metrics.jsonl", "events.out.*"))
+            checkpoint.remove(folder / _PREVIOUS_RANKS)
+            (folder / "ranks").rename(folder / _PREVIOUS_RANKS)
+        kept = (_LOCK, *((_PREVIOUS_RANKS,) if goes_on else ()))
+        _clear(folder, keep=kept if found is None else (*kept, "checkpoints", "metrics.jsonl", "events.out.*"))
         (folder / "ranks").mkdir()
         (folder / "checkpoints").mkdir(exist_ok=True)
         nonce = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
@@ -92,9 +100,9 @@ def open_folder(
 
 
 def is_shared(folder: Path, nonce: str) -> bool:
-    """Whether this host sees the folder that rank 0 has opened; where not, it gets one for its ranks' files.
+    """Whether this host sees the folder that rank 0 has opened; if not, it gets one for its ranks' files.
 
-    Raises BadInput where that cannot be written.
+    Raises BadInput if that cannot be written.
     """
     try:
         if (folder / _LOCK).is_file() and (folder / _LOCK).read_text() == nonce:
@@ -110,17 +118,17 @@ def _unwritable(folder: Path, error: OSError) -> BadInput:
     return BadInput(f"the run folder {folder} cannot be written ({reason}): give another --runs-dir")
 
 
-def _require_a_runs(folder: Path) -> None:
+def _require_run_folder(folder: Path) -> None:
     found = sorted(folder.iterdir())
-    # A link to a file may lead to one that is not the run's, and would be cut or written to.
+    # A link may lead to a file that is not the run's, which would then be cut or overwritten.
     links = [path.name for path in found if path.is_symlink() and not path.is_dir()]
-    foreign = links or [path.name for path in found if not any(path.match(ours) for ours in _OURS)]
+    foreign = links or [path.name for path in found if not any(path.match(pattern) for pattern in _RUN_FILES)]
     if foreign or not (folder / "ranks").is_dir():
         raise BadInput(f"{folder} holds what is not a run's, as {(foreign or [found[0].name])[0]}: give another --run")
 
 
 def _locked(folder: Path, patience_s: float) -> int:
-    """The lock, which the kernel takes back when the process ends, however it does."""
+    """The lock, as a file descriptor; the kernel releases it however the process ends."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_s
     while True:
@@ -137,9 +145,9 @@ def _locked(folder: Path, patience_s: float) -> int:
         return lock
 
 
-def _clear(folder: Path, *, but: tuple[str, ...]) -> None:
+def _clear(folder: Path, *, keep: tuple[str, ...]) -> None:
     for path in folder.iterdir():
-        if not any(path.match(kept) for kept in but):
+        if not any(path.match(pattern) for pattern in keep):
             checkpoint.remove(path)
 
 

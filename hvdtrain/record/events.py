@@ -1,4 +1,4 @@
-"""Records of a TensorBoard event file, as bytes."""
+"""The records of a TensorBoard event file, as bytes."""
 
 import io
 import os
@@ -18,29 +18,29 @@ from torch.utils.tensorboard import summary
 
 
 def file_name() -> str:
-    """A name by which TensorBoard knows an event file of this process, made now."""
+    """The name of a new event file of this process, in the form that TensorBoard recognises."""
     return f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
 
 
 def version() -> bytes:
-    """What an event file begins with."""
+    """The record that an event file begins with."""
     return _framed(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
 
 def scalars(values: Mapping[str, float], step: int) -> bytes:
-    """Numbers by tag."""
-    return _record(Summary(value=[Summary.Value(tag=tag, simple_value=one) for tag, one in values.items()]), step)
+    """A record of numbers by tag."""
+    return _record(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]), step)
 
 
 def text(tag: str, markdown: str) -> bytes:
-    """A page of text."""
+    """A record of text in Markdown."""
     page = summary.text(tag, markdown)
-    page.value[0].tag = tag  # without torch's suffix
+    page.value[0].tag = tag  # torch appends a suffix
     return _record(page, 0)
 
 
 def image(tag: str, png: bytes, step: int) -> bytes:
-    """A picture."""
+    """A record of a picture."""
     width, height = Image.open(io.BytesIO(png)).size
     picture = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
     return _record(Summary(value=[Summary.Value(tag=tag, image=picture)]), step)
@@ -52,30 +52,30 @@ class Column:
 
     name: str
     value: str | float
-    first: bool = False  # shown from the beginning: TensorBoard does that with five
+    first: bool = False  # shown without a click; TensorBoard shows five like this
 
 
 def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> bytes:
-    """A run's row on the HPARAMS page; `metrics` are titles by the tag whose last value is shown.
+    """A run's row on the HPARAMS page; `metrics` maps the tags whose last values are shown to their titles.
 
-    All runs on a page need the same columns: TensorBoard takes them from one of the runs.
+    All runs on a page need the same columns, because TensorBoard takes them from a single run.
     """
     infos = [
         HParamInfo(
-            name=one.name,
-            display_name=one.name.replace("_", " "),
-            type=DataType.Value("DATA_TYPE_STRING" if isinstance(one.value, str) else "DATA_TYPE_FLOAT64"),
-            differs=one.first,
+            name=column.name,
+            display_name=column.name.replace("_", " "),
+            type=DataType.Value("DATA_TYPE_STRING" if isinstance(column.value, str) else "DATA_TYPE_FLOAT64"),
+            differs=column.first,
         )
-        for one in columns
+        for column in columns
     ]
     shown = [MetricInfo(name=MetricName(tag=tag), display_name=title) for tag, title in metrics.items()]
     start = SessionStartInfo(start_time_secs=time.time())
-    for one in columns:
-        if isinstance(one.value, str):
-            start.hparams[one.name].string_value = one.value
+    for column in columns:
+        if isinstance(column.value, str):
+            start.hparams[column.name].string_value = column.value
         else:
-            start.hparams[one.name].number_value = one.value
+            start.hparams[column.name].number_value = column.value
     experiment = HParamsPluginData(experiment=Experiment(hparam_infos=infos, metric_infos=shown))
     return _plugin_record(metadata.EXPERIMENT_TAG, experiment) + _plugin_record(
         metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)
@@ -83,15 +83,15 @@ def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> byte
 
 
 def hparams_end(*, finished: bool) -> bytes:
-    """The end of that row."""
+    """The end of the run's row on the HPARAMS page."""
     status = Status.Value("STATUS_SUCCESS" if finished else "STATUS_FAILURE")
     end = SessionEndInfo(status=status, end_time_secs=time.time())
     return _plugin_record(metadata.SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end))
 
 
 def _plugin_record(tag: str, content: HParamsPluginData) -> bytes:
-    described = metadata.create_summary_metadata(content)
-    value = Summary.Value(tag=tag, metadata=described, tensor=metadata.NULL_TENSOR)
+    plugin = metadata.create_summary_metadata(content)
+    value = Summary.Value(tag=tag, metadata=plugin, tensor=metadata.NULL_TENSOR)
     return _record(Summary(value=[value]), 0)
 
 

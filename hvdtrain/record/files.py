@@ -1,4 +1,4 @@
-"""Files that tell about a run: a disk that is full never stops the training, and leaves no half-written record."""
+"""Files about a run: a full disk never stops the training, and leaves no half-written record."""
 
 import contextlib
 import json
@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from hvdtrain.safety import guard
 from hvdtrain.safety.guard import Guard
 
-# Records that wait for room; at one report every 20 steps those of 200,000 steps.
+# Records that wait for disk space; with a report every 20 steps, those of 200,000 steps.
 MOST_WAITING = 10_000
 RESULT_BYTES = 16_384
 LOG_WRITE = guard.LOG_WRITE  # tracker.py imports it from here
 
 
 class Appends(Protocol):
-    """Takes records, one after the other."""
+    """Appends records to a file."""
 
     def append(self, record: bytes) -> None:
         """Write a whole record, or keep it for later."""
@@ -27,11 +27,11 @@ class Appends(Protocol):
         """Bytes in the file."""
 
     def close(self) -> None:
-        """Write what waits if there is room; nothing may be appended afterwards."""
+        """Write the records that wait, if there is space; nothing can be appended afterwards."""
 
 
 class Nowhere:
-    """Where ranks write that have nothing to write."""
+    """For ranks that write nothing."""
 
     def append(self, record: bytes) -> None:
         pass
@@ -44,18 +44,18 @@ class Nowhere:
 
 
 class RecordFile:
-    """A file of records: each is written whole or not at all, and one that finds no room waits for the next time.
+    """A file of records: each is written whole or not at all, and waits for the next time if the disk is full.
 
-    SummaryWriter does neither: its thread leaves half a record, after which TensorBoard reads no further, and raises
-    the error at some later call, in the middle of the training.
+    SummaryWriter does neither: its thread leaves half a record, where TensorBoard stops to read, and raises the error
+    at some later call, in the middle of the training.
     """
 
     def __init__(self, path: Path, guard: Guard, *, keep: int | None = None) -> None:
-        """Go on after what is there, or after its first `keep` bytes."""
+        """Append to the file if it exists, or to its first `keep` bytes."""
         self.path = path
         self._guard = guard
         self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
-        self._lock = threading.Lock()  # a stop signal closes the file from a thread of its own
+        self._lock = threading.Lock()  # a stop signal closes the file from another thread
         self._descriptor: int | None = None
         self._closed = False
         if keep is not None:
@@ -110,12 +110,12 @@ def _append_whole(descriptor: int, record: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write beside the target and rename, so that a reader never sees half a file."""
+    """Write JSON beside the target and rename it, so that a reader never sees half a file."""
     write_whole(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """The same for any content."""
+    """Write any content beside the target and rename it."""
     beside = _beside(path)
     try:
         beside.write_bytes(content)
@@ -127,12 +127,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def reserve(path: Path) -> None:
-    """Take room for a file that `write_reserved` is going to write, on a disk that may be full by then."""
+    """Take disk space for a file that `write_reserved` writes later, when the disk may be full."""
     _beside(path).write_bytes(b" " * RESULT_BYTES)
 
 
 def write_reserved(path: Path, value: Any) -> None:
-    """Write JSON into the room taken by `reserve`, and rename it; without such room like `write_json`."""
+    """Write JSON into the space taken by `reserve`, and rename it; without that space, like `write_json`."""
     content = (json.dumps(value, indent=2, default=str) + "\n").encode()
     try:
         with _beside(path).open("r+b") as file:

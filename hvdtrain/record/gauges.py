@@ -1,4 +1,4 @@
-"""What a host's devices say about themselves: GPUs by NVML, cores and memory by psutil."""
+"""Readings of a host's devices: GPUs through NVML, cores and memory through psutil."""
 
 import contextlib
 import math
@@ -15,8 +15,8 @@ Readings = dict[str, float]
 
 _GIB = 2**30
 _ERRORS = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
-# How the GPUs of a host become one number where there are too many to show each.
-_TOGETHER: dict[str, Callable[[Sequence[float]], float]] = {
+# How the GPUs of a host become one number, if there are too many to show each.
+_AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
     "utilisation_percent": statistics.fmean,
     "memory_gib": max,
     "power_w": sum,
@@ -25,9 +25,10 @@ _TOGETHER: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 class Gauges:
-    """The last readings of a host, taken every `period_s` by a thread: NVML may take its time, training does not wait.
+    """The latest readings of a host, taken every `period_s` by a thread, so that training never waits for NVML.
 
-    What `read` finds at first decides the names; what it lacks later is NaN, as is all before the thread's first turn.
+    The first call of `read` decides the names. A reading that is missing later is NaN, as are all before the thread's
+    first turn.
     """
 
     def __init__(self, read: Callable[[], Readings], *, period_s: float = 2.0) -> None:
@@ -39,7 +40,7 @@ class Gauges:
             threading.Thread(target=self._keep_reading, name="gauges", daemon=True).start()
 
     def latest(self) -> list[float]:
-        """The last reading, in the order of `names`."""
+        """The latest readings, in the order of `names`."""
         last = self._last
         return [last.get(name, math.nan) for name in self.names]
 
@@ -50,15 +51,15 @@ class Gauges:
 
 
 def none() -> Readings:
-    """For a rank that leaves its host to another."""
+    """No readings, for a rank whose host is read by another rank."""
     return {}
 
 
 def of_host(gpu_uuids: Iterable[str], *, each: bool) -> Callable[[], Readings]:
-    """Reads this host's cores, memory, and those GPUs; `each` tells them apart, else they are one number.
+    """A function that reads this host's cores, memory and these GPUs; with `each` one by one, else together.
 
-    Utilisation in percent, memory in GiB, power in W, temperature in degrees Celsius. A GPU or a counter that NVML
-    does not know is left out.
+    Utilisation in percent, memory in GiB, power in W, temperature in degrees Celsius. GPUs and counters that NVML
+    does not know are left out.
     """
     host = f"usage/{socket.gethostname()}"
     handles = _handles(gpu_uuids)
@@ -70,13 +71,13 @@ def of_host(gpu_uuids: Iterable[str], *, each: bool) -> Callable[[], Readings]:
             readings[f"{host}/memory_gib"] = psutil.virtual_memory().used / _GIB
         if each:
             for index, handle in handles:
-                readings |= {f"{host}/gpu{index}_{name}": value for name, value in _of_gpu(handle).items()}
+                readings |= {f"{host}/gpu{index}_{name}": value for name, value in _gpu_readings(handle).items()}
             return readings
-        together: dict[str, list[float]] = defaultdict(list)
+        by_name: dict[str, list[float]] = defaultdict(list)
         for _, handle in handles:
-            for name, value in _of_gpu(handle).items():
-                together[name].append(value)
-        return readings | {f"{host}/gpu_{name}": float(_TOGETHER[name](found)) for name, found in together.items()}
+            for name, value in _gpu_readings(handle).items():
+                by_name[name].append(value)
+        return readings | {f"{host}/gpu_{name}": float(_AGGREGATES[name](values)) for name, values in by_name.items()}
 
     return read
 
@@ -89,10 +90,10 @@ def _handles(gpu_uuids: Iterable[str]) -> list[tuple[int, object]]:
             with contextlib.suppress(*_ERRORS):
                 handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
                 found.append((pynvml.nvmlDeviceGetIndex(handle), handle))
-    return sorted(found, key=lambda one: one[0])
+    return sorted(found, key=lambda pair: pair[0])
 
 
-def _of_gpu(handle: object) -> Readings:
+def _gpu_readings(handle: object) -> Readings:
     counters: dict[str, Callable[[], float]] = {
         "utilisation_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / _GIB,

@@ -1,15 +1,15 @@
-"""Documents as tables that TensorBoard's text page shows."""
+"""Documents as Markdown tables, for TensorBoard's text page."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
 def tables(document: Mapping[str, Any]) -> str:
-    """One table of names and values; a list of mappings becomes a table of its own, a mapping rows a.b."""
+    """One table of names and values, nested names as a.b; a list of mappings becomes a table of its own."""
     plain, rest = [], []
     for name, value in _flat(document):
-        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
-            rest.append(f"**{name}**\n\n{_of_rows(value)}")
+        if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+            rest.append(f"**{name}**\n\n{_table_of_rows(value)}")
         else:
             plain.append((name, value))
     first = [_table(("name", "value"), plain)] if plain else []
@@ -24,7 +24,7 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
+def _table_of_rows(rows: Sequence[Mapping[str, Any]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return _table(columns, [[row.get(name) for name in columns] for row in rows])
 
@@ -39,5 +39,5 @@ def _cell(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    text = " ".join(str(one) for one in value) if isinstance(value, list) else str(value)
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
     return " ".join(text.replace("|", "\\|").split())

@@ -1,7 +1,7 @@
-"""Random changes to whole batches of images, on whatever device they are.
+"""Random changes to whole batches of images, on whichever device they are.
 
-The noise of a sample depends on seed, epoch and sample alone, so that the same images come out however many ranks
-share them. N batch, C channels, H W pixels, S samples of the data set.
+The noise of a sample depends on seed, epoch and sample alone, so that any number of ranks gets the same images.
+N batch, C channels, H W pixels, S samples of the data set.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_NOISE = 1  # keeps this random stream apart from the permutation's, see data.permutation
+_NOISE = 1  # separates this random stream from the permutation's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """One epoch's draws for every sample of a data set."""
+    """The random draws of one epoch for every sample of a data set."""
 
     shift: Tensor  # (S, 2) rows and columns, 0 to twice the padding
     flip: Tensor  # (S,) bool
@@ -33,7 +33,7 @@ def padding(height: int) -> int:
 
 
 def draw_noise(samples: int, *, height: int, seed: int, epoch: int, device: torch.device) -> Noise:
-    """All draws of one epoch; drawn on the CPU, so that a GPU sees the same."""
+    """All draws of one epoch, drawn on the CPU so that a GPU gets the same ones."""
     random = np.random.default_rng([seed, epoch, _NOISE])
     return Noise(
         shift=torch.from_numpy(random.integers(0, 2 * padding(height) + 1, (samples, 2))).to(device),
@@ -43,17 +43,17 @@ def draw_noise(samples: int, *, height: int, seed: int, epoch: int, device: torc
 
 
 def random_crop(images: Tensor, shift: Tensor) -> Tensor:
-    """Pad with zeros and cut the old size out again at `shift` (N, 2)."""
-    count, _, height, width = images.shape
+    """Pad with zeros and crop to the old size at `shift` (N, 2)."""
+    batch, _, height, width = images.shape
     padded = F.pad(images, [padding(height)] * 4)
     rows = shift[:, 0, None] + torch.arange(height, device=images.device)  # (N, H)
     columns = shift[:, 1, None] + torch.arange(width, device=images.device)  # (N, W)
-    each = torch.arange(count, device=images.device)[:, None, None]
-    return padded[each, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)  # (N, H, W, C) -> (N, C, H, W)
+    samples = torch.arange(batch, device=images.device)[:, None, None]
+    return padded[samples, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)  # (N, H, W, C) -> (N, C, H, W)
 
 
 def random_flip(images: Tensor, flip: Tensor) -> Tensor:
-    """Mirror left to right where `flip` (N,) says so."""
+    """Mirror the images whose `flip` (N,) is true, left to right."""
     return torch.where(flip[:, None, None, None], images.flip(-1), images)
 
 

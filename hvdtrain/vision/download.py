@@ -1,4 +1,4 @@
-"""Downloads that give up where there is no network, instead of waiting for minutes."""
+"""Downloads that give up without a network, instead of waiting for minutes."""
 
 import socket
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ SILENCE_S = 15.0
 
 @contextmanager
 def giving_up() -> Iterator[None]:
-    """Inside, a connection on which nothing comes for SILENCE_S seconds is an OSError."""
+    """Inside, a connection that is silent for SILENCE_S seconds raises OSError."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SILENCE_S)
     try:

@@ -1,4 +1,4 @@
-"""EfficientNets by name: torchvision's, and a tiny one made of torchvision's own blocks."""
+"""EfficientNets by name: torchvision's, and a tiny one made of torchvision's blocks."""
 
 from http.client import HTTPException
 from pathlib import Path
@@ -26,8 +26,8 @@ def build(
 ) -> EfficientNet:
     """An EfficientNet for (N, 3, H, W) images with `classes` logits.
 
-    `stem_stride` 1 keeps the resolution of small images; None for dropout (a probability) and stochastic depth (that
-    of the last block) leaves the model's own.
+    `stem_stride` 1 keeps the resolution of small images. `dropout` is a probability, `stochastic_depth` that of the
+    last block; None keeps the model's own.
     """
     options: dict[str, float] = {}
     if dropout is not None:
@@ -41,7 +41,7 @@ def build(
 
 
 def image_size(name: str) -> int:
-    """The side in pixels of the images the model was designed for."""
+    """The side of the images that the model was designed for, in pixels."""
     if name == TINY:
         return 32
     return int(torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size[0])
@@ -50,7 +50,7 @@ def image_size(name: str) -> int:
 def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
     """A state dict for model `name` from a file, or from torchvision's hub when `source` is 'hub'.
 
-    Raises BadInput where the file is missing or is no state dict, or the hub cannot be reached.
+    Raises BadInput if the file is missing or not a state dict, or if the hub cannot be reached.
     """
     if source == "hub":
         if name == TINY:
@@ -67,9 +67,9 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
         raise BadInput(f"--pretrained {source}: no such file; give one, or 'hub' for torchvision's weights")
     try:
         state = torch.load(Path(source), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever the damaged archive makes it raise
+    except Exception as error:  # a damaged archive can make torch.load raise anything
         raise BadInput(f"--pretrained {source}: not a file of tensors that torch.save wrote") from error
-    if not isinstance(state, dict) or not all(isinstance(one, str) for one in state):
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise BadInput(f"--pretrained {source}: holds no state dict (name -> tensor)")
     if not all(isinstance(value, Tensor) for value in state.values()):
         raise BadInput(f"--pretrained {source}: holds no state dict (name -> tensor)")

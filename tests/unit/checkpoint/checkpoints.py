@@ -1,4 +1,4 @@
-"""Checkpoints whose content tells their step."""
+"""Checkpoints whose content depends on their step."""
 
 import os
 
@@ -16,7 +16,7 @@ def put(root, *steps, kib=8):
 
 
 def is_whole(found, step):
-    """Whether it is the one that `put` has made of this step."""
+    """Whether it is the checkpoint of this step that `put` has written."""
     weights, ranks = load(found, "state")["weights"], load(found, "ranks")
     return (found.step, found.about, ranks) == (step, {"epoch": step}, [torch.tensor([step])]) and bool(
         (weights == step).all()
@@ -31,12 +31,12 @@ def names(root):
     return sorted(path.name for path in root.iterdir())
 
 
-# What a checkpoint is written with.
+# The os functions that write a checkpoint.
 CALLS = ("open", "write", "fsync", "close", "mkdir", "rename")
 
 
 def break_call(monkeypatch, name, number, *, first, last=10**9):
-    """Let the calls `first` to `last` of an os function fail; others of os.write take at most 3000 bytes."""
+    """Make the calls `first` to `last` of an os function fail; other calls of os.write take at most 3000 bytes."""
     original, calls = getattr(os, name), []
 
     def call(*arguments, **options):

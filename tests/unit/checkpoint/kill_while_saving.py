@@ -1,4 +1,4 @@
-"""Kill a process that saves as fast as it can, again and again, and look at what it leaves.
+"""Kill a process that saves as fast as it can, again and again, and check what it leaves.
 
 python -m tests.unit.checkpoint.kill_while_saving FOLDER KILLS TIMES saves each step so many times, and prints JSON.
 """
@@ -19,12 +19,12 @@ from hvdtrain.safety.guard import Guard
 from tests.unit.checkpoint.checkpoints import documents, is_whole
 
 KIB = 256
-MOST_S = 0.08  # some saves
+MOST_S = 0.08  # long enough for some saves
 
 
-def save_for_ever(root, step, times, told):
-    """Tell each step as soon as it is committed."""
-    writer = Writer(root, keep=2, guard=Guard(), committed=lambda step: os.write(told, b"%d\n" % step))
+def save_for_ever(root, step, times, commits):
+    """Write each step into the pipe `commits` as soon as it is committed."""
+    writer = Writer(root, keep=2, guard=Guard(), committed=lambda step: os.write(commits, b"%d\n" % step))
     while True:
         step += 1
         for _ in range(times):
@@ -32,31 +32,31 @@ def save_for_ever(root, step, times, told):
             writer.save_best(step, documents(step, KIB), {"epoch": step})
 
 
-def one_kill(root, step, times, moment_s):
-    """The steps that were committed by a process that goes on from `step` and is killed after so many seconds."""
-    reader, told = os.pipe()
+def commits_until_killed(root, step, times, moment_s):
+    """The steps that a process commits that goes on from `step` and is killed after `moment_s`."""
+    reader, commits = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            save_for_ever(root, step, times, told)
+            save_for_ever(root, step, times, commits)
         finally:
             os._exit(1)
-    os.close(told)
+    os.close(commits)
     time.sleep(moment_s)
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    assert os.WIFSIGNALED(status), "it failed before"
+    assert os.WIFSIGNALED(status), "it failed before the kill"
     with os.fdopen(reader) as lines:
         return [int(line) for line in lines]
 
 
 def main(root, kills, times):
     torch.set_num_threads(1)
-    chance = random.Random(1)  # noqa: S311
+    draws = random.Random(1)  # noqa: S311
     outcome = {"kills": kills, "older": 0, "passed over": 0, "in the middle": 0, "committed": 0}
     step = 0
     for _ in range(kills):
-        committed = one_kill(root, step, times, chance.uniform(0, MOST_S))
+        committed = commits_until_killed(root, step, times, draws.uniform(0, MOST_S))
         step = max([step, *committed])
         outcome["committed"] += len(committed)
         outcome["in the middle"] += any(root.glob(".*"))

@@ -39,9 +39,9 @@ def test_the_manifest_has_sizes_and_hashes(tmp_path):
     [folder] = put(tmp_path, 3)
     manifest = json.loads((folder / MANIFEST).read_text())
     assert (manifest["format"], manifest["step"], manifest["about"]) == (1, 3, {"epoch": 3})
-    for name, said in manifest["files"].items():
+    for name, entry in manifest["files"].items():
         content = (folder / name).read_bytes()
-        assert said == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def test_tensors_come_back_bit_by_bit_and_with_their_layout(tmp_path):
@@ -73,7 +73,7 @@ def test_what_could_not_be_loaded_again_is_refused_when_it_is_written(tmp_path, 
     assert names(tmp_path) == ["step-000000001"]
 
 
-def test_the_one_of_the_same_step_is_replaced(tmp_path):
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     [folder] = put(tmp_path, 5)
     (folder / "state.pt").write_bytes(b"torn")
     (folder / "more.pt").write_bytes(b"")
@@ -100,7 +100,7 @@ def test_other_names_are_no_checkpoints(tmp_path):
 
 
 def damaged(root, damage):
-    """The newest of three after `damage` has been done to the third's folder: the second, and why."""
+    """Damage the third of three checkpoints; the reason why `newest` passes it over for the second."""
     folder = put(root, 1, 2, 3)[-1]
     damage(folder)
     found, [reason] = newest(root)
@@ -178,7 +178,7 @@ def test_what_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_whichever_call_fails_nothing_has_changed(tmp_path, monkeypatch, name, replaced):
-    """Those after it work again, as when undoing."""
+    """The calls after it work again, so that undoing can succeed."""
     step, failures = 2 if replaced else 3, 0
     for at in range(1, 100):
         root = tmp_path / str(at)

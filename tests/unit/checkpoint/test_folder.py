@@ -25,10 +25,10 @@ def put(folder, **files):
 
 
 def opened(folder, *, overwrite=False, resume=True, **options):
-    """Opened and given up again."""
-    one = open_folder(folder, overwrite=overwrite, resume=resume, **options)
-    os.close(one.lock)
-    return one
+    """Open the folder and release its lock."""
+    run = open_folder(folder, overwrite=overwrite, resume=resume, **options)
+    os.close(run.lock)
+    return run
 
 
 def refused(folder, **options):
@@ -63,14 +63,14 @@ def test_unfinished_run_is_replaced(tmp_path, result, overwrite):
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_the_last_words_of_the_attempt_before_are_kept(tmp_path, saved):
+def test_the_last_words_of_the_previous_attempt_are_kept(tmp_path, saved):
     folder = tmp_path / "run"
     for words in ("its first", "its second"):
         opened(folder)
         put(folder / "ranks", rank_1_err=words)
     if saved:
         checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
-    for _ in range(2):  # an attempt that leaves no word takes none away
+    for _ in range(2):  # an attempt that leaves no files removes none
         opened(folder)
         assert (folder / "ranks-before" / "rank_1_err").read_text() == "its second"
         assert not any((folder / "ranks").iterdir())
@@ -126,11 +126,11 @@ def test_run_folder_that_is_or_is_below_a_file_is_named(tmp_path, below):
 
 
 def test_a_folder_in_use_is_refused_and_free_again_when_its_owner_is_killed(tmp_path):
-    words = "import sys, time; from pathlib import Path; from hvdtrain.checkpoint.folder import open_folder\n"
-    words += (
-        "one = open_folder(Path(sys.argv[1]), overwrite=False, resume=True); print('open', flush=True); time.sleep(60)"
+    code = "import sys, time; from pathlib import Path; from hvdtrain.checkpoint.folder import open_folder\n"
+    code += (
+        "run = open_folder(Path(sys.argv[1]), overwrite=False, resume=True); print('open', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", words, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path / "run"], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout.readline() == "open\n"
         before = files_under(tmp_path / "run")
         assert f"in use, by process {owner.pid} on " in refused(tmp_path / "run", overwrite=True)
@@ -150,9 +150,9 @@ def test_a_run_that_did_not_finish_goes_on_from_its_newest_valid_checkpoint(tmp_
     (folder / "checkpoints" / "step-000000009" / "state.pt").write_bytes(b"torn")
     put(folder, result_json='{"exit_reason": "failed"}', config_json="{}", metrics="kept")
     (folder / "metrics").rename(folder / "metrics.jsonl")
-    one = opened(folder)
-    assert one.found.step == 6
-    assert [word for word in one.passed_over if "step-000000009" in word] == one.passed_over != []
+    run = opened(folder)
+    assert run.found.step == 6
+    assert [reason for reason in run.passed_over if "step-000000009" in reason] == run.passed_over != []
     assert not (folder / "result.json").exists()
     assert (folder / "metrics.jsonl").read_text() == "kept"
     assert opened(folder, resume=False).found is None
@@ -196,8 +196,8 @@ def test_a_finished_run_that_is_replaced_starts_anew(tmp_path):
 
 
 def test_hosts_see_whether_the_folder_is_the_same(tmp_path):
-    one = opened(tmp_path / "run")
-    assert is_shared(tmp_path / "run", one.nonce)
+    run = opened(tmp_path / "run")
+    assert is_shared(tmp_path / "run", run.nonce)
     assert not is_shared(tmp_path / "run", "another's")
-    assert not is_shared(tmp_path / "elsewhere", one.nonce)
+    assert not is_shared(tmp_path / "elsewhere", run.nonce)
     assert (tmp_path / "elsewhere" / "ranks").is_dir()

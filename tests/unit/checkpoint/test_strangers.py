@@ -20,7 +20,7 @@ from tests.unit.checkpoint.checkpoints import put
 
 
 def forged(root, content, name="state.pt", **manifest):
-    """A checkpoint of these bytes whose manifest is right, but for what is given."""
+    """A checkpoint of these bytes with a valid manifest, except for the given entries."""
     folder = root / "step-000000007"
     folder.mkdir()
     if Path(name).name == name:
@@ -32,7 +32,7 @@ def forged(root, content, name="state.pt", **manifest):
 
 
 class Runs:
-    """Unpickled without care it calls a function."""
+    """Calls a function if it is unpickled without care."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -137,7 +137,7 @@ def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
     folder = forged(tmp_path / "root", saved({}), name=name) if name not in {"..", ""} else None
     if folder is None:
         folder = forged(tmp_path / "root", saved({}), files={name: {"size": 1, "sha256": "0" * 64}})
-    if name == MANIFEST:  # `forged` has written it over
+    if name == MANIFEST:  # `forged` has overwritten it
         (folder / MANIFEST).write_bytes(
             checkpoint._sealed({"format": 1, "step": 7, "about": {}, "files": {name: {"size": 1, "sha256": ""}}})
         )

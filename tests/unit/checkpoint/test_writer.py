@@ -20,7 +20,7 @@ NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 @pytest.fixture
 def start():
-    """Writers that keep a list of what they have committed."""
+    """Writers that keep a list of the steps they have committed."""
     writers = []
 
     def start(root, keep=2):
@@ -144,7 +144,7 @@ def test_a_callback_that_fails_on_disk_is_no_error(tmp_path):
 @pytest.mark.parametrize("first", [1, 2, 3])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_broken_disk_costs_no_checkpoint(tmp_path, start, capsys, name, first):
-    """All calls from one on fail, until it is mended."""
+    """All calls from the first failing one on fail, until the disk is repaired."""
     writer = start(tmp_path)
     save(writer, 1, 2)
     before = files_under(tmp_path)
@@ -159,7 +159,7 @@ def test_a_broken_disk_costs_no_checkpoint(tmp_path, start, capsys, name, first)
             f"hvdtrain: warning: checkpoint write failed: {tmp_path}: Input/output error; training goes on\n"
         )
     else:
-        assert (name, first) in {("mkdir", 3), ("rename", 2), ("rename", 3)}  # so many calls there are not
+        assert (name, first) in {("mkdir", 3), ("rename", 2), ("rename", 3)}  # there are fewer calls
         assert warnings == ""
     save(writer, 4)
     assert writer.steps[-1] == 4
@@ -171,7 +171,7 @@ def test_a_broken_disk_costs_no_checkpoint(tmp_path, start, capsys, name, first)
     [(errno.EIO, (1, 2, 3, 4)), (errno.EROFS, (1, 2, 3, 4)), (errno.ENOSPC, (2, 3, 4)), (errno.EDQUOT, (2, 3, 4))],
 )
 def test_a_write_that_fails_once_is_tried_again(tmp_path, start, monkeypatch, number, left):
-    """After the oldest was removed if there was no room."""
+    """If the disk is full, the oldest is removed first."""
     writer = start(tmp_path, keep=9)
     save(writer, 1, 2, 3)
     break_call(monkeypatch, "fsync", number, first=2, last=2)
@@ -198,7 +198,7 @@ def disk(tmp_path_factory):
 
 @pytest.fixture
 def small_disk(disk):
-    """A folder there, and how to leave only so many pages free."""
+    """A folder on it, and a function that leaves only so many pages free."""
     root, filler = disk / "checkpoints", disk / "filler"
 
     def leave(pages):
@@ -261,7 +261,7 @@ def test_all_but_the_last_good_one_are_given_for_room(small_disk, start, capsys)
     before = files_under(root)
     for step, left in ((4, (2, 3)), (5, (3,)), (6, (3,))):
         save(writer, step, kib=2000)
-        assert names(root) == [f"step-{one:09d}" for one in left]
+        assert names(root) == [f"step-{number:09d}" for number in left]
         assert files_under(root).items() <= before.items()
     assert (writer.steps, writer.counts) == ([1, 2, 3], {CHECKPOINT_WRITE: 3})
     assert is_whole(newest(root)[0], 3)
@@ -272,7 +272,7 @@ def test_all_but_the_last_good_one_are_given_for_room(small_disk, start, capsys)
 
 
 def test_a_run_that_goes_on_does_not_give_its_start_for_room(small_disk, start):
-    """The newest of which every byte is right, though there is a newer one."""
+    """Its start is the newest undamaged checkpoint, though there is a newer one."""
     root, leave = small_disk
     torn = put(root, 2, 3, kib=40)[-1]
     (torn / MANIFEST).unlink()

@@ -10,7 +10,7 @@ from hvdtrain.safety.guard import LOG_WRITE, Guard
 
 
 class Disk:
-    """So many bytes are free; a write takes what still fits, as a real one does."""
+    """A disk with `free` bytes; like a real one, a write takes what still fits."""
 
     def __init__(self, monkeypatch):
         self.free = 10**9
@@ -99,7 +99,7 @@ def test_written_json_reads_back_and_leaves_no_part(tmp_path):
     path.write_text("old")
     write_json(path, {"lr": 0.1, "where": tmp_path, "list": [1, None]})
     assert json.loads(path.read_text()) == {"lr": 0.1, "where": str(tmp_path), "list": [1, None]}
-    assert [one.name for one in tmp_path.iterdir()] == ["one.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path, monkeypa
     with pytest.raises(OSError, match="No space"):
         write_whole(path, b"new content")
     assert json.loads(path.read_text()) == {"old": True}
-    assert [one.name for one in tmp_path.iterdir()] == ["one.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
 
 
 @pytest.mark.parametrize("reserved", [True, False])
@@ -126,4 +126,4 @@ def test_reserved_room_is_filled_and_given_its_name(tmp_path, reserved):
         assert not path.exists()
     write_reserved(path, {"accuracy": 0.5})
     assert path.read_text() == '{\n  "accuracy": 0.5\n}\n'
-    assert [one.name for one in tmp_path.iterdir()] == ["result.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]

@@ -16,7 +16,7 @@ GIB = 2**30
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """Two GPUs, by NVML's names; the second one does not tell its power."""
+    """Two GPUs behind NVML's functions; the second does not support power readings."""
     gpus = {
         "GPU-aa": SimpleNamespace(index=3, busy=90, used=2 * GIB, milliwatts=250_000, celsius=60),
         "GPU-bb": SimpleNamespace(index=1, busy=50, used=3 * GIB, milliwatts=None, celsius=70),
@@ -50,14 +50,14 @@ def of_gpus(readings):
     return {name.removeprefix(f"{HOST}/"): value for name, value in readings.items() if "gpu" in name}
 
 
-def test_a_host_without_gpus_tells_of_its_cores_and_memory():
+def test_a_host_without_gpus_has_readings_of_its_cores_and_memory():
     readings = of_host([], each=True)()
     assert set(readings) == {f"{HOST}/cpu_percent", f"{HOST}/memory_gib"}
     assert 0 <= readings[f"{HOST}/cpu_percent"] <= 100
     assert 0 < readings[f"{HOST}/memory_gib"] < psutil.virtual_memory().total / GIB
 
 
-def test_each_gpu_by_its_index_and_without_what_it_does_not_tell(nvml):
+def test_each_gpu_by_its_index_and_without_unsupported_readings(nvml):
     assert of_gpus(of_host(["aa", "bb", "gone"], each=True)()) == {
         "gpu1_utilisation_percent": 50.0,
         "gpu1_memory_gib": 3.0,

@@ -192,17 +192,17 @@ def test_unreachable_hub_names_the_url_and_the_way_out(monkeypatch):
 
 
 def test_hub_weights_are_checked_and_returned(monkeypatch):
-    asked = {}
+    request = {}
 
     def fetched(url, **options):
-        asked.update(options, url=url)
+        request.update(options, url=url)
         return {"weight": torch.ones(1)}
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fetched)
     assert models.pretrained_weights("efficientnet_b1", "hub") == {"weight": torch.ones(1)}
-    assert "efficientnet_b1" in asked["url"]
-    assert asked["check_hash"] is True
-    assert asked["weights_only"] is True
+    assert "efficientnet_b1" in request["url"]
+    assert request["check_hash"] is True
+    assert request["weights_only"] is True
 
 
 def test_hub_has_no_tiny():
