@@ -28,7 +28,7 @@ SETTINGS = ["--deterministic", "--checkpoint-every-steps", str(CHECKPOINT_STEPS)
 
 
 def undisturbed(epochs: int) -> tuple[set[str], float]:
-    """The hashes of the weights of a run of so many epochs, and the seconds that its steps took."""
+    """The hashes of the weights of an undisturbed run, and the seconds that its steps took."""
     words = [*SETTINGS, "--epochs", str(epochs)]
     with tempfile.TemporaryDirectory() as folder, Watched(Path(folder), ranks=RANKS, words=words) as job:
         assert job.process.wait() == 0, job.lines[-1].text

@@ -31,7 +31,7 @@ _RUN_FILES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A run folder that nobody else may use until this process ends."""
+    """A run folder, locked until this process ends."""
 
     lock: int  # a file descriptor
     nonce: str  # content of the lock's file, by which hosts see that they share the folder

@@ -43,7 +43,7 @@ class Writer:
         self._submit("step", step, documents, about)
 
     def save_best(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        """Save into best-<step>, in place of the previous best; neither found by `newest` nor told to `committed`."""
+        """Save into best-<step>, in place of the previous best; not found by `newest`, not passed to `committed`."""
         self._submit("best", step, documents, about)
 
     def wait(self) -> None:

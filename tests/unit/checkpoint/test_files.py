@@ -88,7 +88,7 @@ def test_no_folder_or_an_empty_one_has_no_checkpoint(tmp_path):
     clean(tmp_path / "none")
 
 
-def test_other_names_are_no_checkpoints(tmp_path):
+def test_other_names_are_not_checkpoints(tmp_path):
     put(tmp_path, 1)
     for name in ("step-2", "step-0000000003", "step-000000004x", "best-000000005", ".step-000000006.part", "x"):
         (tmp_path / "step-000000001").rename(tmp_path / name)

@@ -174,7 +174,7 @@ def test_a_manifest_that_is_sealed_but_wrong_is_refused(tmp_path, change):
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"3", b"[" * 500_000, b"\xff\xfe\x00", b'{"sha256": NaN}'])
-def test_a_manifest_that_is_none_is_refused(tmp_path, content):
+def test_content_that_is_not_a_manifest_is_refused(tmp_path, content):
     folder = forged(tmp_path, b"abc")
     (folder / MANIFEST).write_bytes(content)
     found, [reason] = newest(tmp_path)
@@ -200,7 +200,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
     assert newest(tmp_path) == (None, [f"{folder / 'state.pt'} is not a regular file"])
 
 
-def test_a_document_that_is_not_there_is_named(tmp_path):
+def test_a_missing_document_is_named(tmp_path):
     put(tmp_path, 7)
     with pytest.raises(BadInput, match=r"has no other\.pt"):
         load(newest(tmp_path)[0], "other")

@@ -119,7 +119,7 @@ def test_the_best_is_kept_apart_and_alone(tmp_path, start):
     assert newest(tmp_path)[0] is None
 
 
-def test_an_error_that_is_no_os_error_is_raised_once_by_the_next_call(tmp_path, start):
+def test_an_error_that_is_not_an_os_error_is_raised_once_by_the_next_call(tmp_path, start):
     writer = start(tmp_path)
     for call in (writer.wait, lambda: save(writer, 2)):
         writer.save(1, {"state": np.zeros(2)}, {})
@@ -131,7 +131,7 @@ def test_an_error_that_is_no_os_error_is_raised_once_by_the_next_call(tmp_path, 
     assert writer.steps == [3]
 
 
-def test_a_callback_that_fails_on_disk_is_no_error(tmp_path):
+def test_a_callback_that_fails_on_disk_is_counted(tmp_path):
     def report(step):
         raise NO_ROOM
 
@@ -254,7 +254,7 @@ def test_the_oldest_makes_room_on_a_full_disk(small_disk, start, monkeypatch, ca
     assert capsys.readouterr().err == ""
 
 
-def test_all_but_the_last_good_one_are_given_for_room(small_disk, start, capsys):
+def test_all_but_the_last_good_checkpoint_are_removed_for_room(small_disk, start, capsys):
     root, _ = small_disk
     writer = start(root, keep=3)
     save(writer, 1, 2, 3)
@@ -271,7 +271,7 @@ def test_all_but_the_last_good_one_are_given_for_room(small_disk, start, capsys)
     )
 
 
-def test_a_run_that_goes_on_does_not_give_its_start_for_room(small_disk, start):
+def test_a_resumed_run_keeps_the_checkpoint_that_it_started_from(small_disk, start):
     """Its start is the newest undamaged checkpoint, though there is a newer one."""
     root, leave = small_disk
     torn = put(root, 2, 3, kib=40)[-1]

@@ -14,7 +14,7 @@ from hvdtrain.safety.guard import QUIET_S, Guard
 
 
 class MpiError(RuntimeError):
-    """What importing mpi4py.MPI would start MPI for."""
+    """Stands in for mpi4py.MPI.Exception, since its import would start MPI."""
 
 
 MpiError.__module__, MpiError.__qualname__ = "mpi4py.MPI", "Exception"
@@ -163,7 +163,7 @@ def test_cpu_memory_that_torch_cannot_get_is_not_caught():
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_warning_that_cannot_be_written_is_no_failure(monkeypatch, closed):
-    """Standard error may go to a file on the very disk that is full."""
+    """Standard error may go to a file on the full disk."""
     with Path("/dev/full").open("w", buffering=1) as full:
         if closed:
             full.close()

@@ -311,7 +311,7 @@ def test_a_rank_that_hangs_ends_with_its_stack(process, tmp_path, hang):
     assert "in stuck" in report
 
 
-def test_where_no_error_file_can_be_made_the_stack_is_on_stderr(process, tmp_path):
+def test_without_an_error_file_the_stack_is_on_stderr(process, tmp_path):
     (tmp_path / "ranks").rmdir()
     rank = process("def stuck():\n    time.sleep(60)\nstuck()", 0.5)
     _, stderr = rank.communicate(timeout=30)
@@ -319,7 +319,7 @@ def test_where_no_error_file_can_be_made_the_stack_is_on_stderr(process, tmp_pat
     assert "in stuck" in stderr
 
 
-def test_steps_near_the_limit_are_no_hang(process, tmp_path):
+def test_steps_near_the_limit_are_not_a_hang(process, tmp_path):
     body = "for step in (5, 6, 7):\n    dog.working(step)\n    time.sleep(1.2)\ndog.close()"
     rank = process(body, 2.0)
     assert rank.communicate(timeout=30) == ("", "")

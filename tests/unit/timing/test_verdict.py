@@ -127,7 +127,7 @@ def test_the_file_has_the_spread_over_ranks_and_names_the_slowest():
 
 
 class Pair(SerialComm):
-    """Two ranks of which the other is twice as slow."""
+    """Two ranks; the other one is twice as slow."""
 
     size = 2
 
