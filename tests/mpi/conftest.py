@@ -1,4 +1,6 @@
-"""Real launchers: each run is one mpirun or horovodrun of its own, ended by MPIEXEC_TIMEOUT at the latest."""
+"""Real launchers. What asserts an exit status, an environment or a setting starts one of its own, ended by
+MPIEXEC_TIMEOUT at the latest; what asserts only what the ranks have left on disk runs in a pool (pool.py).
+"""
 
 import contextlib
 import json
@@ -15,6 +17,8 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
+
+from tests.mpi.pool import FIXED, Pools
 
 PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT_S = 120
@@ -77,15 +81,32 @@ def run(tmp_path: Path) -> Run:
     return start
 
 
+@pytest.fixture(scope="session")
+def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+    """Ranks that live as long as the session. The verdict is what a program leaves on disk; see as_new() in
+    programs/pool_rank.py for what it may change of its process without harm to the next one.
+    """
+    pools = Pools(tmp_path_factory.mktemp("pools"), command, environment)
+    yield pools
+    pools.close()
+
+
 @pytest.fixture
-def run_program(run: Run, tmp_path: Path) -> Callable[..., list[dict]]:
-    """Run a file of programs/; it writes rank-<r>.json into the folder it is given. Their contents, by rank."""
+def run_program(run: Run, pools: Pools, tmp_path: Path) -> Callable[..., list[dict]]:
+    """Run a file of programs/; it writes rank-<r>.json into the folder it is given. Their contents, by rank.
+
+    In a pool, but for the launchers of Horovod and for settings that are read when MPI or torch starts.
+    """
 
     def start(launcher: str, ranks: int, program: str, *args: str, **env: str) -> list[dict]:
         folder = tmp_path / f"{Path(program).stem}-{launcher}-{ranks}-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        done = run(launcher, ranks, [str(PROGRAMS / program), str(folder), *args], **env)
-        assert done.returncode == 0, done.stdout + done.stderr
+        words = [str(PROGRAMS / program), str(folder), *args]
+        if launcher in ("python", "mpirun") and not any(name.startswith(FIXED) for name in env):
+            pools.run(launcher, ranks, words, cwd=tmp_path, limit_s=TIMEOUT_S, **env)
+        else:
+            done = run(launcher, ranks, words, **env)
+            assert done.returncode == 0, done.stdout + done.stderr
         answers = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
         assert len(list(folder.glob("rank-*.json"))) == ranks
         return answers
