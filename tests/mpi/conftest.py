@@ -86,7 +86,8 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     """Ranks that live as long as the session. The verdict is what a program leaves on disk; see as_new() in
     programs/pool_rank.py for what it may change of its process without harm to the next one.
     """
-    pools = Pools(tmp_path_factory.mktemp("pools"), command, environment)
+    folder = tmp_path_factory.mktemp("pools")
+    pools = Pools(folder, command, environment(folder))
     yield pools
     pools.close()
 
@@ -150,7 +151,7 @@ def runs(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def reference(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> Callable[..., Any]:
     """The same without interruption, made once for each number of ranks and words."""
     from tests.mpi.interrupted import SHORT, Runs
 
@@ -159,7 +160,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     def make(ranks: int, words: tuple[str, ...] = SHORT) -> Runs:
         if (ranks, words) not in known:
             one = Runs(folder=tmp_path_factory.mktemp("reference"), ranks=ranks, words=words)
-            one.finish()
+            one.finish_in(pools)
             known[ranks, words] = one
         return known[ranks, words]
 

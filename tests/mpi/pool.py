@@ -25,7 +25,6 @@ GRACE_S = 5.0  # for the others' last words, after the first rank that failed
 FIXED = ("PYTHON", "OMPI_", "MPIEXEC_", "OMP_")
 
 Command = Callable[[str, int, list[str]], list[str]]
-Environment = Callable[[Path], dict[str, str]]
 
 
 class ProgramFailed(AssertionError):  # noqa: N818 (it is the program's failure)
@@ -33,9 +32,12 @@ class ProgramFailed(AssertionError):  # noqa: N818 (it is the program's failure)
 
 
 class Pools:
-    """One pool for each launcher and number of ranks that was asked for; `folder` takes what the programs print."""
+    """One pool for each launcher and number of ranks that was asked for; `folder` takes what the programs print.
 
-    def __init__(self, folder: Path, command: Command, environment: Environment) -> None:
+    The environment is that of all programs: take it before any test changes the one of pytest.
+    """
+
+    def __init__(self, folder: Path, command: Command, environment: dict[str, str]) -> None:
         self._folder, self._command, self._environment = folder, command, environment
         self._pools: dict[tuple[str, int], _Pool] = {}
         self._programs = 0
@@ -74,7 +76,7 @@ class Pools:
 class _Pool:
     """The ranks of one launcher. To each leads a socket: a line of JSON asks for a program, another one is its end."""
 
-    def __init__(self, launcher: str, ranks: int, command: Command, environment: Environment) -> None:
+    def __init__(self, launcher: str, ranks: int, command: Command, environment: dict[str, str]) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="pool-")  # short, as a socket's path has to be
         self._folder = Path(self._temporary.name)
         program = [str(Path(__file__).parent / "programs" / "pool_rank.py"), str(self._folder / "socket")]
@@ -93,7 +95,7 @@ class _Pool:
             self._launcher = psutil.Popen(
                 ["setpriv", "--pdeathsig", death, *words],
                 cwd=self._folder,
-                env={**environment(self._folder), **own},
+                env={**environment, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

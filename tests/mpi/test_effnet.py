@@ -59,13 +59,12 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
 
 
-def test_options_that_change_the_step_work_together(run, tmp_path):
+def test_options_that_change_the_step_work_together(pools, tmp_path):
     options = ["--precision", "bf16", "--compression", "fp16", "--accumulate-steps", "3", "--clip-value", "0.5"]
     options += ["--clip-norm", "1", "--fusion-threshold-mb", "8", "--cycle-time-ms", "2", "--cutout", "8"]
     options += ["--fusion-groups", "4", "--check-replicas-every", "2", "--max-skipped-steps", "5"]
     quick = [*QUICK, "--run", "r", "--optimizer", "rmsprop", "--stem-stride", "1", "--dropout", "0"]
-    done = run("mpirun", 2, [*EFFNET, *quick, *options])
-    assert done.returncode == 0, done.stdout + done.stderr
+    pools.run("mpirun", 2, [*EFFNET, *quick, *options], cwd=tmp_path)
     folder = tmp_path / "runs" / "effnet" / "r"
     result = json.loads((folder / "result.json").read_text())
     assert (result["global_batch"], result["steps"]) == (64 * 2 * 3, -(-1438 // 384))
@@ -139,13 +138,12 @@ def test_more_ranks_than_images(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_model_does_not_notice_how_many_ranks_share_a_global_batch(run, tmp_path):
+def test_the_model_does_not_notice_how_many_ranks_share_a_global_batch(pools, tmp_path):
     losses = []
     for launcher, ranks in (("python", 1), ("mpirun", 2)):
         quiet = ["--sync-bn", "--dropout", "0", "--stochastic-depth", "0", "--global-batch-size", "64"]
         words = [word for word in QUICK if word not in ("--batch-size-per-rank", "64")]
-        done = run(launcher, ranks, [*EFFNET, *words, *quiet, "--run", launcher])
-        assert done.returncode == 0, done.stdout + done.stderr
+        pools.run(launcher, ranks, [*EFFNET, *words, *quiet, "--run", launcher], cwd=tmp_path)
         lines = (tmp_path / "runs" / "effnet" / launcher / "metrics.jsonl").read_text().splitlines()
         line = json.loads(lines[-1])
         losses.append([line["train/loss"], line["eval/loss"]])
@@ -216,16 +214,16 @@ def test_ranks_that_disagree_on_the_steps_are_told(run, tmp_path):
     assert "32" in line
 
 
-def test_a_finished_run_is_not_overwritten_unless_asked(run, tmp_path):
+def test_a_finished_run_is_not_overwritten_unless_asked(run, pools, tmp_path):
     words = [*EFFNET, *QUICK, "--run", "r"]
     result = tmp_path / "runs" / "effnet" / "r" / "result.json"
-    assert run("python", 1, words).returncode == 0
+    pools.run("python", 1, words, cwd=tmp_path)
     first = result.read_bytes()
     refused = run("mpirun", 2, words)
     assert refused.returncode == 2
     assert "--overwrite" in only_line(refused)
     assert result.read_bytes() == first
-    assert run("mpirun", 2, [*words, "--overwrite"]).returncode == 0
+    pools.run("mpirun", 2, [*words, "--overwrite"], cwd=tmp_path)
     assert json.loads(result.read_text())["np"] == 2
 
 

@@ -21,7 +21,7 @@ def pools(tmp_path):
     """Of this test alone."""
     folder = tmp_path / "pools"
     folder.mkdir()
-    pools = Pools(folder, command, environment)
+    pools = Pools(folder, command, environment(folder))
     yield pools
     pools.close()
 
@@ -124,7 +124,8 @@ def test_no_rank_outlives_a_pytest_that_is_killed(tmp_path):
         "from pathlib import Path\n"
         "from tests.mpi.conftest import command, environment\n"
         "from tests.mpi.pool import Pools\n"
-        "Pools(Path.cwd(), command, environment).run('mpirun', 2, ['program.py'], cwd=Path.cwd())\n"
+        "here = Path.cwd()\n"
+        "Pools(here, command, environment(here)).run('mpirun', 2, ['program.py'], cwd=here)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen([sys.executable, "-c", driver], cwd=tmp_path, env=env) as pytest_:

@@ -25,18 +25,24 @@ def left_well(run, said):
     return step
 
 
-def goes_on(run, reference, **options):
-    said = run.finish()
-    assert "resumed from runs/effnet/r/checkpoints/step-" in said
-    same_end(run, reference, **options)
+@pytest.fixture
+def goes_on(pools, reference):
+    """Start it again, to its end, which has to be that of a run that was not asked."""
+
+    def check(run, words=SHORT, **options):
+        said = run.finish_in(pools)
+        assert "resumed from runs/effnet/r/checkpoints/step-" in said
+        same_end(run, reference(run.ranks, words), **options)
+
+    return check
 
 
 @pytest.mark.slow
-def test_in_the_middle_of_an_epoch(runs, reference):
+def test_in_the_middle_of_an_epoch(runs, goes_on):
     run = runs(2, ONLY_ASKED)
     said = run.asked("step9")
     assert left_well(run, said) in (9, 10)  # what is heard during a step is obeyed after the next
-    goes_on(run, reference(2), whole_history=False)
+    goes_on(run, whole_history=False)
 
 
 @pytest.mark.slow
@@ -50,15 +56,15 @@ def test_in_the_middle_of_an_epoch(runs, reference):
         ("start", ONLY_ASKED, {1, 2}),
     ],
 )
-def test_wherever_it_is(runs, reference, place, words, steps):
+def test_wherever_it_is(runs, goes_on, place, words, steps):
     run = runs(2, words)
     assert left_well(run, run.asked(place)) in steps
-    goes_on(run, reference(2), whole_history=words == SHORT)
+    goes_on(run, whole_history=words == SHORT)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_again_and_again_at_any_moment(runs, reference, tmp_path):
+def test_again_and_again_at_any_moment(runs, reference, pools, tmp_path):
     """No clock of the test's decides the outcome: at worst the run has finished before it is asked."""
     run, times = runs(2, ONLY_ASKED), 0
     for delay_s in (0.1, 0.4, 0.2, 0.6, 0.3):
@@ -73,32 +79,32 @@ def test_again_and_again_at_any_moment(runs, reference, tmp_path):
         left_well(run, said)
         times += 1
     else:
-        run.finish()
+        run.finish_in(pools)
     assert times > 0
     same_end(run, reference(2), whole_history=False)
 
 
 @pytest.mark.slow
-def test_before_its_first_step(runs, reference, tmp_path):
+def test_before_its_first_step(runs, goes_on, tmp_path):
     run = runs(2, ONLY_ASKED)
     blocked = tmp_path / "blocked"
     with stopping(run.start(program=(str(PROGRAMS / "wait_unasked.py"), str(blocked))), tmp_path) as job:
         wait_until(lambda: blocked.exists() and len(list(blocked.iterdir())) == 2, TIMEOUT_S)
         job.send_signal(signal.SIGUSR1)
         assert left_well(run, ended(job, 0)) in (1, 2)
-    goes_on(run, reference(2), whole_history=False)
+    goes_on(run, whole_history=False)
 
 
 # --- one process without a launcher
 
 
 @pytest.mark.slow
-def test_one_process_saves_at_a_first_sigterm_and_at_a_first_ctrl_c(runs, reference):
+def test_one_process_saves_at_a_first_sigterm_and_at_a_first_ctrl_c(runs, goes_on):
     words = (*ONLY_ASKED, "--epochs", "1")
     run = runs(1, words)
     assert left_well(run, run.asked("step5", by=signal.SIGTERM)) in (5, 6)
     assert left_well(run, run.asked("step15", by=signal.SIGINT)) in (15, 16)
-    goes_on(run, reference(1, words), whole_history=False)
+    goes_on(run, words, whole_history=False)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,7 @@ def test_one_process_leaves_at_once_at_a_second_one(runs, signals, status, reaso
 
 
 @pytest.mark.slow
-def test_sigterm_to_mpirun_ends_the_ranks_and_leaves_the_checkpoints(runs, reference, tmp_path):
+def test_sigterm_to_mpirun_ends_the_ranks_and_leaves_the_checkpoints(runs, goes_on, tmp_path):
     run = runs(2)
     with run.hanging("step9", saved=8) as job:
         job.send_signal(signal.SIGTERM)
@@ -136,7 +142,7 @@ def test_sigterm_to_mpirun_ends_the_ranks_and_leaves_the_checkpoints(runs, refer
     assert run.result["exit_reason"] == "terminated"
     found, passed_over = checkpoint.newest(run.path / "checkpoints")
     assert (found.step, passed_over) == (8, [])
-    goes_on(run, reference(2))
+    goes_on(run)
 
 
 @pytest.mark.slow

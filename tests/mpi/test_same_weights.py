@@ -1,16 +1,31 @@
 """The number of ranks must not matter: same seed and global batch, same weights."""
 
+import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.mpi.conftest import slow
+from tests.mpi.conftest import PROGRAMS, slow
 
 # Sums over ranks and over images are taken in another order, and each of the 10 steps carries the difference on.
 # Two orders of one float32 sum differ by about 1e-7 of it; a thousandfold is left for 10 steps through 8 blocks, while
 # one image more or less in one of 50 moves the weights by a hundredth of their way.
 TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def trained(pools, tmp_path_factory):
+    """What the ranks of one training have left, by launcher, ranks and words; it is run when it is first asked for."""
+
+    @cache
+    def answers(launcher, ranks, *words):
+        folder = tmp_path_factory.mktemp("trained")
+        pools.run(launcher, ranks, [str(PROGRAMS / "train_steps.py"), str(folder), *words], cwd=folder)
+        return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
+
+    return answers
 
 
 def weights(answers, rank=0):
@@ -27,10 +42,14 @@ def distance(one, other, answers):
     ("launcher", "ranks", "micro_batch"),
     [("mpirun", 3, 17), ("mpirun", 2, 7), slow("mpirun", 2, 25), slow("horovodrun", 2, 25)],
 )
-def test_more_ranks_give_the_weights_of_one(run_program, launcher, ranks, micro_batch):
+def test_more_ranks_give_the_weights_of_one(trained, run_program, launcher, ranks, micro_batch):
     # 201 images in batches of 50: the last batch holds one image, so that all ranks but one have none
-    one = run_program("python", 1, "train_steps.py", "50", "50", "none", "frozen")
-    many = run_program(launcher, ranks, "train_steps.py", "50", str(micro_batch), "none", "frozen")
+    one = trained("python", 1, "50", "50", "none", "frozen")
+    words = "50", str(micro_batch), "none", "frozen"
+    if launcher == "mpirun":
+        many = trained(launcher, ranks, *words)
+    else:
+        many = run_program(launcher, ranks, "train_steps.py", *words)
     assert one[0]["moved"] > 0.1
     assert distance(one, many, one) < TOLERANCE
     for rank in range(1, ranks):
@@ -38,24 +57,24 @@ def test_more_ranks_give_the_weights_of_one(run_program, launcher, ranks, micro_
 
 
 @pytest.mark.parametrize("ranks", [2, slow(3)])
-def test_synced_batch_norm_is_that_of_one_rank(run_program, ranks):
+def test_synced_batch_norm_is_that_of_one_rank(trained, ranks):
     """Weights and running statistics; 67 images are not shared equally."""
-    one = run_program("python", 1, "train_steps.py", "67", "67", "none", "synced")
-    many = run_program("mpirun", ranks, "train_steps.py", "67", "34", "none", "synced")
+    one = trained("python", 1, "67", "67", "none", "synced")
+    many = trained("mpirun", ranks, "67", "34", "none", "synced")
     assert distance(one, many, one) < 10 * TOLERANCE
     for rank in range(1, ranks):
         assert torch.equal(weights(many, rank), weights(many))
 
 
-def test_a_rank_too_few_would_be_noticed(run_program):
+def test_a_rank_too_few_would_be_noticed(trained):
     """The tolerance can fail: batches of 49 instead of 50 are far outside."""
-    one = run_program("python", 1, "train_steps.py", "50", "50", "none", "frozen")
-    other = run_program("python", 1, "train_steps.py", "49", "49", "none", "frozen")
+    one = trained("python", 1, "50", "50", "none", "frozen")
+    other = trained("python", 1, "49", "49", "none", "frozen")
     assert distance(one, other, one) > 100 * TOLERANCE
 
 
-def test_every_sample_is_seen_once_per_epoch(run_program):
-    answers = run_program("mpirun", 3, "train_steps.py", "50", "17", "none", "frozen")
+def test_every_sample_is_seen_once_per_epoch(trained):
+    answers = trained("mpirun", 3, "50", "17", "none", "frozen")
     for epoch in range(2):
         seen = [sample for answer in answers for sample in answer["seen"][epoch]]
         assert sorted(seen) == list(range(201))
@@ -64,9 +83,9 @@ def test_every_sample_is_seen_once_per_epoch(run_program):
 
 
 @pytest.mark.slow
-def test_fp16_compression_costs_at_most_its_rounding(run_program):
+def test_fp16_compression_costs_at_most_its_rounding(trained):
     """fp16 rounds by 2^-11 = 0.05 % per element; 10 steps stay within 1 % of the way, and are not exact."""
-    exact = run_program("mpirun", 2, "train_steps.py", "50", "25", "none", "frozen")
-    rounded = run_program("mpirun", 2, "train_steps.py", "50", "25", "fp16", "frozen")
+    exact = trained("mpirun", 2, "50", "25", "none", "frozen")
+    rounded = trained("mpirun", 2, "50", "25", "fp16", "frozen")
     assert 0 < distance(exact, rounded, exact) < 0.01
     assert torch.equal(weights(rounded, 0), weights(rounded, 1))
