@@ -1,11 +1,11 @@
-# make train | test | test-slow | test-cluster | image | test-image | lint | board | bench | soak | lock | setup | clean
+# make train | test | test-slow | test-long | test-cluster | image | test-image | lint | board | bench | soak | lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 VENV := source .venv/bin/activate &&
 
-.PHONY: setup train test test-slow test-cluster image test-image lint board bench soak lock clean
+.PHONY: setup train test test-slow test-long test-cluster image test-image lint board bench soak lock clean
 
 setup:
 	@scripts/setup.sh
@@ -13,11 +13,18 @@ setup:
 train: setup
 	$(VENV) horovodrun -np $(NP) python -m hvdtrain.effnet $(ARGS)
 
+# Two tests at a time: they wait and start processes as much as they compute.
+SIDE_BY_SIDE := -n 2 --dist worksteal
+
 test: setup
-	$(VENV) pytest
+	$(VENV) pytest $(SIDE_BY_SIDE)
 
 test-slow: setup
-	$(VENV) pytest -m slow
+	$(VENV) pytest $(SIDE_BY_SIDE) -m 'slow and not long'
+
+# Those that CI has no time for; each says why.
+test-long: setup
+	$(VENV) pytest -m long
 
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
 test-cluster: setup

@@ -60,6 +60,7 @@ def environment(folder: Path) -> dict[str, str]:
         "OMPI_MCA_btl": "self,vader",  # nothing leaves the machine
         "HOME": str(folder),  # horovodrun keeps its caches there
         "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",  # threads that wait for a busy core are slower than one
     }
 
 

@@ -85,7 +85,6 @@ class _Pool:
         death = "KILL" if launcher == "python" else "TERM"
         own = {
             "MPIEXEC_TIMEOUT": str(24 * 3600),
-            "OMP_NUM_THREADS": "1",
             "OMPI_MCA_mpi_yield_when_idle": "1",  # as hvdtrain sets it where ranks fill their cores
         }
         with socket.socket(socket.AF_UNIX) as server, (self._folder / "launcher.out").open("w") as out:

@@ -76,6 +76,7 @@ def test_options_that_change_the_step_work_together(pools, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # a C++ compiler works for minutes
 @pytest.mark.timeout(600)
 def test_a_compiled_model_trains_alike_on_two_ranks(run, tmp_path):
     done = run("mpirun", 2, [*EFFNET, *QUICK, "--run", "r", "--compile"], MPIEXEC_TIMEOUT="500")
