@@ -1,5 +1,6 @@
 """Ranks that live on: a program that fails takes none of the next ones with it, one that ends well leaves no trace."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -66,7 +67,9 @@ def test_a_program_that_fails_does_so_alone(pools, run, lines, limit_s, said):
 
 
 CHANGED = """
-import os, signal, sys, faulthandler
+import fcntl, os, signal, sys, faulthandler
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    fcntl.flock(os.open("locked", os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
 import hvdtrain.ranks.comm as comm
 import torch
 os.environ["HOME"] = "/nowhere"
@@ -97,10 +100,12 @@ print(json.dumps([
 """
 
 
-def test_a_program_finds_nothing_of_the_one_before(pools, run):
+def test_a_program_finds_nothing_of_the_one_before(pools, run, tmp_path):
     before = run(TOLD)
     pids = pools.pids("mpirun", 2)
     run(CHANGED)
+    with (tmp_path / "locked").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert run("import time\ntime.sleep(1.5)") == [""] * 2  # longer than the timer
     assert run(TOLD) == before
     assert pools.pids("mpirun", 2) == pids

@@ -9,6 +9,7 @@ Threads that a program leaves, as hvdtrain's for signals, stay; they wait for wh
 
 import contextlib
 import faulthandler
+import fcntl
 import gc
 import json
 import os
@@ -50,7 +51,7 @@ def printing_to(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_new() -> Iterator[None]:
-    """Environment, folder, arguments, import path, signals, timers, Horovod, and the settings and seed of torch.
+    """Environment, folder, arguments, import path, signals, timers, locks, Horovod, and torch's settings and seed.
 
     Not after a program that failed: the pool is killed then.
     """
@@ -65,6 +66,7 @@ def as_new() -> Iterator[None]:
     sys.excepthook = sys.__excepthook__
     end_horovod()
     reset_torch()
+    release_locks()
     for name in [name for name in sys.modules if name.partition(".")[0] in ("hvdtrain", "tests")]:
         del sys.modules[name]
     sys.argv, sys.path[:] = words, path
@@ -91,6 +93,13 @@ def reset_torch() -> None:
         torch.use_deterministic_algorithms(False)
         torch.set_grad_enabled(True)
         torch.seed()  # another one, as a new process has
+
+
+def release_locks() -> None:
+    """As the end of a process does: a run folder's is on a file that hvdtrain never closes."""
+    for descriptor in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            fcntl.flock(int(descriptor.name), fcntl.LOCK_UN)
 
 
 def run(words: list[str]) -> None:
