@@ -59,12 +59,13 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
 
 
-def test_options_that_change_the_step_work_together(pools, tmp_path):
+def test_options_that_change_the_step_work_together(run, tmp_path):
     options = ["--precision", "bf16", "--compression", "fp16", "--accumulate-steps", "3", "--clip-value", "0.5"]
     options += ["--clip-norm", "1", "--fusion-threshold-mb", "8", "--cycle-time-ms", "2", "--cutout", "8"]
     options += ["--fusion-groups", "4", "--check-replicas-every", "2", "--max-skipped-steps", "5"]
     quick = [*QUICK, "--run", "r", "--optimizer", "rmsprop", "--stem-stride", "1", "--dropout", "0"]
-    pools.run("mpirun", 2, [*EFFNET, *quick, *options], cwd=tmp_path)
+    done = run("mpirun", 2, [*EFFNET, *quick, *options])
+    assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "effnet" / "r"
     result = json.loads((folder / "result.json").read_text())
     assert (result["global_batch"], result["steps"]) == (64 * 2 * 3, -(-1438 // 384))

@@ -50,8 +50,13 @@ def run(pools, tmp_path):
         (RANK + "if rank == '1':\n    raise ValueError('planted')", 60, ["rank 1: Traceback", "ValueError: planted"]),
         (RANK + "if rank == '1':\n    os.kill(os.getpid(), 9)", 60, ["rank 1: died"]),
         ("import sys\nprint('last words')\nsys.exit(3)", 60, ["ended with status 3", "printed:\nlast words"]),
+        (
+            "import os\nos.environ['HOROVOD_CYCLE_TIME'] = '2'\nimport horovod.torch as hvd\nhvd.init()",
+            60,
+            ["a program that sets Horovod's cycle time needs an mpirun of its own"],
+        ),
     ],
-    ids=["hangs", "raises", "is killed", "status"],
+    ids=["hangs", "raises", "is killed", "status", "cycle time"],
 )
 def test_a_program_that_fails_does_so_alone(pools, run, lines, limit_s, said):
     assert run(WELL) == ["well\n"] * 2

@@ -77,11 +77,16 @@ def as_new() -> Iterator[None]:
 
 
 def end_horovod() -> None:
+    """Raises RuntimeError where it could not be started again."""
     if "horovod.torch" in sys.modules:
         import horovod.torch as hvd
 
         if hvd.is_initialized():
             hvd.shutdown()
+            # With a fusion threshold and a cycle time given once, its ParameterManager has no room for the defaults
+            # that the next start gives it first, and that one crashes.
+            if "HOROVOD_CYCLE_TIME" in os.environ:
+                raise RuntimeError("a program that sets Horovod's cycle time needs an mpirun of its own")
 
 
 def reset_torch() -> None:
