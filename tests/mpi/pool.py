@@ -5,6 +5,7 @@ It outlives only programs that end well on all their ranks: after any other it i
 alone, and the next one gets a new pool. It ends with its pytest, also with one that is killed.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -140,7 +141,8 @@ class _Pool:
 
     def _ask_for_stacks(self, ranks: list[int]) -> None:
         for rank in ranks:
-            os.kill(self.pids[rank], signal.SIGQUIT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[rank], signal.SIGQUIT)
         time.sleep(1)  # a handler in C writes them; a rank that is stopped does not
 
     def close(self) -> None:
@@ -155,14 +157,18 @@ class _Pool:
     def kill(self) -> None:
         """End all processes of it, whatever they are at; mpirun by itself, for it tidies up behind its ranks."""
         self._hang_up()
-        below = self._launcher.children(recursive=True) if self._launcher.is_running() else []
+        below: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            below = self._launcher.children(recursive=True)
         for process in below:
-            process.kill()
-        if self._launcher.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
             self._launcher.terminate()
         _, left = psutil.wait_procs([self._launcher, *below], timeout=10)
         for process in left:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         _, left = psutil.wait_procs(left, timeout=10)
         self._temporary.cleanup()
         assert not left, f"cannot be killed: {left}"

@@ -4,7 +4,8 @@ Before each program and after it this process is as a new one in all that as_new
 no tests imported: each program imports them anew, so that what one of them changes there does not reach the next one.
 MPI lives as long as the process; Horovod is started by a program that needs it and ended behind it.
 
-Threads that a program leaves, as hvdtrain's for signals, stay; they wait for what does not come any more.
+Threads that a program leaves stay: hvdtrain's for signals waits for what does not come any more, the one of its gauges
+goes on reading.
 """
 
 import contextlib
