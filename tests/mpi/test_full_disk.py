@@ -63,7 +63,7 @@ def test_a_full_log_disk_does_not_stop_the_training(run, small_disk, ranks):
 
 
 @pytest.mark.slow
-def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, pools, disk):
+def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
     """The training goes on, the first one stays, and with room again the run goes on from it as if nothing was."""
     disk(2000)
     words = (*SHORT, "--checkpoint-every-steps", "4")
@@ -81,6 +81,6 @@ def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, pools, dis
     assert run.result["log_write_failures"] == 0
 
     disk(64_000)
-    run.finish_in(pools)
+    run.finish()
     same_end(run, reference(2, words))
     assert run.result["checkpoint_write_failures"] == 0  # what came after the checkpoint is forgotten

@@ -5,7 +5,7 @@ no tests imported: each program imports them anew, so that what one of them chan
 MPI lives as long as the process; Horovod is started by a program that needs it and ended behind it.
 
 Threads that a program leaves stay: hvdtrain's for signals waits for what does not come any more, the one of its gauges
-goes on reading.
+goes on reading. So do files that nobody closes, with the file systems that they are on.
 """
 
 import contextlib
