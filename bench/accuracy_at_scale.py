@@ -23,12 +23,18 @@ import torch
 from scipy import stats
 from sklearn.model_selection import StratifiedKFold
 
-from hvdtrain.ranks.comm import connect
-from hvdtrain.train.loop import Position
-from hvdtrain.train.training import assemble
-from hvdtrain.vision import images as data
-from hvdtrain.vision import models
-from hvdtrain.vision.config import RECIPES
+from hvdtrain import effnet
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.ranks.comm import Comm, connect
+from hvdtrain.record.gauges import Gauges, none
+from hvdtrain.train.feed import Feed, Resident
+from hvdtrain.train.loop import Limits, evaluate, train_epoch
+from hvdtrain.train.reports import Reports
+from hvdtrain.train.schedule import learning_rate
+from hvdtrain.vision import images, models
+from hvdtrain.vision.config import RECIPES, EffnetConfig
+from hvdtrain.vision.images import Images
+from hvdtrain.vision.task import image_task
 
 SIZES = {1: 1, 2: 2, 4: 4, 8: 8, 32: 2, 64: 2}  # ranks, virtual or not -> processes
 FOLDS = 5
@@ -51,22 +57,21 @@ def finished(out: Path) -> dict[Run, float]:
     """Accuracies by run."""
     lines = (out / "results.jsonl").read_text().splitlines() if (out / "results.jsonl").exists() else []
     results = [json.loads(line) for line in lines]
-    return {(one["recipe"], one["size"], one["fold"], one["seed"]): one["accuracy"] for one in results}
+    return {(run["recipe"], run["size"], run["fold"], run["seed"]): run["accuracy"] for run in results}
 
 
 def work(chosen: argparse.Namespace) -> None:
     """One rank of one size: train what is not finished yet."""
     comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
     torch.set_num_threads(1)
-    done = comm.gather([list(run) for run in finished(chosen.out)])[0]
+    done = comm.allgather([list(run) for run in finished(chosen.out)])[0]
     comm.start()
-    device = torch.device("cpu")
-    digits = data.load("digits", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
-    assert isinstance(digits.train, data.Resident)
-    assert isinstance(digits.test, data.Resident)
-    images = torch.cat([digits.train.images, digits.test.images])
-    labels = torch.cat([digits.train.labels, digits.test.labels])
-    folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(images, labels))
+    digits = images.digits()
+    assert isinstance(digits.train, Resident)
+    assert isinstance(digits.test, Resident)
+    pixels = torch.cat([digits.train.tensors["images"], digits.test.tensors["images"]])
+    labels = torch.cat([digits.train.tensors["labels"], digits.test.tensors["labels"]])
+    folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(pixels, labels))
     runs = [(recipe, fold, seed) for seed in range(chosen.seeds) for fold in range(FOLDS) for recipe in RECIPES]
     for recipe, fold, seed in runs:
         if [recipe, chosen.worker, fold, seed] in done:
@@ -81,21 +86,35 @@ def work(chosen: argparse.Namespace) -> None:
             accumulate_steps=chosen.worker // comm.size,
             seed=seed,
         )
-        train, test = (data.Resident(images[part], labels[part]) for part in folds[fold])
-        split = dataclasses.replace(digits, train=train, test=test)
-        torch.manual_seed(seed)
-        training = assemble(comm, config, split, models.build(config.model, classes=10), device)
-        torch.manual_seed((seed << 16) + comm.rank)
-        for epoch in range(config.epochs):
-            for _ in training.epoch(Position(step=epoch * training.steps_per_epoch, epoch=epoch)):
-                pass
-        means = training.evaluate(config.epochs * training.steps_per_epoch)
-        assert means is not None
-        accuracy = means.accuracy
+        train, test = (Resident(images=pixels[part], labels=labels[part]) for part in folds[fold])
+        accuracy, steps = trained(comm, config, dataclasses.replace(digits, train=train, test=test))
         if comm.rank == 0:
             result = {"recipe": recipe, "size": chosen.worker, "fold": fold, "seed": seed, "accuracy": accuracy}
             with (chosen.out / "results.jsonl").open("a") as lines:
-                lines.write(json.dumps({**result, "steps": config.epochs * training.steps_per_epoch}) + "\n")
+                lines.write(json.dumps({**result, "steps": steps}) + "\n")
+
+
+def trained(comm: Comm, config: EffnetConfig, split: Images) -> tuple[float, int]:
+    """The test accuracy, 0 to 1, after all epochs on this split, and how many steps these were."""
+    cpu = torch.device("cpu")
+    sizes = effnet.cut(comm, config, split)
+    task = image_task(config, split, cpu)
+    lr = learning_rate(config, global_batch=sizes.global_batch, steps_per_epoch=sizes.steps_per_epoch)
+    torch.manual_seed(config.seed)
+    model = models.build(config.model, classes=10)
+    step = effnet.step_for(comm, config, model, task, cpu, lr=lr.peak, sizes=sizes)
+    feed = Feed(split.train, task, comm.data, sizes, seed=config.seed, device=cpu)
+    limits = Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=0)
+    reports = Reports(comm, Gauges(none), task, every_steps=config.report_every_steps, device=cpu)
+    torch.manual_seed((config.seed << 16) + comm.rank)
+    for epoch in range(config.epochs):
+        start = Position(step=epoch * sizes.steps_per_epoch, epoch=epoch)
+        for _ in train_epoch(step, feed, start, lr=lr, limits=limits, reports=reports):
+            pass
+    steps = config.epochs * sizes.steps_per_epoch
+    metrics = evaluate(step, split.test, steps, micro_batch=sizes.micro_batch)
+    assert metrics is not None
+    return metrics["accuracy"], steps
 
 
 def interval(values: list[float]) -> float:
@@ -116,7 +135,7 @@ def table(results: dict[Run, float], sizes: list[int]) -> list[tuple[str, int, f
             if not present:
                 continue
             here = [100 * results[(recipe, size, *pair)] for pair in present]
-            change = [one - 100 * results[(recipe, 1, *pair)] for one, pair in zip(here, present, strict=True)]
+            change = [value - 100 * results[(recipe, 1, *pair)] for value, pair in zip(here, present, strict=True)]
             mean = statistics.mean
             rows.append((recipe, size, mean(here), interval(here), mean(change), interval(change), len(here)))
     return rows

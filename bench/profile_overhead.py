@@ -12,18 +12,12 @@ import argparse
 import random
 import statistics
 import time
-from pathlib import Path
 from typing import get_args
 
 import torch
-from torch.amp.grad_scaler import GradScaler
+from synthetic import synthetic_training
 
-from hvdtrain.ranks.comm import choose_device, connect
 from hvdtrain.timing.phases import OFF, Mode, Phases, clock
-from hvdtrain.train import optim
-from hvdtrain.train.step import TrainingStep
-from hvdtrain.vision import images as data
-from hvdtrain.vision import models
 
 WARMUP_STEPS = 6
 
@@ -36,34 +30,14 @@ def main() -> None:
     arguments.add_argument("--mode", choices=get_args(Mode), default="on", help="off: what the measurement is worth")
     chosen = arguments.parse_args()
 
-    comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
-    device = choose_device(comm)
-    comm.start()
-    images = data.load("synthetic", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
-    torch.manual_seed(0)
-    model = models.build(chosen.model, classes=10).to(device)
-    comm.broadcast_(model)
-    step = TrainingStep(
-        model=model.to(memory_format=torch.channels_last).train(),
-        optimizer=optim.build("sgd", optim.parameter_groups(model, 5e-4, decay_all=False), 0.1),
-        comm=comm,
-        sync=comm.gradient_sync(model, compression="none"),
-        scaler=GradScaler(device.type, enabled=False),
-        precision="fp32",
-        label_smoothing=0.1,
-        clip_value=None,
-        clip_norm=None,
-    )
-    samples = torch.arange(chosen.batch) + comm.rank * chosen.batch
+    training = synthetic_training(chosen.model, chosen.batch, ema_epochs=0.0)
+    comm, device = training.step.comm, training.step.device
 
     def timed(phases: Phases) -> float:
-        step.phases = phases
+        training.step.phases = phases
         started = time.perf_counter()
         phases.enter("read")
-        for raw, labels in images.train.batches([samples], device, phases):
-            phases.enter("augment")
-            inputs = raw.float() / 255
-            step([(inputs, labels)], passes=1, global_count=chosen.batch * comm.size, lr=0.01)
+        training.take(training.batch(phases=phases))
         phases.enter("record")
         phases.step_done()
         if device.type == "cuda":

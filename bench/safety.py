@@ -15,18 +15,18 @@ import threading
 import time
 from pathlib import Path
 
-import torch
 from profile_overhead import interval
-from synthetic import synthetic_training
-from torch import Tensor
+from synthetic import SyntheticTraining, synthetic_training
 
+from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER, AgreedSavePoints, SavePoints
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import watchdog as dogs
-from hvdtrain.train.loop import Position
-from hvdtrain.train.training import Training
+from hvdtrain.train.loop import Limits, measures_of, state_of
+from hvdtrain.train.reports import Reports, host_gauges
+from hvdtrain.train.task import Batch
 from hvdtrain.vision.config import scaled
 
 STEPS_PER_SAVE = 20
@@ -41,20 +41,18 @@ def main() -> None:
     chosen = arguments.parse_args()
 
     training = synthetic_training(chosen.model, chosen.batch)
-    comm, device = training.step.comm, training.device
-    raw, labels = next(training.images.train.batches([torch.arange(chosen.batch)], device))
-    inputs = [(training.pictures.for_evaluation(raw), labels)]
+    comm, batch = training.step.comm, training.batch()
     if comm.rank == 0:
-        print(f"{chosen.model}, batch {chosen.batch} per rank, {comm.size} ranks, {device.type}")
+        print(f"{chosen.model}, batch {chosen.batch} per rank, {comm.size} ranks, {training.step.device.type}")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(comm.gather(name)[0])
+        folder = Path(comm.allgather(name)[0])
         (folder / "ranks").mkdir(exist_ok=True)
-        per_step(comm, training, inputs, folder, pairs=chosen.pairs)
-        per_save(comm, training, inputs, folder, count=chosen.saves)
-        comm.gather("done")
+        per_step(comm, training, batch, folder, pairs=chosen.pairs)
+        per_save(comm, training, batch, folder, count=chosen.saves)
+        comm.allgather("done")
 
 
-def per_step(comm: Comm, training: Training, inputs: list[tuple[Tensor, Tensor]], folder: Path, *, pairs: int) -> None:
+def per_step(comm: Comm, training: SyntheticTraining, batch: Batch, folder: Path, *, pairs: int) -> None:
     """Print the time of a step with agreement and watchdog against one without."""
     watch = dogs.watch(folder, comm.rank, hang_timeout_s=None)
     agreed = AgreedSavePoints(comm, threading.Event(), every_s=scaled().checkpoint_every_s, every_steps=None)
@@ -63,7 +61,7 @@ def per_step(comm: Comm, training: Training, inputs: list[tuple[Tensor, Tensor]]
 
     def timed(ready: bool) -> float:
         comm.waiting = watch.collective if ready else plain
-        spent = step(training, inputs, next(numbers), agreed if ready else NEVER, watch if ready else dogs.OFF)
+        spent = step(training, batch, next(numbers), agreed if ready else NEVER, watch if ready else dogs.OFF)
         watch.left(None)
         return spent
 
@@ -85,8 +83,8 @@ def per_step(comm: Comm, training: Training, inputs: list[tuple[Tensor, Tensor]]
 
 
 def step(
-    training: Training,
-    inputs: list[tuple[Tensor, Tensor]],
+    training: SyntheticTraining,
+    batch: Batch,
     number: int,
     save_points: SavePoints,
     watch: dogs.Watchdog,
@@ -94,24 +92,34 @@ def step(
     """The seconds of one step."""
     started = time.perf_counter()
     watch.working(number)
-    asked = save_points.ask(number)
-    training.step(inputs, passes=1, global_count=training.global_batch, lr=0.01)
-    asked()
+    decided = save_points.decide(number)
+    training.take(batch)
+    decided()
     return time.perf_counter() - started
 
 
-def per_save(comm: Comm, training: Training, inputs: list[tuple[Tensor, Tensor]], folder: Path, *, count: int) -> None:
+def per_save(comm: Comm, training: SyntheticTraining, batch: Batch, folder: Path, *, count: int) -> None:
     """Print what a checkpoint costs the training, as a share of the default interval."""
-    tracker = Tracker(folder, writes=comm.rank == 0, result={})
-    saves = Saves(comm, training, tracker, folder / "checkpoints", keep=2, newest=None)
+    device, measures = training.step.device, measures_of(training.task)
+    tracker = Tracker(folder, writes=comm.rank == 0, measures=measures, result={})
+    reports = Reports(comm, host_gauges(comm, device), training.task, every_steps=20, device=device)
+    saves = Saves(
+        state_of(training.step, Limits(max_skipped_steps=20, check_replicas_every=0), reports, seed=0),
+        folder / "checkpoints",
+        about={},
+        memory=tracker.memory,
+        guard=tracker.guard,
+        keep=2,
+        newest=None,
+    )
     held_ms, cost_ms = [], []
     for number in range(1, count + 1):
-        before = sum(step(training, inputs, 0, NEVER, dogs.OFF) for _ in range(STEPS_PER_SAVE))
+        before = sum(step(training, batch, 0, NEVER, dogs.OFF) for _ in range(STEPS_PER_SAVE))
         started = time.perf_counter()
         saves.save(Position(step=number))
         held_ms.append(1000 * (time.perf_counter() - started))
         for _ in range(STEPS_PER_SAVE):
-            step(training, inputs, 0, NEVER, dogs.OFF)
+            step(training, batch, 0, NEVER, dogs.OFF)
         cost_ms.append(1000 * (time.perf_counter() - started - before))
         saves.wait(number)
     tracker.conclude("finished")

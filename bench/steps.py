@@ -12,14 +12,7 @@ import time
 from pathlib import Path
 
 import torch
-from torch.amp.grad_scaler import GradScaler
-
-from hvdtrain.ranks.comm import choose_device, connect
-from hvdtrain.train import optim
-from hvdtrain.train.loop import Pictures
-from hvdtrain.train.step import TrainingStep
-from hvdtrain.vision import images as data
-from hvdtrain.vision import models
+from synthetic import synthetic_training
 
 WARMUP_STEPS = 4
 
@@ -35,45 +28,26 @@ def main() -> None:
     arguments.add_argument("--fusion-threshold-mb", type=float)
     chosen = arguments.parse_args()
 
-    comm = connect(fusion_threshold_mb=chosen.fusion_threshold_mb, cycle_time_ms=None)
-    device = choose_device(comm)
-    comm.start()
-    images = data.load("synthetic", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
-    torch.manual_seed(0)
-    model = models.build(chosen.model, classes=10).to(device)
-    comm.broadcast_(model)
-    model = model.to(memory_format=torch.channels_last)
-    step = TrainingStep(
-        model=model.train(),
-        optimizer=optim.build("sgd", optim.parameter_groups(model, 5e-4, decay_all=False), 0.1),
-        comm=comm,
-        sync=comm.gradient_sync(model, compression=chosen.compression),
-        scaler=GradScaler(device.type, enabled=chosen.precision == "fp16"),
+    training = synthetic_training(
+        chosen.model,
+        chosen.batch,
+        fusion_threshold_mb=chosen.fusion_threshold_mb,
         precision=chosen.precision,
-        label_smoothing=0.1,
-        clip_value=None,
-        clip_norm=None,
+        compression=chosen.compression,
+        ema_epochs=0.0,
     )
-    pictures = Pictures(
-        mean=torch.zeros(3, device=device),
-        std=torch.ones(3, device=device),
-        crop=False,
-        flip=False,
-        cutout=0,
-        memory_format=torch.channels_last,
-    )
-    everything = torch.arange(chosen.batch * (WARMUP_STEPS + chosen.steps)) + comm.rank * chosen.batch
+    comm, device = training.step.comm, training.step.device
     step_s: list[float] = []
-    for raw, labels in images.train.batches(data.pieces(everything, chosen.batch), device):
+    for number in range(WARMUP_STEPS + chosen.steps):
         started = time.perf_counter()
-        step([(pictures.for_evaluation(raw), labels)], passes=1, global_count=chosen.batch * comm.size, lr=0.01)
+        training.take(training.batch(number))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         step_s.append(time.perf_counter() - started)
     timed = step_s[WARMUP_STEPS:]
     answer = {
         "images_per_s": chosen.batch * comm.size / statistics.median(timed),
-        "step_ms": [round(1000 * one, 2) for one in timed],
+        "step_ms": [round(1000 * seconds, 2) for seconds in timed],
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }

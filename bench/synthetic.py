@@ -4,20 +4,57 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.ranks.comm import choose_device, connect
-from hvdtrain.train.training import Training, assemble
-from hvdtrain.vision import images as data
-from hvdtrain.vision import models
-from hvdtrain.vision.config import scaled
+import torch
+
+from hvdtrain import effnet
+from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.device import choose_device
+from hvdtrain.timing.phases import OFF, Phases
+from hvdtrain.train.order import BatchSizes
+from hvdtrain.train.step import StepDone, TrainingStep
+from hvdtrain.train.task import Batch
+from hvdtrain.vision import data, models
+from hvdtrain.vision.config import EffnetConfig, scaled
+from hvdtrain.vision.images import Images
+from hvdtrain.vision.task import ImageTask, image_task
 
 
-def synthetic_training(model: str, batch: int, **settings: Any) -> Training:
-    """All ranks' recipe `scaled` with these settings and `batch` images per rank and step, ready for its first step."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticTraining:
+    """One rank's part of a training, ready for its first step."""
+
+    config: EffnetConfig
+    images: Images
+    task: ImageTask
+    step: TrainingStep
+    sizes: BatchSizes
+
+    def batch(self, number: int = 0, phases: Phases = OFF) -> Batch:
+        """This rank's batch of so many images, not augmented, read and prepared now."""
+        count = self.sizes.micro_batch
+        samples = torch.arange(count) + count * (number * self.step.comm.size + self.step.comm.rank)
+        [raw] = self.images.train.batches([samples % len(self.images.train)], self.step.device, phases)
+        phases.enter("augment")
+        return self.task.prepare(raw, samples, None)
+
+    def take(self, batch: Batch, *, measure: bool = False) -> StepDone:
+        """One step over this batch."""
+        return self.step([batch], backward_passes=1, global_count=self.sizes.global_batch, lr=0.01, measure=measure)
+
+
+def synthetic_training(
+    model: str, batch: int, *, fusion_threshold_mb: float | None = None, **settings: Any
+) -> SyntheticTraining:
+    """All ranks' recipe `scaled` with these settings and `batch` images per rank and step."""
     config = dataclasses.replace(scaled(), data="synthetic", model=model, batch_size_per_rank=batch, **settings)
-    comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    comm = connect(fusion_threshold_mb=fusion_threshold_mb, cycle_time_ms=None)
     device = choose_device(comm)
     comm.start()
     images = data.load("synthetic", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
-    training = assemble(comm, config, images, models.build(model, classes=10), device)
-    training.step.model.train()
-    return training
+    sizes = effnet.cut(comm, config, images)
+    task = image_task(config, images, device)
+    torch.manual_seed(0)
+    network = models.build(model, classes=10)
+    step = effnet.step_for(comm, config, network, task, device, lr=0.1, sizes=sizes)
+    step.model.train()
+    return SyntheticTraining(config=config, images=images, task=task, step=step, sizes=sizes)

@@ -16,17 +16,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from synthetic import synthetic_training
-from torch import Tensor
+from synthetic import SyntheticTraining, synthetic_training
 
-from hvdtrain.checkpoint.save_points import Asked
+from hvdtrain.checkpoint.save_points import Decision
 from hvdtrain.record.tracker import Tracker
-from hvdtrain.train.reports import Window
-from hvdtrain.train.training import Training
-from hvdtrain.vision import images as data
+from hvdtrain.train.loop import measures_of
+from hvdtrain.train.reports import Reports, Window, host_gauges
+from hvdtrain.train.task import Batch
 
-Batches = Iterator[tuple[Tensor, Tensor]]
+Batches = Iterator[Batch]
 
 
 def main() -> None:
@@ -37,53 +35,49 @@ def main() -> None:
     chosen = arguments.parse_args()
 
     training = synthetic_training(chosen.model, chosen.batch, ema_epochs=0.0)
-    comm, device = training.step.comm, training.device
-    pieces = list(data.pieces(torch.arange(8 * chosen.batch), chosen.batch))
-    batches = itertools.cycle(list(training.images.train.batches(pieces, device)))
+    comm, every_steps = training.step.comm, training.config.report_every_steps
+    device = training.step.device
+    reports = Reports(comm, host_gauges(comm, device), training.task, every_steps=every_steps, device=device)
+    batches = itertools.cycle([training.batch(number) for number in range(8)])
     with tempfile.TemporaryDirectory() as folder:
-        tracker = Tracker(Path(folder), writes=comm.rank == 0, result={})
-        take(training, batches, None, 0)  # warm-up
+        tracker = Tracker(Path(folder), writes=comm.rank == 0, measures=measures_of(training.task), result={})
+        take(training, reports, batches, None, 0)  # warm-up
         ratios, shares = [], []
         for number in range(chosen.rounds):
             order = [None, tracker] if number % 2 else [tracker, None]
-            spent = {one is tracker: take(training, batches, one, number) for one in order}
+            spent = {writes is tracker: take(training, reports, batches, writes, number) for writes in order}
             ratios.append(sum(spent[True]) / sum(spent[False]))
             shares.append(spent[True][1] / spent[False][0])
         tracker.conclude("finished")
     if comm.rank == 0:
-        steps_ms = 1000 * spent[False][0] / training.config.report_every_steps
+        steps_ms = 1000 * spent[False][0] / every_steps
         print(f"{chosen.model}, batch {chosen.batch} per rank, {comm.size} ranks, {steps_ms:.1f} ms per step")
-        show(f"a report every {training.config.report_every_steps} steps against none", ratios)
+        show(f"a report every {every_steps} steps against none", ratios)
         show("the reports alone against the steps", shares)
 
 
-def take(training: Training, batches: Batches, tracker: Tracker | None, number: int) -> tuple[float, float]:
+def take(
+    training: SyntheticTraining, reports: Reports, batches: Batches, tracker: Tracker | None, number: int
+) -> tuple[float, float]:
     """The seconds of the steps between two reports, and of the report if there is one."""
-    steps = training.config.report_every_steps
-    window = Window()
+    steps, window = reports.every_steps, Window()
     started = time.perf_counter()
     for at in range(1, steps + 1):
-        raw, labels = next(batches)
-        inputs = [(training.pictures.for_evaluation(raw), labels)]
-        measure = tracker is not None and at == steps
-        done = training.step(inputs, passes=1, global_count=training.global_batch, lr=0.01, measure=measure)
-        window.visit(len(labels))
-        window.add(loss=done.loss_sum, right=done.right, count=len(labels))
+        done = training.take(next(batches), measure=tracker is not None and at == steps)
+        window.add(at, done, count=training.sizes.micro_batch)
     stepped = time.perf_counter()
     if tracker is not None:
-        step = (number + 1) * steps
-        tracker.report(
-            training.reports.share(
-                window,
-                step=step,
-                lr=0.01,
-                grad_norm=done.grad_norm,
-                loss_scale=training.step.scaler.get_scale(),
-                visited=0,
-                asked=Asked(save=False, leave=False),
-                end=None,
-            )
+        report = reports.report(
+            window,
+            step=(number + 1) * steps,
+            lr=0.01,
+            grad_norm=done.grad_norm,
+            loss_scale=training.step.scaler.get_scale(),
+            visited=0,
+            decision=Decision(save=False, leave=False),
+            end=None,
         )
+        tracker.report(report.step, report.scalars(), happened=report.events(), counts=report.counts())
     return stepped - started, time.perf_counter() - stepped
 
 

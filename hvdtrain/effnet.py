@@ -8,198 +8,198 @@
 The result lies in runs/effnet/<run>/result.json; `tensorboard --logdir runs` shows the curves.
 """
 
-import os
-import sys
-import time
 from dataclasses import asdict
-from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from tqdm import tqdm
+from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
-from hvdtrain.checkpoint.saves import Saves, resume
-from hvdtrain.ranks.comm import Comm, agreed, require_own_device
-from hvdtrain.record import tracker as tracking
-from hvdtrain.record.console import say, show, show_events
-from hvdtrain.record.description import describe_run
-from hvdtrain.safety import exits, watchdog
-from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.safety.faults import Faults
-from hvdtrain.safety.watchdog import Watchdog
-from hvdtrain.timing import picture as phase_picture
-from hvdtrain.timing.phases import Phases
-from hvdtrain.timing.verdict import Profile, over_ranks
-from hvdtrain.train.divergence import parameter_hashes, weights_hash
-from hvdtrain.train.loop import Position
-from hvdtrain.train.preflight import build_model, join_ranks, load_images, make_run_folder, usable_device
-from hvdtrain.train.training import Training, assemble, step_clock
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.save_points import AgreedSavePoints
+from hvdtrain.checkpoint.saves import Saves, resume, saves_of
+from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.replicas import parameter_hashes, weights_hash
+from hvdtrain.record.run import Run, opened
+from hvdtrain.safety import exits
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.timing.phases import OFF, Phases
+from hvdtrain.train import batch_norm, optim
+from hvdtrain.train.average import moving_average
+from hvdtrain.train.feed import Feed
+from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, state_of, train_epoch
+from hvdtrain.train.order import BatchSizes
+from hvdtrain.train.preflight import (
+    compression,
+    join_ranks,
+    open_folder,
+    own_device,
+    require_batches,
+    step_clock,
+)
+from hvdtrain.train.reports import Reports, host_gauges
+from hvdtrain.train.schedule import LearningRate, learning_rate
+from hvdtrain.train.step import TrainingStep
+from hvdtrain.vision import data, models
+from hvdtrain.vision.config import EffnetConfig, parse, scaled
+from hvdtrain.vision.images import Images
+from hvdtrain.vision.task import ImageTask, image_task
 
 
 def main() -> None:
     """One rank, from its command line to its result."""
-    comm, config = join_ranks()
-    device = agreed(comm, lambda: usable_device(comm, config.precision))
-    require_own_device(comm, device)
-    images = load_images(comm, config)
-    model = build_model(comm, config, images.classes)
-    folder = make_run_folder(comm, config, training_images=len(images.train))
-    errors = folder.path / "ranks" / f"rank-{comm.rank}.err"
-    watch = watchdog.watch(folder.path, comm.rank, hang_timeout_s=config.hang_timeout_s)
-    watch.starting()
-    comm.waiting = watch.collective
-
-    faults = agreed(comm, lambda: Faults.parse(os.environ, comm.rank))
-    if comm.rank == 0 and faults.announcement:
-        print(faults.announcement, file=sys.stderr, flush=True)
-    comm.start(timeline=folder.path / "timeline.json" if config.timeline else None)
-    phases = step_clock(comm, config, folder.path, device)
-    training = assemble(comm, config, images, model, device, phases=phases)
-    torch.manual_seed((config.seed << 16) + comm.rank)  # dropout differs between ranks
-    position, changes, found = Position(), list[str](), folder.resume_from
-    if found is not None:
-        position, changes = resume(comm, training, found)
-    tracker = describe_run(
-        comm, config, folder.path, device, training, memory=found.about["tracker"] if found is not None else None
-    )
-    asked = exits.on_early_end(errors, tracker.conclude, step=lambda: watch.step)
-    saves = Saves(
+    comm, config = join_ranks(parse, scaled())
+    device = own_device(comm, config.precision)
+    images = data.load_on_all(comm, config.data, config.data_dir, height=models.image_size(config.model))
+    sizes = agreed(comm, lambda: cut(comm, config, images))
+    model = models.build_on_all(
         comm,
-        training,
-        tracker,
-        folder.path / "checkpoints",
-        keep=config.keep,
-        newest=None if found is None else found.step,
-        faults=faults,
+        config.model,
+        classes=images.classes,
+        seed=config.seed,
+        pretrained=config.pretrained,
+        stem_stride=config.stem_stride,
+        dropout=config.dropout,
+        stochastic_depth=config.stochastic_depth,
     )
-    points = AgreedSavePoints(comm, asked, every_s=config.checkpoint_every_s, every_steps=config.checkpoint_every_steps)
-    bar = tqdm(
-        total=config.epochs, initial=position.epoch, unit="epoch", disable=comm.rank != 0 or not sys.stderr.isatty()
-    )
-    if found is not None:
-        for line in (f"resumed from {found.folder}, epoch {position.epoch + 1}", *changes):
-            say(comm, bar, line)
-    comm.gather("ready")  # every rank obeys SIGUSR1 now
-    if comm.rank == 0:
-        exits.report(saves="yes")
-    faults.at("start")
-    try:
-        train(
-            comm, training, position, tracker=tracker, saves=saves, points=points, watch=watch, faults=faults, bar=bar
+    folder = open_folder(comm, config, sizes, samples=len(images.train), unit=ImageTask.unit)
+    with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
+        phases = step_clock(config, folder.path, comm.rank, device)
+        task = image_task(config, images, device)
+        lr = learning_rate(config, global_batch=sizes.global_batch, steps_per_epoch=sizes.steps_per_epoch)
+        step = step_for(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases)
+        feed = Feed(images.train, task, comm.data, sizes, seed=config.seed, device=device, phases=phases)
+        reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
+        limits = Limits(
+            max_skipped_steps=config.max_skipped_steps,
+            check_replicas_every=config.check_replicas_every,
+            most={"unreadable_images": config.max_unreadable_images},
         )
-    except EndOfRun as end:
-        tracker.conclude(end.reason)
-        watch.close()
-        raise
-    bar.close()
-    conclude(comm, tracker, model)
-    watch.close()
+        torch.manual_seed((config.seed << 16) + comm.rank)  # dropout differs between ranks
+        parts = state_of(step, limits, reports, seed=config.seed)
+        found = folder.resume_from
+        position = Position() if found is None else resume(parts, found)
+        derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device)}
+        run.begin(
+            asdict(config),
+            derived,
+            device=device,
+            columns=config.COLUMNS,
+            measures=measures_of(task),
+            memory=None if found is None else found.about["tracker"],
+            epochs_done=position.epoch,
+        )
+        if found is not None:
+            run.console.say(f"resumed from {found.folder}, epoch {position.epoch + 1}", *folder.changes)
+        saves = saves_of(run, folder, parts, keep=config.keep)
+        train(config, step, feed, images, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
+        accuracy = f"test accuracy {run.tracker.result['eval_accuracy']:.2%}"
+        run.conclude(accuracy, weights_sha256=weights_hash(parameter_hashes(model)))
+
+
+def cut(comm: Comm, config: EffnetConfig, images: Images) -> BatchSizes:
+    """How the ranks cut an epoch; BadInput where they cannot."""
+    sizes = require_batches(
+        config, train=len(images.train), test=len(images.test), ranks=comm.data.size, unit=ImageTask.unit
+    )
+    if config.sync_bn and sizes.micro_batch < 2:
+        raise BadInput("--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2")
+    return sizes
+
+
+def step_for(
+    comm: Comm,
+    config: EffnetConfig,
+    model: nn.Module,
+    task: ImageTask,
+    device: torch.device,
+    *,
+    lr: float,
+    sizes: BatchSizes,
+    phases: Phases = OFF,
+) -> TrainingStep:
+    """The model on the device, equal on all ranks, with its optimizer and what a step needs besides."""
+    model.to(device)
+    comm.data.broadcast_(model)
+    model.to(memory_format=config.memory_format)  # type: ignore[call-overload]
+    if config.sync_bn:
+        batch_norm.convert(model, comm.data)
+    if config.compile:
+        model.compile()
+    groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
+    horizon_steps = config.ema_epochs * sizes.steps_per_epoch
+    return TrainingStep(
+        model=model,
+        task=task,
+        optimizer=optim.OPTIMIZERS[config.optimizer].build(groups, lr),
+        comm=comm,
+        sync=comm.data.gradient_sync(model, compression=compression(config, device), groups=config.fusion_groups),
+        scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
+        average=moving_average(model, horizon_steps=horizon_steps) if config.ema_epochs else None,
+        precision=config.precision,
+        clip_value=config.clip_value,
+        clip_norm=config.clip_norm,
+        phases=phases,
+    )
 
 
 def train(
-    comm: Comm,
-    training: Training,
+    config: EffnetConfig,
+    step: TrainingStep,
+    feed: Feed,
+    images: Images,
     position: Position,
     *,
-    tracker: tracking.Tracker,
+    lr: LearningRate,
+    limits: Limits,
+    reports: Reports,
     saves: Saves,
-    points: SavePoints,
-    watch: Watchdog,
-    faults: Faults,
-    bar: "tqdm[Any]",
+    run: Run,
 ) -> None:
     """From where the run stands to its end, with a checkpoint there; EndOfRun where all ranks leave before."""
-    config, phases, first_epoch = training.config, training.step.phases, position.epoch
+    points = AgreedSavePoints(
+        step.comm, run.leave, every_s=config.checkpoint_every_s, every_steps=config.checkpoint_every_steps
+    )
+    first_epoch = position.epoch
     for epoch in range(first_epoch, config.epochs):
-        started = time.perf_counter() - position.train_s
-        for report in training.epoch(position, points, watch, faults):
-            tracker.report(report)
-            show_events(comm, bar, report)
-            position = position.after(report, train_s=time.perf_counter() - started)
-            if report.end is not None:
-                raise report.end
-            require_readable(tracker, config.max_unreadable_images)
-            if report.asked.save:
-                watch.saving(position.step)
-                saves.save(position)
-                points.saved()
-            if report.asked.leave:
-                leave(saves, position, run=tracker.folder.name)
-        note_profile(comm, tracker, phases)
-        faults.at("eval", epoch + 1 - first_epoch)
-        test = training.evaluate(position.step, points, watch)
-        watch.saving(position.step)
-        if test is None:
-            saves.save(position)
-            leave(saves, position, run=tracker.folder.name)
-        best = test.accuracy > (tracker.result["best_accuracy"] or -1.0)
-        lr = training.lr((epoch + 1) * training.steps_per_epoch - 1)
-        metrics = tracker.epoch_done(
-            epoch + 1,
-            images=len(training.images.train),
-            train_s=position.train_s,
-            train={**asdict(position.totals.means()), "lr": lr},
-            test=asdict(test),
+        coming = train_epoch(
+            step,
+            feed,
+            position,
+            lr=lr,
+            limits=limits,
+            reports=reports,
+            save_points=points,
+            watchdog=run.watch,
+            faults=run.faults,
         )
-        show(comm, bar, epoch, config.epochs, metrics)
+        position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run)
+        run.profile(step.phases)
+        run.faults.at("eval", epoch + 1 - first_epoch)
+        test = evaluate_or_leave(
+            step, images.test, position, sizes=feed.sizes, saves=saves, save_points=points, run=run
+        )
+        best = run.tracker.is_best(test)
+        metrics = run.tracker.epoch_done(
+            epoch + 1,
+            count=len(images.train),
+            train_s=position.train_s,
+            lr=lr((epoch + 1) * feed.sizes.steps_per_epoch - 1),
+            train=step.task.metrics(position.totals),
+            test=test,
+        )
+        run.console.epoch_done(
+            f"epoch {epoch + 1:>3}/{config.epochs}  train loss {metrics['train/loss']:.4f}  "
+            f"test accuracy {test['accuracy']:.2%}  lr {metrics['train/lr']:.4g}  "
+            f"{metrics['train/images_per_s']:.0f} images/s"
+        )
         if best:
-            saves.save_best(position, test.accuracy)
+            saves.save_best(position, step.evaluated, eval_accuracy=test["accuracy"])
         position = Position(step=position.step, epoch=epoch + 1)
-    phases.close()
-    show_profile(comm, bar, tracker, note_profile(comm, tracker, phases))
+    step.phases.close()
+    run.profile(step.phases, last=True)
     saves.save(position)
     saves.wait(position.step)
-
-
-def require_readable(tracker: tracking.Tracker, most: int) -> None:
-    """EndOfRun, on all ranks, where more images could not be decoded than may be."""
-    count = tracker.result["unreadable_images"]
-    if count > most:
-        raise EndOfRun(
-            f"{count} images could not be decoded, more than --max-unreadable-images {most}: repair the data; each "
-            "rank has named its first on standard error",
-            status=exits.FAILED,
-            reason="too many unreadable images",
-        )
-
-
-def leave(saves: Saves, position: Position, *, run: str) -> NoReturn:
-    """Leave with status 0 once the checkpoint is on disk, and with SIGTERM's where it cannot be written."""
-    if saves.wait(position.step):
-        line = f"saved at step {position.step}; the same command with --run {run} goes on from there"
-        raise EndOfRun(line, status=0, reason="preempted")
-    raise EndOfRun("asked to leave, and no checkpoint could be written", status=143, reason="terminated")
-
-
-def note_profile(comm: Comm, tracker: tracking.Tracker, phases: Phases) -> Profile | None:
-    """What the clocks of all ranks have measured so far, also for phases.json and the result."""
-    profile = over_ranks(comm, phases)
-    if profile is not None:
-        tracker.result["profile"] = profile.summary()
-        tracker.document("phases.json", profile.document())
-    return profile
-
-
-def show_profile(comm: Comm, bar: "tqdm[Any]", tracker: tracking.Tracker, profile: Profile | None) -> None:
-    """The verdict in one line, and the picture."""
-    if profile is not None and comm.rank == 0:
-        tracker.picture("phases", phase_picture.draw(profile), tracker.result["steps"])
-        say(comm, bar, profile.verdict.sentence)
-
-
-def conclude(comm: Comm, tracker: tracking.Tracker, model: nn.Module) -> None:
-    """Each rank's last facts, the result, and the last line."""
-    tracker.rank_facts(comm.rank, weights_sha256=weights_hash(parameter_hashes(model)))
-    tracker.conclude(exits.FINISHED)
-    if comm.rank == 0:
-        result = tracker.result
-        print(
-            f"finished: test accuracy {result['eval_accuracy']:.2%} after {result['epochs']} epochs on {comm.size} "
-            f"rank{'s' if comm.size > 1 else ''}, {result['wall_time_s']:.0f} s, "
-            f"{result['train_images_per_s']:.0f} images/s; {tracker.folder}",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

@@ -1,47 +1,51 @@
-"""What differs between a run that goes on and its checkpoint: refused, or told."""
+"""What differs between a run that goes on and its checkpoint: refused, or one line each."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hvdtrain.safety.exits import BadInput
 
-# Settings that say what the tensors mean: with another value of one of them a checkpoint is of no use.
-_SHAPING = ("model", "stem_stride", "data", "optimizer", "decay_all", "seed")
-# Settings that say where a run is kept and what is watched, not what it computes.
-_ASIDE = (
-    *("resume", "overwrite", "runs_dir", "experiment", "run", "data_dir", "checkpoint_every_s"),
-    *("checkpoint_every_steps", "keep", "hang_timeout_s", "report_every_steps", "profile", "torch_profile", "timeline"),
-)
 _REMEDY = "another --run, or --resume never to start anew"
 
 
-def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as a checkpoint's manifest keeps them."""
-    return dict(json.loads(json.dumps(dict(settings), default=str)))
+def about(settings: Mapping[str, Any], *, np: int, global_batch: int, samples: int, unit: str) -> dict[str, Any]:
+    """What a checkpoint's manifest says of its run: settings, ranks, samples per step and in the training split."""
+    plain = json.loads(json.dumps(dict(settings), default=str))
+    return {"np": np, "global_batch": global_batch, "samples": samples, "unit": unit, "config": plain}
 
 
-def changed(about: Mapping[str, Any], settings: Mapping[str, Any], *, training_images: int) -> list[str]:
-    """One line for each setting that is not the checkpoint's; BadInput for one that must be, and for other data.
+def changed(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, shaping: Collection[str], aside: Collection[str]
+) -> list[str]:
+    """One line for each thing that is not the checkpoint's; BadInput for what must be.
 
-    `about` is the checkpoint's, as `Saves` has written it; `settings` are those of the command line, as JSON.
+    `then` is the checkpoint's `about` with its position, `now` this run's `about`. With another value of a setting in
+    `shaping` the checkpoint's tensors mean something else; settings in `aside` change nothing that is computed.
     """
-    if about["images"] != training_images:
+    unit = now["unit"]
+    if then["samples"] != now["samples"]:
         raise BadInput(
-            f"this run's checkpoint is of {about['images']} training images, now there are {training_images}: give the "
+            f"this run's checkpoint is of {then['samples']} training {unit}, now there are {now['samples']}: give the "
             f"same data, {_REMEDY}"
         )
-    then, lines = about["config"], []
-    for name in sorted(then.keys() | settings.keys()):
-        was, now = then.get(name), settings.get(name)
-        if was == now or name in _ASIDE:
+    lines = []
+    for name in sorted(then["config"].keys() | now["config"].keys()):
+        was, given = then["config"].get(name), now["config"].get(name)
+        if was == given or name in aside:
             continue
         option = "--" + name.replace("_", "-")
-        if name in _SHAPING or (name == "ema_epochs" and not (was and now)):
-            raise BadInput(f"{option} {now}: this run's checkpoint has {was}: give that, {_REMEDY}")
+        if name in shaping or (name == "ema_epochs" and not (was and given)):
+            raise BadInput(f"{option} {given}: this run's checkpoint has {was}: give that, {_REMEDY}")
         holds = "the checkpoint's weights hold" if name == "pretrained" else "the command line's holds"
-        lines.append(f"{option} was {was}, now {now}: {holds}")
-    begun = about["position"]["epoch"] + (about["position"]["visited"] > 0)
-    if settings["epochs"] < begun:
-        raise BadInput(f"--epochs {settings['epochs']}: this run is in epoch {begun} already: give more, or {_REMEDY}")
+        lines.append(f"{option} was {was}, now {given}: {holds}")
+    begun = then["position"]["epoch"] + (then["position"]["visited"] > 0)
+    if now["config"]["epochs"] < begun:
+        epochs = now["config"]["epochs"]
+        raise BadInput(f"--epochs {epochs}: this run is in epoch {begun} already: give more, or {_REMEDY}")
+    if then["np"] != now["np"]:
+        kept = "global batch" if now["config"]["global_batch_size"] else "batch per rank"
+        ranks = f"{now['np']} rank{'s' if now['np'] > 1 else ''} in place of {then['np']}"
+        batch = f"{now['global_batch']} {unit} per step in place of {then['global_batch']}"
+        lines.append(f"{ranks}: the {kept} is kept, {batch}; random numbers are new ones")
     return lines

@@ -18,34 +18,20 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from hvdtrain.safety import guard
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import is_out_of_memory
 
-if TYPE_CHECKING:
-    from hvdtrain.checkpoint import writer
-
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
-CHECKPOINT_WRITE = guard.CHECKPOINT_WRITE  # tracker.py imports it from here
 _MOST_MANIFEST_BYTES = 2**20
 _DOCUMENT = re.compile(r"[A-Za-z0-9_-]+\.pt")
 
 Document = Any  # tensors, numbers, strings and None, in lists, tuples and dicts
-
-
-def __getattr__(name: str) -> "type[writer.Writer]":
-    """Writer, which saves.py takes from here."""
-    if name != "Writer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hvdtrain.checkpoint import writer
-
-    return writer.Writer
 
 
 @dataclass(frozen=True, kw_only=True)

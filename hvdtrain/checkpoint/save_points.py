@@ -12,7 +12,7 @@ from hvdtrain.ranks.comm import Comm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Decision:
     """What all ranks do after a step."""
 
     save: bool
@@ -20,18 +20,18 @@ class Asked:
 
 
 class SavePoints(Protocol):
-    """Asked by all ranks together."""
+    """What to do after each step; all ranks call these methods together."""
 
-    def ask(self, step: int) -> Callable[[], Asked]:
-        """Begin to agree on what to do after this step, hidden behind it; calling the answer waits."""
+    def decide(self, step: int) -> Callable[[], Decision]:
+        """Begin to agree on what to do after this step, hidden behind it; what is returned waits for the answer."""
 
     def saved(self) -> None:
         """A checkpoint was taken now."""
 
 
 class _Never:
-    def ask(self, step: int) -> Callable[[], Asked]:
-        return lambda: Asked(save=False, leave=False)
+    def decide(self, step: int) -> Callable[[], Decision]:
+        return lambda: Decision(save=False, leave=False)
 
     def saved(self) -> None:
         pass
@@ -50,16 +50,16 @@ class AgreedSavePoints:
         self._every_steps = every_steps
         self._saved_at = time.monotonic()
 
-    def ask(self, step: int) -> Callable[[], Asked]:
+    def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
-        answer = self._comm.sum_later(torch.tensor([due and self._comm.rank == 0, self._leave.is_set()]).int())
+        begun = self._comm.allreduce_async(torch.tensor([due and self._comm.rank == 0, self._leave.is_set()]).int())
         by_steps = self._every_steps is not None and step % self._every_steps == 0
 
-        def asked() -> Asked:
-            save, leave = answer().tolist()
-            return Asked(save=bool(save or leave or by_steps), leave=bool(leave))
+        def decided() -> Decision:
+            save, leave = begun().tolist()
+            return Decision(save=bool(save or leave or by_steps), leave=bool(leave))
 
-        return asked
+        return decided
 
     def saved(self) -> None:
         self._saved_at = time.monotonic()

@@ -1,23 +1,24 @@
 """The checkpoints of a run: made by all ranks together, written by rank 0 while they train on."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
-from hvdtrain.checkpoint import changes as differences
-from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint import state
-from hvdtrain.ranks.comm import Comm, agreed
-from hvdtrain.record.tracker import Tracker
+from hvdtrain.checkpoint import files, state
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.run_folder import RunFolder
+from hvdtrain.checkpoint.state import State
+from hvdtrain.checkpoint.writer import Writer
+from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.replicas import check_replicas
+from hvdtrain.record.run import Run
 from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
-from hvdtrain.safety.guard import is_out_of_memory
-from hvdtrain.train import divergence
-from hvdtrain.train.loop import Position
-from hvdtrain.train.reports import Totals
-from hvdtrain.train.training import Training
+from hvdtrain.safety.guard import Guard, is_out_of_memory
 
 
 class Saves:
@@ -25,25 +26,31 @@ class Saves:
 
     def __init__(
         self,
-        comm: Comm,
-        training: Training,
-        tracker: Tracker,
+        parts: State,
         folder: Path,
         *,
+        about: Mapping[str, Any],
+        memory: Callable[[], Mapping[str, Any]],
+        guard: Guard,
         keep: int,
         newest: int | None,
         faults: Faults = NONE,
     ) -> None:
-        """`newest` is the step of the checkpoint that this run goes on from, if it does."""
-        self._comm = comm
-        self._training = training
-        self._tracker = tracker
+        """Save these parts of a training into `folder`, and say in each manifest what it is `about`, see `changes`.
+
+        `memory` is what the tracker must know to go on from a checkpoint, `guard` counts what cannot be written, `keep`
+        is how many to keep, and `newest` the step of the checkpoint that this run goes on from, if it does.
+        """
+        self._parts = parts
+        self._comm = parts.comm
+        self._about = about
+        self._memory = memory
         self._faults = faults
         self._count = 0
         self._taken = self._written = newest
         self._writer = None
-        if comm.rank == 0:
-            self._writer = checkpoint.Writer(folder, keep=keep, guard=tracker.guard, committed=self._committed)
+        if self._comm.rank == 0:
+            self._writer = Writer(folder, keep=keep, guard=guard, committed=self._committed)
             if newest is not None:
                 exits.report(checkpoint=str(newest))
 
@@ -59,67 +66,52 @@ class Saves:
         if position.step == self._taken and self.wait(position.step):
             return
         self._taken = position.step
-        training = self._training
-        divergence.check_replicas(self._comm, training.step.model, position.step)
-        everyones = self._comm.collect(state.own(training))
+        check_replicas(self._comm.data, self._parts.model, position.step)
+        contents = self._comm.gather(state.own(self._parts))
         self._count += 1
         if self._writer is not None:
-            self._hand_over(position, everyones)
+            about = {"position": asdict(position), **self._about, "tracker": self._memory()}
+            ranks = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
+            self._writer.save(position.step, {"state": state.shared(self._parts), "ranks": ranks}, about)
         self._faults.at("save", self._count)
         self._wait_for_rank_0()
 
-    def _hand_over(self, position: Position, everyones: list[bytes]) -> None:
-        assert self._writer is not None
-        training = self._training
-        about = {
-            "position": asdict(position),
-            "np": self._comm.size,
-            "global_batch": training.global_batch,
-            "images": len(training.images.train),
-            "config": differences.as_json(asdict(training.config)),
-            "tracker": self._tracker.memory(),
-        }
-        ranks = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in everyones]
-        self._writer.save(position.step, {"state": state.shared(training), "ranks": ranks}, about)
-
-    def save_best(self, position: Position, accuracy: float) -> None:
-        """Keep the weights that were evaluated, apart from the checkpoints."""
+    def save_best(self, position: Position, weights: torch.nn.Module, **metrics: float) -> None:
+        """Keep the weights that were evaluated, apart from the checkpoints, with their metrics."""
         if self._writer is not None:
-            weights = self._training.evaluated.state_dict()
-            about = {"eval_accuracy": accuracy, "epoch": position.epoch + 1}
-            self._writer.save_best(position.step, {"weights": weights}, about)
+            about = {**metrics, "epoch": position.epoch + 1}
+            self._writer.save_best(position.step, {"weights": weights.state_dict()}, about)
         self._wait_for_rank_0()
 
     def _wait_for_rank_0(self) -> None:
         """While the others still have the time limit of saving: their next step's is shorter."""
-        self._comm.gather(None)
+        self._comm.allgather(None)
 
     def wait(self, step: int) -> bool:
         """Wait for the writer; whether the newest checkpoint on disk is now of this step."""
         if self._writer is not None:
             self._writer.wait()
-        return bool(self._comm.gather(self._written)[0] == step)
+        return bool(self._comm.allgather(self._written)[0] == step)
+
+    def leave(self, position: Position, *, run: str) -> NoReturn:
+        """Leave with status 0 once the checkpoint is on disk, and with SIGTERM's where it cannot be written."""
+        if self.wait(position.step):
+            line = f"saved at step {position.step}; the same command with --run {run} goes on from there"
+            raise EndOfRun(line, status=0, reason="preempted")
+        raise EndOfRun("asked to leave, and no checkpoint could be written", status=143, reason="terminated")
 
 
-def resume(comm: Comm, training: Training, found: checkpoint.Found) -> tuple[Position, list[str]]:
-    """Bring training back to a checkpoint; where it stands, and what is not as it was, one line each.
+def resume(parts: State, found: files.Found) -> Position:
+    """Bring a training back to a checkpoint: where it stands.
 
     Raises BadInput where the checkpoint cannot be read. That the settings fit was seen before the folder was opened.
     """
-    images, settings = len(training.images.train), differences.as_json(asdict(training.config))
-    lines = differences.changed(found.about, settings, training_images=images)
-    known = found.about["position"]
-    position = Position(**{**known, "totals": Totals(**known["totals"])})
-    if found.about["np"] != comm.size:
-        kept = "global batch" if training.config.global_batch_size else "batch per rank"
-        ranks = f"{comm.size} rank{'s' if comm.size > 1 else ''} in place of {found.about['np']}"
-        batch = f"{training.global_batch} images per step in place of {found.about['global_batch']}"
-        lines.append(f"{ranks}: the {kept} is kept, {batch}; random numbers are new ones")
+    position = Position(**found.about["position"])
 
     def bring_back() -> None:
-        content = {name: checkpoint.load(found, name, map_location="cpu") for name in ("state", "ranks")}
+        content = {name: files.load(found, name, map_location="cpu") for name in ("state", "ranks")}
         try:
-            state.restore(training, content["state"], content["ranks"], step=position.step)
+            state.restore(parts, content["state"], content["ranks"], step=position.step)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -127,5 +119,19 @@ def resume(comm: Comm, training: Training, found: checkpoint.Found) -> tuple[Pos
                 f"{found.folder} does not fit this run ({type(error).__name__}): give --resume never to start anew"
             ) from error
 
-    agreed(comm, bring_back)
-    return position, lines
+    agreed(parts.comm, bring_back)
+    return position
+
+
+def saves_of(run: Run, folder: RunFolder, parts: State, *, keep: int) -> Saves:
+    """The checkpoints of an open run, which goes on from the one in `folder` if there is one."""
+    return Saves(
+        parts,
+        folder.path / "checkpoints",
+        about=folder.about,
+        memory=run.tracker.memory,
+        guard=run.tracker.guard,
+        keep=keep,
+        newest=None if folder.resume_from is None else folder.resume_from.step,
+        faults=run.faults,
+    )

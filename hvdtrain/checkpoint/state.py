@@ -1,33 +1,61 @@
 """All that training needs to go on exactly where it was, as tensors, numbers and words.
 
-What ranks have in common is rank 0's; each has random numbers, batch-norm statistics and recent losses of its own.
+What ranks have in common is rank 0's; each has random numbers, batch-norm statistics and whatever else is its own.
 """
 
 import io
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.train.training import Training
+from hvdtrain.ranks.comm import Comm
 
 
-def shared(training: Training) -> dict[str, Any]:
+class Stateful(Protocol):
+    """What can be saved and brought back: a module, an optimizer, a scaler, anything that counts."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """As tensors, numbers and words."""
+
+    def load_state_dict(self, state: dict[str, Any], /) -> Any:
+        """Go on from there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """The parts of a training, each in use."""
+
+    comm: Comm
+    device: torch.device
+    seed: int
+    model: nn.Module
+    average: nn.Module | None  # the moving average of the model
+    optimizer: torch.optim.Optimizer
+    shared: Mapping[str, Stateful]  # other parts that all ranks have alike
+    own: Mapping[str, Stateful]  # parts that each rank has for itself
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """Those whose buffers are each rank's own."""
+        return [self.model, *([] if self.average is None else [self.average])]
+
+
+def shared(state: State) -> dict[str, Any]:
     """What all ranks have alike; the tensors are those in use."""
-    step = training.step
     return {
-        "model": step.model.state_dict(),
-        "average": None if training.average is None else training.average.state_dict(),
-        "optimizer": step.optimizer.state_dict(),
-        "scaler": step.scaler.state_dict(),
-        "skipped_in_a_row": training.limits.skipped_in_a_row,
+        "model": state.model.state_dict(),
+        "average": None if state.average is None else state.average.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        **{name: part.state_dict() for name, part in state.shared.items()},
     }
 
 
-def own(training: Training) -> bytes:
+def own(state: State) -> bytes:
     """What this rank has for itself."""
     version, words, gauss = random.getstate()
     _, keys, place, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (whatever a library draws from)
@@ -35,56 +63,53 @@ def own(training: Training) -> bytes:
         "python": [version, torch.tensor(words), gauss],
         "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), place, has_gauss, cached],
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(training.device) if training.device.type == "cuda" else None,
-        "buffers": [dict(model.named_buffers()) for model in _models(training)],
-        "losses": list(training.spikes.recent),
+        "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
+        "buffers": [dict(model.named_buffers()) for model in state.models],
+        **{name: part.state_dict() for name, part in state.own.items()},
     }
     packed = io.BytesIO()
     torch.save(content, packed)
     return packed.getvalue()
 
 
-def restore(training: Training, state: dict[str, Any], ranks: Sequence[Tensor], *, step: int) -> None:
+def restore(state: State, saved: dict[str, Any], ranks: Sequence[Tensor], *, step: int) -> None:
     """Bring back `shared` and each rank's `own`; with another number of ranks their mean statistics.
 
-    Then random numbers are new ones, drawn from the seed, the step and the rank.
+    Then random numbers are new ones, drawn from the seed, the step and the rank, and what else was a rank's own begins
+    anew.
     """
-    now = training.step
-    now.model.load_state_dict(state["model"])
-    if training.average is not None and state["average"] is not None:
-        training.average.load_state_dict(state["average"])
-    _restore_optimizer(now.optimizer, state["optimizer"])
-    if state["scaler"]:  # else the precision was another one
-        now.scaler.load_state_dict(state["scaler"])
-    training.limits.skipped_in_a_row = state["skipped_in_a_row"]
-    if len(ranks) == now.comm.size:
-        mine = _unpacked(ranks[now.comm.rank])
-        _restore_random(mine, training.device)
-        training.spikes.recent.extend(mine["losses"])
-        everyones = [mine]
+    state.model.load_state_dict(saved["model"])
+    if state.average is not None and saved["average"] is not None:
+        state.average.load_state_dict(saved["average"])
+    _restore_optimizer(state.optimizer, saved["optimizer"])
+    for name, part in state.shared.items():
+        if saved[name]:  # else the part did nothing, as a scaler without fp16
+            part.load_state_dict(saved[name])
+    if len(ranks) == state.comm.size:
+        mine = _unpacked(ranks[state.comm.rank])
+        _restore_random(mine, state.device)
+        for name, part in state.own.items():
+            part.load_state_dict(mine[name])
+        contents = [mine]
     else:
-        everyones = [_unpacked(one) for one in ranks]
-        seeds = np.random.SeedSequence([training.config.seed, step, now.comm.rank])
+        contents = [_unpacked(content) for content in ranks]
+        seeds = np.random.SeedSequence([state.seed, step, state.comm.rank])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-    for place, model in enumerate(_models(training)):
+    for place, model in enumerate(state.models):
         buffers = dict(model.named_buffers())
-        for name, first in everyones[0]["buffers"][place].items():
-            values = [one["buffers"][place][name] for one in everyones]
+        for name, first in contents[0]["buffers"][place].items():
+            values = [content["buffers"][place][name] for content in contents]
             buffers[name].copy_(torch.stack(values).mean(0) if first.is_floating_point() else first)
-
-
-def _models(training: Training) -> list[nn.Module]:
-    return [training.step.model, *([] if training.average is None else [training.average])]
 
 
 def _unpacked(packed: Tensor) -> dict[str, Any]:
     return dict(torch.load(io.BytesIO(packed.numpy().tobytes()), map_location="cpu", weights_only=True))
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """What it remembers of each parameter; its options, as weight decay, are the command line's."""
     given = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(saved)
     for group, options in zip(optimizer.param_groups, given, strict=True):
         group.update(options)
 

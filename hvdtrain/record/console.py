@@ -1,39 +1,45 @@
 """The lines that a person sees while a run goes on; rank 0 prints them."""
 
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tqdm import tqdm
 
-from hvdtrain.ranks.comm import Comm
-from hvdtrain.train.reports import Report
 
+class Console:
+    """A bar of the epochs on a terminal, and lines above it."""
 
-def show_events(comm: Comm, bar: "tqdm[Any]", report: Report) -> None:
-    """A line for each step that was not as it should be."""
-    for step, why in report.skipped:
-        say(comm, bar, f"step {step} skipped on all ranks: the {why.source} of rank {why.rank} not finite")
-    for spike in report.spikes:
-        jump = f"from about {spike.usual:.4g} to {spike.loss:.4g}"
-        say(comm, bar, f"step {spike.step}: the loss of rank {spike.rank} jumped {jump}")
+    def __init__(self, *, shown: bool, epochs: int, done: int) -> None:
+        """`shown` on rank 0 alone; `done` of the epochs were done before."""
+        self._shown = shown
+        self._bar = tqdm(total=epochs, initial=done, unit="epoch", disable=not shown or not sys.stderr.isatty())
 
+    def say(self, *lines: str) -> None:
+        """Print lines."""
+        if not self._shown:
+            return
+        for line in lines:
+            if self._bar.disable:
+                print(line, flush=True)
+            else:
+                self._bar.write(line)
 
-def show(comm: Comm, bar: "tqdm[Any]", epoch: int, epochs: int, metrics: dict[str, float]) -> None:
-    """A line for the epoch."""
-    bar.update()
-    say(
-        comm,
-        bar,
-        f"epoch {epoch + 1:>3}/{epochs}  train loss {metrics['train/loss']:.4f}  "
-        f"test accuracy {metrics['eval/accuracy']:.2%}  lr {metrics['train/lr']:.4g}  "
-        f"{metrics['train/images_per_s']:.0f} images/s",
-    )
+    def events(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """A line for each step that was not as it should be, from the lines of metrics.jsonl."""
+        for event in events:
+            if event["event"] == "skipped":
+                source = f"the {event['source']} of rank {event['rank']} not finite"
+                self.say(f"step {event['step']} skipped on all ranks: {source}")
+            else:
+                jump = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
+                self.say(f"step {event['step']}: the loss of rank {event['rank']} jumped {jump}")
 
+    def epoch_done(self, line: str) -> None:
+        """One epoch more."""
+        self._bar.update()
+        self.say(line)
 
-def say(comm: Comm, bar: "tqdm[Any]", line: str) -> None:
-    """Rank 0 prints, above the bar if there is one."""
-    if comm.rank != 0:
-        return
-    if bar.disable:
-        print(line, flush=True)
-    else:
-        bar.write(line)
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event
@@ -53,6 +54,14 @@ class Column:
     name: str
     value: str | float
     first: bool = False  # shown without a click; TensorBoard shows five like this
+
+
+def columns(values: Mapping[str, Any]) -> list[Column]:
+    """A column for each setting, in this order; the first five are shown from the beginning."""
+    return [
+        Column(name=name, value="yes" if value is True else "no" if value is False else value, first=place < 5)
+        for place, (name, value) in enumerate(values.items())
+    ]
 
 
 def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> bytes:

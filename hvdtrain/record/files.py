@@ -8,13 +8,11 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
-from hvdtrain.safety import guard
-from hvdtrain.safety.guard import Guard
+from hvdtrain.safety.guard import LOG_WRITE, Guard
 
 # Records that wait for disk space; with a report every 20 steps, those of 200,000 steps.
 MOST_WAITING = 10_000
 RESULT_BYTES = 16_384
-LOG_WRITE = guard.LOG_WRITE  # tracker.py imports it from here
 
 
 class Appends(Protocol):

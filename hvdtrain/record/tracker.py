@@ -4,31 +4,18 @@ Every file is whole at any time: JSON is written beside its target and renamed, 
 Only rank 0 writes, but for its own file each in ranks/.
 """
 
-import contextlib
-import hashlib
 import io
 import json
 import math
-import os
-import platform
-import re
 import shlex
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from hvdtrain.checkpoint.files import CHECKPOINT_WRITE
 from hvdtrain.record import events, markdown
 from hvdtrain.record.files import (
-    LOG_WRITE,
     Appends,
     Nowhere,
     RecordFile,
@@ -38,28 +25,40 @@ from hvdtrain.record.files import (
     write_whole,
 )
 from hvdtrain.safety import exits
-from hvdtrain.safety.guard import Guard
-from hvdtrain.train.reports import Report
+from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Their last values are the metrics on TensorBoard's HPARAMS page.
-HPARAM_METRICS = {
-    "eval/accuracy": "test accuracy",
-    "eval/loss": "test loss",
-    "train_by_epoch/time_s": "training time s",
-    "train_by_epoch/images_per_s": "images/s, last epoch",
-}
 
-# Names of variables and options whose values are not written down.
-_SECRET = re.compile(r"[\w-]*(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """What a run counts and measures, by name."""
 
-# Counts and sums that go on in a run that is resumed.
-_REMEMBERED = (
-    *("steps", "train_time_s", "train_images_per_s", "eval_accuracy", "eval_loss", "best_accuracy"),
-    *("skipped_steps", "loss_spikes", "unreadable_images", "resumed"),
-)
+    unit: str  # of what the speed is told in: images
+    metrics: tuple[str, ...]  # of the test split: loss, accuracy
+    best_metric: str  # the one by which the best weights are known
+    higher_is_better: bool = True
+
+    @property
+    def train_per_s(self) -> str:
+        """The name of the speed in result.json."""
+        return f"train_{self.unit}_per_s"
+
+    @property
+    def best(self) -> str:
+        """The name of the best metric in result.json."""
+        return f"best_{self.best_metric}"
+
+    @property
+    def hparam_metrics(self) -> dict[str, str]:
+        """Titles by tag: their last values are the metrics on TensorBoard's HPARAMS page."""
+        shown = [self.best_metric, *(name for name in self.metrics if name != self.best_metric)]
+        return {
+            **{f"eval/{name}": f"test {name}" for name in shown},
+            "train_by_epoch/time_s": "training time s",
+            f"train_by_epoch/{self.unit}_per_s": f"{self.unit}/s, last epoch",
+        }
 
 
 class Tracker:
@@ -71,38 +70,47 @@ class Tracker:
     """
 
     def __init__(
-        self, folder: Path, *, writes: bool, result: dict[str, Any], memory: Mapping[str, Any] | None = None
+        self,
+        folder: Path,
+        *,
+        writes: bool,
+        measures: Measures,
+        result: dict[str, Any],
+        memory: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
-        self.result = {
-            **result,
+        self.measures = measures
+        # What goes on in a run that is resumed.
+        self._kept = {
             "steps": 0,
-            "wall_time_s": None,
             "train_time_s": 0.0,
-            "train_images_per_s": None,
-            "eval_accuracy": None,
-            "eval_loss": None,
-            "best_accuracy": None,
+            measures.train_per_s: None,
+            **{f"eval_{name}": None for name in measures.metrics},
+            measures.best: None,
             "skipped_steps": 0,
             "loss_spikes": 0,
-            "unreadable_images": 0,
+            f"unreadable_{measures.unit}": 0,
+            "resumed": 0,
+        }
+        self.result = {
+            **result,
+            **self._kept,
+            "wall_time_s": None,
             "log_write_failures": 0,
             "checkpoint_write_failures": 0,
-            "resumed": 0,
             "exit_reason": None,
         }
         self._started = time.perf_counter()
-        self._images = 0
+        self._count = 0.0
         self._writes = writes
         self._resumed = memory is not None
         self.guard = Guard()
         events_file, lines_bytes, events_bytes = events.file_name(), None, None
         if memory is not None:
-            self.result |= {name: memory["result"][name] for name in _REMEMBERED} | {
-                "resumed": memory["result"]["resumed"] + 1
-            }
+            self.result |= {name: memory["result"][name] for name in self._kept}
+            self.result["resumed"] += 1
             self._started -= memory["wall_time_s"]
-            self._images = memory["images"]
+            self._count = memory["count"]
             self.guard.counts.update(memory["failures"])
             events_file = Path(memory["events_file"]).name  # a stranger's may lead elsewhere
             lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
@@ -126,7 +134,7 @@ class Tracker:
             self.document(f"{name}.json", document)
         if self._resumed:
             return  # TensorBoard knows the run already
-        self._events.append(events.hparams_start(columns, HPARAM_METRICS))
+        self._events.append(events.hparams_start(columns, self.measures.hparam_metrics))
         self._events.append(events.text("command", f"`{shlex.join(command)}`"))
         for name, document in documents.items():
             self._events.append(events.text(name, markdown.tables(document)))
@@ -134,9 +142,9 @@ class Tracker:
     def memory(self) -> dict[str, Any]:
         """What a later process needs to go on from here, as JSON."""
         return {
-            "result": {name: self.result[name] for name in _REMEMBERED},
+            "result": {name: self.result[name] for name in self._kept},
             "wall_time_s": time.perf_counter() - self._started,
-            "images": self._images,
+            "count": self._count,
             "failures": dict(self.guard.counts),
             "events_file": self._events_file,
             "lines_bytes": self._lines.size(),
@@ -161,51 +169,76 @@ class Tracker:
         self._try(self.folder / f"{name}.png", lambda path: write_whole(path, png))
         self._events.append(events.image(name, png, step))
 
-    def report(self, report: Report) -> None:
-        """Take in what all ranks have said at a report step."""
-        self.result["steps"] = report.step
-        self.result["skipped_steps"] += len(report.skipped)
-        self.result["loss_spikes"] += len(report.spikes)
-        self.result["unreadable_images"] += report.unreadable
-        for step, why in report.skipped:
-            self._line({"event": "skipped", "step": step, **asdict(why)})
-        for spike in report.spikes:
-            self._line({"event": "spike", **asdict(spike)})
-        numbers = {**report.scalars(), **self._counts()}
-        self._line({"step": report.step, "seconds": self._seconds(), **numbers})
-        self._events.append(events.scalars(numbers, report.step))
+    def report(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        *,
+        happened: Sequence[Mapping[str, Any]] = (),
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Take in what all ranks have said at a report step.
+
+        `happened` are lines for metrics.jsonl, `counts` is added to the result.
+        """
+        self.result["steps"] = step
+        for name, count in (counts or {}).items():
+            self.result[name] += count
+        for event in happened:
+            self._line(event)
+        numbers = {**scalars, **self._counts()}
+        self._line({"step": step, "seconds": self._seconds(), **numbers})
+        self._events.append(events.scalars(numbers, step))
 
     def epoch_done(
-        self, epoch: int, *, images: int, train_s: float, train: Mapping[str, float], test: Mapping[str, float]
+        self,
+        epoch: int,
+        *,
+        count: float,
+        train_s: float,
+        lr: float,
+        train: Mapping[str, float],
+        test: Mapping[str, float],
     ) -> dict[str, float]:
-        """Take in epoch 1, 2, ... over `images` images that took `train_s` seconds; return its metrics.
+        """Take in epoch 1, 2, ... over `count` units that took `train_s` seconds; return its metrics.
 
-        `train` and `test` are means over the epoch, by name.
+        `train` and `test` are the metrics of the epoch, by name.
         """
-        result = self.result
-        self._images += images
+        result, unit, best = self.result, self.measures.unit, self.measures.best_metric
+        self._count += count
         result["train_time_s"] += train_s
-        result["train_images_per_s"] = self._images / result["train_time_s"]
-        result["eval_accuracy"], result["eval_loss"] = test["accuracy"], test["loss"]
-        result["best_accuracy"] = max(test["accuracy"], result["best_accuracy"] or 0.0)
-        metrics = {f"train/{name}": value for name, value in train.items()}
-        metrics |= {**self._counts(), "train/images_per_s": images / train_s, "train/epoch_s": train_s}
-        metrics |= {f"eval/{name}": value for name, value in test.items()}
+        result[self.measures.train_per_s] = self._count / result["train_time_s"]
+        if self.is_best(test):
+            result[self.measures.best] = test[best]
+        result |= {f"eval_{name}": value for name, value in test.items()}
+        metrics = {
+            **{f"train/{name}": value for name, value in train.items()},
+            "train/lr": lr,
+            **self._counts(),
+            f"train/{unit}_per_s": count / train_s,
+            "train/epoch_s": train_s,
+            **{f"eval/{name}": value for name, value in test.items()},
+        }
         seconds = self._seconds()
         self._line({"step": result["steps"], "seconds": seconds, "epoch": epoch, **metrics})
         # Over an epoch: apart from the curves of report steps, which would jump.
         scalars = {
-            "train_by_epoch/loss": train["loss"],
-            "train_by_epoch/accuracy": train["accuracy"],
+            **{f"train_by_epoch/{name}": value for name, value in train.items()},
             "train_by_epoch/epoch_s": train_s,
-            "train_by_epoch/images_per_s": images / train_s,
+            f"train_by_epoch/{unit}_per_s": count / train_s,
             "train_by_epoch/time_s": result["train_time_s"],
-            "eval/accuracy": test["accuracy"],
-            "eval/loss": test["loss"],
+            **{f"eval/{name}": value for name, value in test.items()},
         }
         self._events.append(events.scalars(scalars, result["steps"]))
-        self._events.append(events.scalars({"eval/accuracy_by_second": test["accuracy"]}, round(seconds)))
+        self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, round(seconds)))
         return metrics
+
+    def is_best(self, test: Mapping[str, float]) -> bool:
+        """Whether these metrics of the test split are better than all before."""
+        here, before = test[self.measures.best_metric], self.result[self.measures.best]
+        if before is None:
+            return not math.isnan(here)
+        return bool(here > before if self.measures.higher_is_better else here < before)
 
     def conclude(self, reason: str) -> None:
         """Write result.json with this exit reason and close the files, once; later reasons are ignored."""
@@ -228,7 +261,7 @@ class Tracker:
     def _seconds(self) -> float:
         return round(time.perf_counter() - self._started, 3)
 
-    def _line(self, values: dict[str, Any]) -> None:
+    def _line(self, values: Mapping[str, Any]) -> None:
         self._lines.append((json.dumps(_finite(values)) + "\n").encode())
 
     def _try(self, path: Path, write: Callable[[Path], None]) -> None:
@@ -242,80 +275,8 @@ def _drawn(figure: "Figure") -> bytes:
     return png.getvalue()
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """None in place of NaN and infinity, which JSON does not have."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }
-
-
-def environment() -> dict[str, Any]:
-    """Versions, host, command and commit of this process."""
-    return {
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        **versions(),
-        "command": _command(),
-        "commit": _commit(),
-        "horovod_settings": _variables("HOROVOD_"),
-        "nccl_settings": _variables("NCCL_"),
-    }
-
-
-def _variables(prefix: str) -> dict[str, str]:
-    return {
-        name: value for name, value in os.environ.items() if name.startswith(prefix) and not _SECRET.fullmatch(name)
-    }
-
-
-def _command() -> list[str]:
-    """This process's words, with those of the launcher before them where it is on the same host.
-
-    In place of a secret's value, as in mpirun -x TOKEN=VALUE, stands "...".
-    """
-    command = sys.orig_argv
-    with contextlib.suppress(psutil.Error):
-        for parent in psutil.Process().parents():
-            words = parent.cmdline()
-            if len(words) > len(command) > 1 and words[1 - len(command) :] == command[1:]:
-                command = words
-    return [_without_secret(word) for word in command]
-
-
-def _without_secret(word: str) -> str:
-    name, with_value, _ = word.partition("=")
-    return f"{name}=..." if with_value and _SECRET.fullmatch(name) else word
-
-
-def versions() -> dict[str, str | None]:
-    """Python and the packages whose version changes a result; None for one that is not installed."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("torch", "torchvision", "horovod", "mpi4py", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def _commit() -> str | None:
-    """The commit that the image was built from, or git's answer; None where there is neither."""
-    if (built := os.environ.get("HVDTRAIN_COMMIT")) is not None:
-        return built
-    where = Path(__file__).parent
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(where), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() or None
-
-
-def code_hash() -> str:
-    """SHA-256 over this package's source files."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
-    return digest.hexdigest()

@@ -183,5 +183,5 @@ def over_ranks(comm: Comm, phases: Phases) -> Profile | None:
     if own_means is None:
         return None
     own = {"rank": comm.rank, "host": socket.gethostname(), **asdict(own_means)}
-    ranks = [RankMeans(**means) for means in comm.gather(own)]
+    ranks = [RankMeans(**means) for means in comm.allgather(own)]
     return Profile(ranks=ranks, verdict=judge(ranks))

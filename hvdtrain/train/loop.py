@@ -1,81 +1,49 @@
-"""One epoch of training, and one evaluation shared by all ranks."""
+"""One epoch of training, recorded and saved, and one evaluation shared by all ranks."""
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch import nn
 
+from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER, SavePoints
-from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.checkpoint.saves import Saves
+from hvdtrain.checkpoint.state import State
+from hvdtrain.ranks import replicas
+from hvdtrain.ranks.comm import Group
+from hvdtrain.record.run import Run
+from hvdtrain.record.tracker import Measures
+from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.watchdog import OFF, Watchdog
-from hvdtrain.timing.phases import Phases
-from hvdtrain.train import divergence
-from hvdtrain.train.divergence import Skipped
-from hvdtrain.train.reports import Means, Report, Reports, Totals, Window
+from hvdtrain.train import batch_norm
+from hvdtrain.train.feed import Feed, Split
+from hvdtrain.train.finite import Skipped
+from hvdtrain.train.order import BatchSizes, shard
+from hvdtrain.train.reports import Report, Reports, Window
 from hvdtrain.train.schedule import LearningRate
 from hvdtrain.train.step import TrainingStep, precision_context
-from hvdtrain.vision import augment, models
-from hvdtrain.vision import images as data
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """How uint8 images (N, 3, H, W) become the model's float32 input."""
-
-    mean: Tensor  # (3,)
-    std: Tensor  # (3,)
-    crop: bool
-    flip: bool
-    cutout: int  # pixels, 0 for none
-    memory_format: torch.memory_format
-
-    def for_training(self, images: Tensor, noise: augment.Noise) -> Tensor:
-        """Augmented with the noise of just these samples, and normalised."""
-        if self.crop:
-            images = augment.random_crop(images, noise.shift)
-        if self.flip:
-            images = augment.random_flip(images, noise.flip)
-        if self.cutout:
-            images = augment.cutout(images, noise.hole, self.cutout)
-        return self.for_evaluation(images)
-
-    def for_evaluation(self, images: Tensor) -> Tensor:
-        """Normalised."""
-        return augment.normalise(images, self.mean, self.std).contiguous(memory_format=self.memory_format)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Position:
-    """Where a run stands between two steps."""
-
-    step: int = 0  # taken or skipped so far
-    epoch: int = 0  # the one at hand, from 0
-    visited: int = 0  # images of this epoch, by all ranks; once it is all of them, the evaluation is next
-    totals: Totals = field(default_factory=Totals)  # of this epoch
-    train_s: float = 0.0  # spent on this epoch
-
-    def after(self, report: Report, *, train_s: float) -> "Position":
-        """Where the run stands after a report."""
-        totals = self.totals + report.totals
-        return replace(self, step=report.step, visited=report.visited, totals=totals, train_s=train_s)
+from hvdtrain.train.task import Batch, Task, added, total
 
 
 class Limits:
     """What ends a run: too many skipped steps in a row, replicas that differ."""
 
-    def __init__(self, *, max_skipped_steps: int, check_replicas_every: int) -> None:
+    def __init__(
+        self, *, max_skipped_steps: int, check_replicas_every: int, most: Mapping[str, int] | None = None
+    ) -> None:
+        """`most` are counts of the result that may not be exceeded, as unreadable_images."""
         self._max_skipped_steps = max_skipped_steps
         self._check_replicas_every = check_replicas_every
+        self._most = most or {}
         self.skipped_in_a_row = 0
 
-    def after_step(self, comm: Comm, model: nn.Module, step: int, skipped: Skipped | None) -> None:
-        """Raise EndOfRun on all ranks where a limit is reached after step 1, 2, ..."""
+    def after_step(self, group: Group, model: nn.Module, step: int, skipped: Skipped | None) -> None:
+        """Raise EndOfRun on all ranks where a limit is reached after step 1, 2, ...; `group` has the replicas."""
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
             raise EndOfRun(
@@ -85,87 +53,109 @@ class Limits:
                 reason="too many skipped steps",
             )
         if self._check_replicas_every and step % self._check_replicas_every == 0:
-            divergence.check_replicas(comm, model, step)
+            replicas.check_replicas(group, model, step)
+
+    def after_report(self, counts: Mapping[str, Any]) -> None:
+        """Raise EndOfRun, on all ranks, where more samples could not be read than may be."""
+        for name, most in self._most.items():
+            if counts[name] > most:
+                unit = name.removeprefix("unreadable_")
+                raise EndOfRun(
+                    f"{counts[name]} {unit} could not be decoded, more than --max-{name.replace('_', '-')} {most}: "
+                    "repair the data; each rank has named its first on standard error",
+                    status=FAILED,
+                    reason=f"too many unreadable {unit}",
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps skipped in a row, for a checkpoint."""
+        return {"skipped_in_a_row": self.skipped_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.skipped_in_a_row = state["skipped_in_a_row"]
+
+
+def state_of(step: TrainingStep, limits: Limits, reports: Reports, *, seed: int) -> State:
+    """The parts of a training that a checkpoint holds."""
+    return State(
+        comm=step.comm,
+        device=step.device,
+        seed=seed,
+        model=step.model,
+        average=step.average,
+        optimizer=step.optimizer,
+        shared={"scaler": step.scaler, "limits": limits},
+        own={"spikes": reports.spikes, "sync": step.sync},
+    )
+
+
+def measures_of(task: Task) -> Measures:
+    """What the tracker must know of a task."""
+    return Measures(
+        unit=task.unit,
+        metrics=tuple(task.metrics({})),
+        best_metric=task.best,
+        higher_is_better=task.higher_is_better,
+    )
 
 
 def train_epoch(
     step: TrainingStep,
-    images: data.Images,
-    pictures: Pictures,
-    *,
+    feed: Feed,
     start: Position,
-    seed: int,
-    global_batch: int,
-    micro_batch: int,
+    *,
     lr: LearningRate,
-    average: AveragedModel | None,
     limits: Limits,
-    spikes: divergence.SpikeWatch,
     reports: Reports,
-    device: torch.device,
     save_points: SavePoints = NEVER,
     watchdog: Watchdog = OFF,
     faults: Faults = NONE,
 ) -> Iterator[Report]:
-    """Visit each training image once that is left of an epoch; report at report and save points and at the end.
+    """Visit each training sample once that is left of an epoch; report at report and save points and at the end.
 
-    At most `micro_batch` images of a rank's part of the global batch go through the model at a time. `average`, if
-    any, follows the model after every step. The learning rate follows the share of the epoch that was visited, so that
-    it does not mind if the images before `start` came in batches of another size. At a limit the epoch ends early.
+    The learning rate follows the share of the epoch that was visited, so that it does not mind if the samples before
+    `start` came in batches of another size. At a limit the epoch ends early.
     """
-    comm, phases = step.comm, step.phases
+    phases = step.phases
     step.model.train()
-    order = data.permutation(len(images.train), seed=seed, epoch=start.epoch)
-    noise = augment.draw_noise(len(images.train), height=images.height, seed=seed, epoch=start.epoch, device=device)
-    batches = data.rank_batches(order[start.visited :], global_batch=global_batch, rank=comm.rank, size=comm.size)
-    parts = [
-        batch.samples.tensor_split(data.passes(batch.global_count, size=comm.size, micro_batch=micro_batch))
-        for batch in batches
-    ]
-    arriving = images.train.batches([part for batch_parts in parts for part in batch_parts], device, phases)
+    batches = feed.batches(start.epoch, visited=start.visited)
     visited, last = start.visited, start.step + len(batches)
-    epoch_begin = start.epoch * math.ceil(len(order) / global_batch)  # by the schedule
+    epoch_begin = start.epoch * feed.sizes.steps_per_epoch  # by the schedule
     window = Window()
-    for number, (batch, batch_parts) in enumerate(zip(batches, parts, strict=True), start=start.step + 1):
+    arriving = feed.inputs(batches, start.epoch)
+    for number, (batch, (passes, inputs)) in enumerate(zip(batches, arriving, strict=True), start=start.step + 1):
         watchdog.working(number)
         faults.at("step", number, model=step.model)
         phases.enter("other")
-        to_do = save_points.ask(number)
-        inputs = _inputs(batch_parts, arriving, pictures, noise, phases)
+        decided = save_points.decide(number)
         if faults.poisons_loss(number):
-            inputs = ((images * math.nan, labels) for images, labels in inputs)
-        due = reports.due(number, last=last)
-        rate, count = lr(epoch_begin + visited / global_batch), len(batch.samples)
-        done = step(inputs, passes=len(batch_parts), global_count=batch.global_count, lr=rate, measure=due)
-        window.visit(count)
-        visited += batch.global_count
-        window.unreadable += done.unreadable
-        count -= done.unreadable
-        if done.skipped:
-            window.skipped.append((number, done.skipped))
-        else:
-            window.add(loss=done.loss_sum, right=done.right, count=count)
-            spike = spikes.see(number, done.loss_sum / count) if count else None
+            inputs = map(_poisoned, inputs)  # noqa: PLW2901
+        is_due = reports.is_due(number, last=last)
+        rate = lr(epoch_begin + visited / feed.sizes.global_batch)
+        done = step(inputs, backward_passes=passes, global_count=batch.global_count, lr=rate, measure=is_due)
+        visited += batch.global_size
+        window.add(number, done, count=batch.count)
+        if not done.skipped and done.totals["count"]:
+            spike = reports.spikes.see(number, done.totals["loss"] / done.totals["count"])
             window.spikes += [spike] if spike else []
-            if average is not None:
-                average.update_parameters(step.model)
         phases.enter("other")
         end = None
         try:
-            limits.after_step(comm, step.model, number, done.skipped)
+            limits.after_step(step.comm.data, step.model, number, done.skipped)
         except EndOfRun as reached:
             end = reached
-        asked = to_do()
-        if due or end or asked.save:
+        decision = decided()
+        if is_due or end or decision.save:
             phases.enter("record")
-            yield reports.share(
+            yield reports.report(
                 window,
                 step=number,
                 lr=rate,
-                grad_norm=done.grad_norm if due else None,
+                grad_norm=done.grad_norm if is_due else None,
                 loss_scale=step.scaler.get_scale(),
                 visited=visited,
-                asked=asked,
+                decision=decision,
                 end=end,
             )
             window = Window()
@@ -174,55 +164,95 @@ def train_epoch(
             return
 
 
-def _inputs(
-    parts: Iterable[Tensor],
-    arriving: Iterator[tuple[Tensor, Tensor]],
-    pictures: Pictures,
-    noise: augment.Noise,
-    phases: Phases,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The model's input for the sample indices (N,) of each part."""
-    for part in parts:
-        phases.enter("read")
-        raw, labels = next(arriving)
-        phases.enter("augment")
-        yield pictures.for_training(raw, noise.of(part.to(raw.device))), labels
+def after(position: Position, report: Report, *, train_s: float) -> Position:
+    """Where the run stands after a report."""
+    totals = added(position.totals, report.totals)
+    return replace(position, step=report.step, visited=report.visited, totals=totals, train_s=train_s)
+
+
+def _poisoned(batch: Batch) -> Batch:
+    """NaN in place of every floating-point number, as an injected fault wants it."""
+    poisoned = {name: tensor * math.nan for name, tensor in batch.items() if tensor.is_floating_point()}
+    assert poisoned, "a batch without floating-point tensors cannot be poisoned"
+    return batch | poisoned
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    images: data.Images,
-    pictures: Pictures,
-    comm: Comm,
+    step: TrainingStep,
+    split: Split,
+    number: int,
     *,
-    batch: int,
-    precision: str,
-    device: torch.device,
-    step: int,
+    micro_batch: int,
     save_points: SavePoints = NEVER,
     watchdog: Watchdog = OFF,
-) -> Means | None:
-    """Loss and accuracy on the test split, each image on exactly one rank; None where the ranks were asked to leave.
+) -> dict[str, float] | None:
+    """The task's metrics on a split after step `number`; None where the ranks were asked to leave.
 
-    The ranks' batch-norm statistics are averaged first, so that all of them evaluate the same model.
+    Each sample is on exactly one rank. The ranks' batch-norm statistics are averaged first, so that all of them
+    evaluate the same model.
     """
+    model, task, group = step.evaluated, step.task, step.comm.data
     model.eval()
-    statistics = [buffer for layer in models.batch_norms(model) for buffer in layer.buffers()]
+    statistics = batch_norm.running_statistics(model)
     own = [buffer.clone() for buffer in statistics]
-    comm.average_(statistics)
-    mine = torch.arange(len(images.test))[data.share(len(images.test), comm.rank, comm.size)]
-    totals = torch.zeros(3, dtype=torch.float64, device=device)
-    batches_of_all = math.ceil(len(images.test) // comm.size / batch)  # a rank may have one more
-    for number, (raw, labels) in enumerate(images.test.batches(data.pieces(mine, batch), device)):
-        watchdog.evaluating(step)
-        if number < batches_of_all and save_points.ask(step)().leave:
+    group.average_(statistics)
+    mine = torch.arange(len(split))[shard(len(split), group.rank, group.size)]
+    parts = mine.split(micro_batch)  # an empty one where there is nothing for this rank
+    batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
+    done = []
+    for place, (samples, raw) in enumerate(zip(parts, split.batches(parts, step.device), strict=True)):
+        watchdog.evaluating(number)
+        if place < batches_of_all and save_points.decide(number)().leave:
             torch._foreach_copy_(statistics, own)
             return None
-        with precision_context(device, precision):
-            logits = model(pictures.for_evaluation(raw)).float()
-        loss = F.cross_entropy(logits, labels, reduction="sum")
-        right = (logits.argmax(1) == labels).sum()
-        totals += torch.stack([loss, right, (labels != data.UNREADABLE).sum()])
-    loss, right, count = comm.sum(totals).tolist()
-    return Totals(loss=loss, right=right, count=count).means()
+        with precision_context(step.device, step.precision):
+            done.append(task.loss(model, task.prepare(raw, samples, None), training=False))
+    names, values = total(done)
+    return task.metrics(dict(zip(names, group.allreduce(values).tolist(), strict=True)))
+
+
+def follow(
+    reports: Iterable[Report], position: Position, *, limits: Limits, saves: Saves, save_points: SavePoints, run: Run
+) -> Position:
+    """Go through an epoch, recording its reports and saving where all ranks have decided so: where the run then stands.
+
+    Raises EndOfRun on all ranks at a limit, and where they leave.
+    """
+    started = time.perf_counter() - position.train_s
+    for report in reports:
+        happened = report.events()
+        run.tracker.report(report.step, report.scalars(), happened=happened, counts=report.counts())
+        run.console.events(happened)
+        position = after(position, report, train_s=time.perf_counter() - started)
+        if report.end is not None:
+            raise report.end
+        limits.after_report(run.tracker.result)
+        if report.decision.save:
+            run.watch.saving(position.step)
+            saves.save(position)
+            save_points.saved()
+        if report.decision.leave:
+            saves.leave(position, run=run.folder.name)
+    return position
+
+
+def evaluate_or_leave(
+    step: TrainingStep,
+    split: Split,
+    position: Position,
+    *,
+    sizes: BatchSizes,
+    saves: Saves,
+    save_points: SavePoints,
+    run: Run,
+) -> dict[str, float]:
+    """The metrics of a split where the run stands; EndOfRun, once it is saved, where the ranks were asked to leave."""
+    metrics = evaluate(
+        step, split, position.step, micro_batch=sizes.micro_batch, save_points=save_points, watchdog=run.watch
+    )
+    run.watch.saving(position.step)
+    if metrics is None:
+        saves.save(position)
+        saves.leave(position, run=run.folder.name)
+    return metrics

@@ -1,18 +1,16 @@
-"""Optimizers, their parameter groups, and the moving average of the weights."""
+"""Optimizers and their parameter groups."""
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
-# Learning rates for a global batch of 256 when --lr is not given. sgd: He et al. 2016; rmsprop, with its momentum and
-# epsilon: Tan and Le 2019 (0.256 at 4096); adam and adamw: torch's own default; lars: You, Gitman and Ginsburg 2017 (32
-# at 32,768, rounded up); lamb: You et al. 2020 (0.005 at 512 for ResNet-50, by its square-root rule).
-BASE_LR = {"sgd": 0.1, "rmsprop": 0.016, "adam": 1e-3, "adamw": 1e-3, "lars": 0.25, "lamb": 3.5e-3}
+Groups = list[dict[str, Any]]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, *, decay_all: bool) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, weight_decay: float, *, decay_all: bool) -> Groups:
     """Trainable parameters, with decay for matrices and kernels only: none for norms and biases unless `decay_all`."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if decay_all:
@@ -21,43 +19,6 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, decay_all: bool) 
         {"params": [parameter for parameter in trainable if parameter.ndim > 1], "weight_decay": weight_decay},
         {"params": [parameter for parameter in trainable if parameter.ndim <= 1], "weight_decay": 0.0},
     ]
-
-
-def build(name: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
-    """The optimizer of that name, fused where torch has it (RMSProp has not)."""
-    if name == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
-    if name == "rmsprop":
-        return torch.optim.RMSprop(groups, lr=lr, alpha=0.9, eps=1e-3, momentum=0.9, foreach=True)
-    if name == "adam":
-        return torch.optim.Adam(groups, lr=lr, fused=True)
-    if name == "adamw":
-        return torch.optim.AdamW(groups, lr=lr, fused=True)
-    if name == "lars":
-        return Lars(groups, lr=lr)
-    if name == "lamb":
-        return Lamb(groups, lr=lr)
-    raise AssertionError(name)
-
-
-def moving_average(model: nn.Module, *, horizon_steps: float) -> AveragedModel:
-    """The exponential moving average of parameters and buffers, with the given memory in steps.
-
-    Call its `update_parameters(model)` after every step. The memory grows with the steps taken, as in
-    tf.train.ExponentialMovingAverage, so that a short run does not remember its random start.
-    """
-
-    @torch.no_grad()
-    def blend(averages: Any, currents: Any, count: Any) -> None:
-        if not averages[0].is_floating_point():  # BN's batch counter
-            torch._foreach_copy_(averages, currents)
-            return
-        weight = (9 / (10 + count)).clamp(min=1 / max(1.0, horizon_steps))  # stays on the device
-        difference = torch._foreach_sub(currents, averages)
-        torch._foreach_mul_(difference, weight)
-        torch._foreach_add_(averages, difference)
-
-    return AveragedModel(model, multi_avg_fn=blend, use_buffers=True)
 
 
 class Lars(torch.optim.Optimizer):
@@ -77,7 +38,7 @@ class Lars(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
-            parameters = [one for one in group["params"] if one.grad is not None]
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in parameters:
                 decay, gradient = group["weight_decay"], parameter.grad
                 if decay:
@@ -111,7 +72,7 @@ class Lamb(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             first_decay, second_decay = group["betas"]
-            for parameter in (one for one in group["params"] if one.grad is not None):
+            for parameter in (known for known in group["params"] if known.grad is not None):
                 state = self.state[parameter]
                 if not state:
                     state["step"] = 0
@@ -127,3 +88,36 @@ class Lamb(torch.optim.Optimizer):
                 size, length = parameter.norm(), update.norm()
                 ratio = torch.where((size > 0) & (length > 0), size / length, 1.0)
                 parameter.sub_(group["lr"] * ratio * update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """An optimizer that can be chosen by name."""
+
+    build: Callable[[Groups, float], torch.optim.Optimizer]  # from parameter groups and the learning rate
+    base_lr: float  # for a global batch of 256, when --lr is not given
+    scaling: Literal["linear", "sqrt"]  # of the rate with the global batch, see schedule.scaled_lr
+    layerwise: bool = False  # divides by the norms of single layers' gradients
+
+
+# Fused where torch has it (RMSProp has not). Rates: sgd He et al. 2016; rmsprop, with its momentum and epsilon, Tan and
+# Le 2019 (0.256 at 4096); adam and adamw torch's own default; lars You, Gitman and Ginsburg 2017 (32 at 32,768, rounded
+# up); lamb You et al. 2020 (0.005 at 512 for ResNet-50, by its square-root rule). Scaling: linear for SGD and RMSProp
+# (Goyal et al. 2017) and LARS (You, Gitman and Ginsburg 2017), the square root for Adam and AdamW (Malladi et al. 2022)
+# and LAMB (You et al. 2020).
+OPTIMIZERS: dict[str, Kind] = {
+    "sgd": Kind(
+        build=lambda groups, lr: torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True),
+        base_lr=0.1,
+        scaling="linear",
+    ),
+    "rmsprop": Kind(
+        build=lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, alpha=0.9, eps=1e-3, momentum=0.9, foreach=True),
+        base_lr=0.016,
+        scaling="linear",
+    ),
+    "adam": Kind(build=lambda groups, lr: torch.optim.Adam(groups, lr=lr, fused=True), base_lr=1e-3, scaling="sqrt"),
+    "adamw": Kind(build=lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True), base_lr=1e-3, scaling="sqrt"),
+    "lars": Kind(build=lambda groups, lr: Lars(groups, lr=lr), base_lr=0.25, scaling="linear", layerwise=True),
+    "lamb": Kind(build=lambda groups, lr: Lamb(groups, lr=lr), base_lr=3.5e-3, scaling="sqrt", layerwise=True),
+}

@@ -1,35 +1,36 @@
-"""Before the first step: settings, device, data, model and run folder, agreed on by all ranks."""
+"""Before the first step: settings, ranks and device, agreed on by all ranks."""
 
-import math
 import os
 import sys
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from torchvision.models import EfficientNet
 
-from hvdtrain.checkpoint import changes as differences
-from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint import folder
-from hvdtrain.checkpoint.folder import Opened
-from hvdtrain.ranks.comm import Comm, agreed, choose_device, connect, cores_together, require_equal
-from hvdtrain.record import tracker as tracking
-from hvdtrain.safety import exits
+from hvdtrain.checkpoint import changes
+from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
+from hvdtrain.ranks.agree import agreed, require_equal
+from hvdtrain.ranks.comm import Comm, connect
+from hvdtrain.ranks.device import choose_device, require_own_device
+from hvdtrain.record.environment import code_hash, versions
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.timing.trace import BEFORE_STEPS
-from hvdtrain.vision import images as data
-from hvdtrain.vision import models
-from hvdtrain.vision.config import EffnetConfig, parse, scaled
+from hvdtrain.timing.phases import Phases, clock
+from hvdtrain.timing.trace import BEFORE_STEPS, TorchTrace, unmeasured_steps
+from hvdtrain.train.command_line import option
+from hvdtrain.train.options import RunConfig
+from hvdtrain.train.order import BatchSizes, batch_sizes
+
+Config = TypeVar("Config", bound=RunConfig)
 
 
-def join_ranks() -> tuple[Comm, EffnetConfig]:
-    """Settings that all ranks have read alike, and the ranks."""
+def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tuple[Comm, Config]:
+    """The ranks, and settings that all of them have read alike; `fallback` is for what they need before they meet."""
     try:
         config, bad = parse(sys.argv[1:]), None
     except BadInput as error:
-        config, bad = scaled(), error  # the ranks still have to meet, to agree that they leave
+        config, bad = fallback, error  # the ranks still have to meet, to agree that they leave
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as torch.use_deterministic_algorithms asks for
         torch.use_deterministic_algorithms(True)
@@ -39,15 +40,22 @@ def join_ranks() -> tuple[Comm, EffnetConfig]:
         timeline=config.timeline,
     )
 
-    def usable() -> None:
+    def require_good() -> None:
         if bad is not None:
             raise bad
 
-    agreed(comm, usable)
-    settings = {f"--{name.replace('_', '-')}": str(value) for name, value in asdict(config).items()}
-    versions = {f"the version of {name}": value for name, value in tracking.versions().items()}
-    require_equal(comm, {**settings, **versions, "the code of hvdtrain (its SHA-256)": tracking.code_hash()})
+    agreed(comm, require_good)
+    settings = {option(name): str(value) for name, value in asdict(config).items()}
+    of_packages = {f"the version of {name}": value for name, value in versions().items()}
+    require_equal(comm, {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()})
     return comm, config
+
+
+def own_device(comm: Comm, precision: str) -> torch.device:
+    """This rank's device, which is no other rank's; BadInput where it lacks the precision."""
+    device = agreed(comm, lambda: usable_device(comm, precision))
+    require_own_device(comm, device)
+    return device
 
 
 def usable_device(comm: Comm, precision: str) -> torch.device:
@@ -60,137 +68,57 @@ def usable_device(comm: Comm, precision: str) -> torch.device:
     return device
 
 
-def load_images(comm: Comm, config: EffnetConfig) -> data.Images:
-    """The data set, downloaded by one rank of each host while the others wait."""
-    agreed(comm, lambda: data.fetch(config.data, config.data_dir) if comm.local_rank == 0 else None)
-
-    def load() -> data.Images:
-        images = data.load(
-            config.data,
-            config.data_dir,
-            height=models.image_size(config.model),
-            rank=comm.rank,
-            size=comm.size,
-            workers=max(1, cores_together(comm.local_size) // comm.local_size),
+def require_batches(config: RunConfig, *, train: int, test: int, ranks: int, unit: str) -> BatchSizes:
+    """How the ranks cut an epoch of `train` samples; BadInput where they cannot, or where there are none to test."""
+    sizes = batch_sizes(config, samples=train, ranks=ranks)
+    share, micro_batch = train // ranks, sizes.micro_batch
+    if share < 1 or test < 1:
+        raise BadInput(
+            f"--data {config.data} has {train} training and {test} test {unit} for {ranks} ranks: give more {unit} or "
+            "start fewer ranks"
         )
-        share = len(images.train) // comm.size
-        micro_batch = images_at_a_time(config, comm.size)
-        if share < 1 or len(images.test) < 1:
-            raise BadInput(
-                f"--data {config.data} has {len(images.train)} training and {len(images.test)} test images for "
-                f"{comm.size} ranks: give more images or start fewer ranks"
-            )
-        if micro_batch * config.accumulate_steps > share:
-            given = f"--batch-size-per-rank {micro_batch}"
-            given += f" x --accumulate-steps {config.accumulate_steps}" if config.accumulate_steps > 1 else ""
-            if config.global_batch_size is not None:
-                given = f"{micro_batch * config.accumulate_steps} of --global-batch-size {config.global_batch_size}"
-            raise BadInput(
-                f"{given} is more than a rank's share of {share} images "
-                f"({len(images.train)} over {comm.size} ranks): lower it, or start fewer ranks"
-            )
-        steps = config.epochs * math.ceil(len(images.train) / (micro_batch * config.accumulate_steps * comm.size))
-        if config.torch_profile is not None and config.torch_profile + BEFORE_STEPS > steps:
-            raise BadInput(
-                f"--torch-profile {config.torch_profile} after {BEFORE_STEPS} steps of warm-up is more than the run's "
-                f"{steps} steps: lower it, or give more --epochs"
-            )
-        return images
-
-    images = agreed(comm, load)
-    require_equal(comm, {"the number of training images": len(images.train)})
-    return images
-
-
-def images_at_a_time(config: EffnetConfig, ranks: int) -> int:
-    """The images that a rank takes through the model at a time; BadInput where the ranks do not divide the batch."""
-    if config.global_batch_size is None:
-        each = config.batch_size_per_rank
-    else:
-        each, rest = divmod(config.global_batch_size, ranks * config.accumulate_steps)
-        if rest or not each:
-            parts = ranks * config.accumulate_steps
-            near = max(1, round(config.global_batch_size / parts)) * parts
-            raise BadInput(
-                f"--global-batch-size {config.global_batch_size} cannot be divided by {ranks} ranks x "
-                f"--accumulate-steps {config.accumulate_steps}: {near} can"
-            )
-    if config.sync_bn and each < 2:
-        raise BadInput("--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2")
-    return each
-
-
-def build_model(comm: Comm, config: EffnetConfig, classes: int) -> EfficientNet:
-    """The model, initialised alike on all ranks, with pretrained weights if asked for."""
-
-    def build() -> EfficientNet:
-        torch.manual_seed(config.seed)
-        model = models.build(
-            config.model,
-            classes=classes,
-            stem_stride=config.stem_stride,
-            dropout=config.dropout,
-            stochastic_depth=config.stochastic_depth,
+    if micro_batch * config.accumulate_steps > share:
+        given = f"--batch-size-per-rank {micro_batch}"
+        given += f" x --accumulate-steps {config.accumulate_steps}" if config.accumulate_steps > 1 else ""
+        if config.global_batch_size is not None:
+            given = f"{micro_batch * config.accumulate_steps} of --global-batch-size {config.global_batch_size}"
+        raise BadInput(
+            f"{given} is more than a rank's share of {share} {unit} ({train} over {ranks} ranks): lower it, or start "
+            "fewer ranks"
         )
-        if config.pretrained is not None:
-            models.load_weights(model, models.pretrained_weights(config.model, config.pretrained), config.pretrained)
-        return model
-
-    if config.pretrained == "hub":  # one download per host
-        agreed(comm, lambda: models.pretrained_weights(config.model, "hub") if comm.local_rank == 0 else None)
-    return agreed(comm, build)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFolder:
-    """The run folder of all ranks."""
-
-    path: Path
-    opened: Opened | None  # on rank 0 alone
-    resume_from: checkpoint.Found | None  # the same checkpoint on every rank
-
-
-def make_run_folder(comm: Comm, config: EffnetConfig, *, training_images: int) -> RunFolder:
-    """The run folder, for no other run than this one: a new one, or one with a checkpoint to go on from.
-
-    BadInput, with all that is in it kept, where that checkpoint is of another model or of other data.
-    """
-    os.umask(0o077)  # what a run leaves is for its owner alone
-    job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    name = config.run or comm.gather(job)[0]
-    path = config.runs_dir / config.experiment / name
-    attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
-    settings = differences.as_json(asdict(config))
-
-    def open_it() -> Opened | None:
-        if comm.rank != 0:
-            return None
-        # The attempt before may take a moment to die.
-        return folder.open_folder(
-            path,
-            overwrite=config.overwrite,
-            resume=config.resume == "auto" or attempt > 0,  # "never" is not for what this run has saved itself
-            patience_s=10.0 if attempt else 0.0,
-            accept=lambda found: differences.changed(found.about, settings, training_images=training_images),
+    steps = config.epochs * sizes.steps_per_epoch
+    if config.torch_profile is not None and config.torch_profile + BEFORE_STEPS > steps:
+        raise BadInput(
+            f"--torch-profile {config.torch_profile} after {BEFORE_STEPS} steps of warm-up is more than the run's "
+            f"{steps} steps: lower it, or give more --epochs"
         )
+    return sizes
 
-    opened = agreed(comm, open_it)
-    told = None
-    if opened is not None:
-        told = [opened.nonce, opened.found and opened.found.folder.name, opened.passed_over]
-        exits.report(run_folder=str(path.resolve()))
-    nonce, found, passed_over = comm.gather(told)[0]
-    if comm.rank == 0:
-        for line in passed_over:
-            print(f"hvdtrain: passed over {line}", file=sys.stderr, flush=True)
 
-    def look() -> checkpoint.Found | None:
-        shared = folder.is_shared(path, nonce)
-        if not shared and (found is not None or "HVDLAUNCH_ATTEMPT" in os.environ):
-            raise BadInput(
-                f"{path} here is not the folder that rank 0 has opened: --restarts and resuming need one that all "
-                "hosts share, put --runs-dir there"
-            )
-        return None if found is None else checkpoint.open_one(path / "checkpoints" / found)
+def open_folder(comm: Comm, config: RunConfig, sizes: BatchSizes, *, samples: int, unit: str) -> RunFolder:
+    """The run folder, which must be new or of a training on as many samples with settings that fit."""
+    about = changes.about(asdict(config), np=comm.size, global_batch=sizes.global_batch, samples=samples, unit=unit)
+    return open_on_all(
+        comm,
+        config.runs_dir / config.experiment,
+        config.run,
+        overwrite=config.overwrite,
+        resume=config.resume == "auto",
+        about=about,
+        shaping=config.SHAPING,
+        aside=config.ASIDE,
+    )
 
-    return RunFolder(path=path, opened=opened, resume_from=agreed(comm, look))
+
+def step_clock(config: RunConfig, folder: Path, rank: int, device: torch.device) -> Phases:
+    """What measures the phases of this rank's steps, if anything does."""
+    if config.torch_profile is None:
+        return clock(config.profile, device)
+    phases = clock(config.profile, device, unmeasured_steps=unmeasured_steps(config.torch_profile))
+    trace = folder / "profile" / f"rank-{rank}.pt.trace.json.gz"
+    return TorchTrace(phases, trace, steps=config.torch_profile, device=device)
+
+
+def compression(config: RunConfig, device: torch.device) -> str:
+    """How gradients travel."""
+    return config.compression or ("fp16" if device.type == "cuda" else "none")

@@ -4,18 +4,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from hvdtrain.train.optim import OPTIMIZERS
+from hvdtrain.train.options import RunConfig
+
 REFERENCE_BATCH = 256
-_LINEAR = ("sgd", "rmsprop", "lars")
 
 
-def scaled_lr(base: float, *, optimizer: str, global_batch: int) -> float:
-    """The learning rate for `global_batch` images, from `base` for 256.
-
-    Linear in the batch for SGD and RMSProp (Goyal et al. 2017) and LARS (You, Gitman and Ginsburg 2017), the square
-    root for Adam and AdamW (Malladi et al. 2022) and LAMB (You et al. 2020).
-    """
+def scaled_lr(base: float, *, scaling: Literal["linear", "sqrt"], global_batch: int) -> float:
+    """The learning rate for `global_batch` samples, from `base` for 256."""
     factor = global_batch / REFERENCE_BATCH
-    return base * (factor if optimizer in _LINEAR else math.sqrt(factor))
+    return base * (factor if scaling == "linear" else math.sqrt(factor))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +33,17 @@ class LearningRate:
             return self.peak
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
         return self.peak * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def learning_rate(config: RunConfig, *, global_batch: int, steps_per_epoch: int) -> LearningRate:
+    """The schedule of a run, its peak scaled to the global batch if the settings say so."""
+    kind = OPTIMIZERS[config.optimizer]
+    peak = kind.base_lr if config.lr is None else config.lr
+    if config.scale_lr:
+        peak = scaled_lr(peak, scaling=kind.scaling, global_batch=global_batch)
+    return LearningRate(
+        peak=peak,
+        warmup_steps=round(min(config.warmup_epochs, config.epochs / 2) * steps_per_epoch),
+        total_steps=config.epochs * steps_per_epoch,
+        shape=config.schedule,
+    )

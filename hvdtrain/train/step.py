@@ -1,21 +1,22 @@
 """One optimizer step on all ranks: right, or skipped by all of them together."""
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.swa_utils import AveragedModel
 
-from hvdtrain.ranks.comm import Comm, GradientSync
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.timing.phases import OFF, Phases
-from hvdtrain.train.batch_norm import SyncBatchNorm2d
-from hvdtrain.train.divergence import Skipped
-from hvdtrain.vision import models
-from hvdtrain.vision.images import UNREADABLE
+from hvdtrain.train import batch_norm
+from hvdtrain.train.finite import Skipped, all_finite, total_norm
+from hvdtrain.train.task import Batch, Sums, Task, Totals, total
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,11 +30,9 @@ def precision_context(device: torch.device, precision: str) -> torch.autocast:
 class StepDone:
     """This rank's part of a step."""
 
-    loss_sum: float  # over its images; not finite where the rank's forward pass failed
-    right: int  # how many of them were classified correctly
-    unreadable: int = 0  # how many of them were no images
+    totals: Totals  # sums over its samples; 'loss' is not finite where the rank's forward pass failed
     skipped: Skipped | None  # the same on all ranks
-    grad_norm: float = math.nan  # 2-norm of the summed gradients before clipping; NaN where it was not asked for
+    grad_norm: float = math.nan  # 2-norm of the summed gradients before clipping; NaN where it was not measured
 
 
 @dataclass(kw_only=True)
@@ -44,106 +43,121 @@ class TrainingStep:
     """
 
     model: nn.Module
+    task: Task
     optimizer: torch.optim.Optimizer
     comm: Comm
     sync: GradientSync
     scaler: GradScaler  # disabled unless fp16
+    average: AveragedModel | None = None  # follows the model after every step that is taken
     precision: str
-    label_smoothing: float
-    clip_value: float | None  # per gradient element
-    clip_norm: float | None  # of all gradients together
+    clip_value: float | None = None  # per gradient element
+    clip_norm: float | None = None  # of all gradients together
     phases: Phases = OFF
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
     _before: list[Tensor] = field(init=False)  # the same before the step
 
     def __post_init__(self) -> None:
-        buffers = [buffer for layer in models.batch_norms(self.model) for buffer in layer.buffers()]
-        self._statistics = [buffer for buffer in buffers if buffer.is_floating_point()]
+        self._statistics = batch_norm.running_statistics(self.model)
         self._before = [buffer.clone() for buffer in self._statistics]
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The moving average of the weights if there is one, else the model itself."""
+        return self.model if self.average is None else self.average.module
+
+    @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return next(self.model.parameters()).device
 
     def __call__(
         self,
-        micro_batches: Iterable[tuple[Tensor, Tensor]],
+        micro_batches: Iterable[Batch],
         *,
-        passes: int,
-        global_count: int,
+        backward_passes: int,
+        global_count: float,
         lr: float,
         measure: bool = False,
     ) -> StepDone:
         """Take one step with the given learning rate, or skip it on all ranks.
 
-        `micro_batches` yields `passes` times images (N, 3, H, W) float32 and labels (N,); N may be 0. The loss is
-        divided by `global_count`, the images of all ranks and passes together, so that the summed gradients are those
-        of the mean loss. `measure` asks for the gradients' norm.
+        `micro_batches` yields `backward_passes` batches, prepared by the task; each may be empty. The loss is divided
+        by `global_count`, what the samples of all ranks and passes weigh together, so that the summed gradients are
+        those of the mean loss. `measure` asks for the gradients' norm.
         """
         if self._statistics:
             torch._foreach_copy_(self._before, self._statistics)
         random = _random_state()
-        kept: list[tuple[Tensor, Tensor]] = []
-        losses: list[Tensor] = []
-        sound: list[Tensor] = []
-        counts: list[Tensor] = []
+        kept: list[Batch] = []
+        finite_forward: list[Tensor] = []
+        done: list[Sums] = []
         self.optimizer.zero_grad(set_to_none=True)
-        self.sync.expect(passes)
-        for images, labels in micro_batches:
+        self.sync.expect(backward_passes)
+        for batch in micro_batches:
             self.phases.enter("forward")
-            kept.append((images, labels))
-            logits, loss = self._forward(images, labels)
+            kept.append(batch)
+            sums = self._loss(batch)
             self.phases.enter("backward")
             # A loss or a running statistic that is not finite does not always have such gradients: this makes sure of
             # it, so that the other ranks hear of it with the sum.
-            sound.append(torch.isfinite(loss.detach()) & self._statistics_are_finite(loss.device))
-            self.scaler.scale(loss * torch.where(sound[-1], 1.0, torch.nan) / global_count).backward()
-            losses.append(loss.detach().double())
-            counts.append(torch.stack([(logits.argmax(1) == labels).sum(), (labels == UNREADABLE).sum()]))
-        assert len(kept) == passes
+            finite_forward.append(torch.isfinite(sums.loss.detach()) & self._statistics_are_finite(sums.loss.device))
+            factor = torch.where(finite_forward[-1], 1.0, torch.nan)
+            self.scaler.scale(sums.loss * factor / global_count).backward()
+            done.append(sums)
+        assert len(kept) == backward_passes
         self.phases.enter("sync")
         self.sync.finish()
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
-        loss_sum = torch.stack(losses).sum().item()
-        gradients = [
-            one.grad for group in self.optimizer.param_groups for one in group["params"] if one.grad is not None
-        ]
-        # Every rank has the same summed gradients, and NaN and infinity survive a sum, so all ranks decide alike
-        # without asking each other. That would not hold for Adasum (it divides by norms), inside process sets (their
-        # sums differ), or for sparse gradients (gathered, not summed). Reading the answer costs little: Horovod has
-        # waited for the device already.
-        finite = bool(torch.isfinite(nn.utils.get_total_norm(gradients, norm_type=torch.inf)))
-        grad_norm = nn.utils.get_total_norm(gradients).item() if measure else math.nan
+        names, values = total(done)
+        totals = dict(zip(names, values.tolist(), strict=True))
+        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        # Every rank of the data group has the same summed gradients, and NaN and infinity survive a sum, so its ranks
+        # decide alike without asking each other. That would not hold for Adasum (it divides by norms), inside process
+        # sets (their sums differ), or for sparse gradients (gathered, not summed). Reading the answer costs little:
+        # Horovod has waited for the device already.
+        finite = all_finite(gradients, self.comm.stages)
+        grad_norm = total_norm(gradients, self.comm.stages).item() if measure else math.nan
         skipped = None
         if finite:
             self._clip_and_step(lr)
         else:
-            finite_loss = math.isfinite(loss_sum)
-            forward = None if bool(torch.stack(sound).all()) else "batch norm" if finite_loss else "loss"
+            forward = None
+            if not bool(torch.stack(finite_forward).all()):
+                forward = "batch norm" if math.isfinite(totals["loss"]) else "loss"
             skipped = self._find_source(kept, random, forward, global_count)
         self.scaler.update()
-        right, unreadable = torch.stack(counts).sum(0).tolist()
-        return StepDone(loss_sum=loss_sum, right=right, unreadable=unreadable, skipped=skipped, grad_norm=grad_norm)
+        if finite and self.average is not None:
+            self.average.update_parameters(self.model)
+        return StepDone(totals=totals, skipped=skipped, grad_norm=grad_norm)
 
-    def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        few = len(labels) < 2
-        frozen: AbstractContextManager[None] = _frozen_batch_norm(self.model) if few else nullcontext()
-        with precision_context(images.device, self.precision):
-            with frozen:
-                logits = self.model(images)  # (N, classes)
-            self.phases.enter("loss")
-            loss = F.cross_entropy(logits.float(), labels, reduction="sum", label_smoothing=self.label_smoothing)
-        return logits, loss
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _loss(self, batch: Batch) -> Sums:
+        few = len(next(iter(batch.values()))) < 2
+        frozen: AbstractContextManager[None] = batch_norm.frozen(self.model) if few else nullcontext()
+        with precision_context(self.device, self.precision), frozen:
+            return self.task.loss(self._forward, batch, training=True)
+
+    def _forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        outputs = self.model(*inputs, **named_inputs)
+        self.phases.enter("loss")
+        return outputs
 
     def _clip_and_step(self, lr: float) -> None:
-        parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
+        parameters = self._parameters()
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
         if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, total_norm(gradients, self.comm.stages))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.scaler.step(self.optimizer)
 
     def _find_source(
-        self, kept: list[tuple[Tensor, Tensor]], random: list[Tensor], forward: str | None, global_count: int
+        self, kept: list[Batch], random: list[Tensor], forward: str | None, global_count: float
     ) -> Skipped:
         """The first rank whose forward pass, or else whose gradients, were not finite. All ranks call this together.
 
@@ -152,20 +166,20 @@ class TrainingStep:
         """
         self.phases.enter("other")
         self._restore_statistics()
-        for rank, source in enumerate(self.comm.gather(forward)):
+        for rank, source in enumerate(self.comm.allgather(forward)):
             if source is not None:
                 return Skipped(rank=rank, source=source)
         # Once more without Horovod: autograd.grad does not reach the hooks that communicate.
-        trainable = [one for one in self.model.parameters() if one.requires_grad]
+        trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         _restore_random_state(random)
         bad_here = False
-        for images, labels in kept:
-            scaled = self.scaler.scale(self._forward(images, labels)[1] / global_count)
+        for batch in kept:
+            scaled = self.scaler.scale(self._loss(batch).loss / global_count)
             self.phases.enter("other")
             gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
-            bad_here |= not all(bool(torch.isfinite(one).all()) for one in gradients if one is not None)
+            bad_here |= not all(bool(torch.isfinite(own).all()) for own in gradients if own is not None)
         self._restore_statistics()
-        bad_gradients = self.comm.gather(bad_here)
+        bad_gradients = self.comm.allgather(bad_here)
         # Where each rank's are finite it is their sum that is not: rank 0 stands for all.
         return Skipped(rank=bad_gradients.index(True) if any(bad_gradients) else 0, source="gradients")
 
@@ -188,20 +202,3 @@ def _restore_random_state(states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state(states[1])
-
-
-@contextmanager
-def _frozen_batch_norm(model: nn.Module) -> Iterator[None]:
-    """Use the running statistics: the variance of a single image's 1x1 features, or of none, does not exist.
-
-    Batch norm over all ranks goes on: there are other images.
-    """
-    local = [layer for layer in models.batch_norms(model) if not isinstance(layer, SyncBatchNorm2d)]
-    training = [layer for layer in local if layer.training]
-    for layer in training:
-        layer.eval()
-    try:
-        yield
-    finally:
-        for layer in training:
-            layer.train()

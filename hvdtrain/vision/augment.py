@@ -70,3 +70,22 @@ def cutout(images: Tensor, hole: Tensor, size: int) -> Tensor:
 def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """uint8 (N, C, H, W) to float32 with the channels' `mean` and `std` (C,), both on the scale 0 to 1."""
     return (images.float() / 255 - mean[:, None, None]) / std[:, None, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentations:
+    """Those that a run has chosen, in the order in which they are applied."""
+
+    crop: bool = False
+    flip: bool = False
+    cutout: int = 0  # side in pixels, 0 for none
+
+    def __call__(self, images: Tensor, noise: Noise) -> Tensor:
+        """uint8 images (N, C, H, W) changed by the noise of just these samples."""
+        if self.crop:
+            images = random_crop(images, noise.shift)
+        if self.flip:
+            images = random_flip(images, noise.flip)
+        if self.cutout:
+            images = cutout(images, noise.hole, self.cutout)
+        return images

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import torch
 import torchvision
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.models import EfficientNet
 from torchvision.models.efficientnet import MBConvConfig
 
+from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision.download import giving_up
 
@@ -38,6 +40,33 @@ def build(
     stem = model.features[0][0]
     stem.stride = (stem_stride, stem_stride)
     return model
+
+
+def build_on_all(
+    comm: Comm,
+    name: str,
+    *,
+    classes: int,
+    seed: int,
+    pretrained: str | None = None,
+    stem_stride: int = 2,
+    dropout: float | None = None,
+    stochastic_depth: float | None = None,
+) -> EfficientNet:
+    """The model, initialised alike on all ranks, with pretrained weights if asked for; see `build`."""
+
+    def build_it() -> EfficientNet:
+        torch.manual_seed(seed)
+        model = build(
+            name, classes=classes, stem_stride=stem_stride, dropout=dropout, stochastic_depth=stochastic_depth
+        )
+        if pretrained is not None:
+            load_weights(model, pretrained_weights(name, pretrained), pretrained)
+        return model
+
+    if pretrained == "hub":  # one download per host
+        agreed(comm, lambda: pretrained_weights(name, "hub") if comm.local_rank == 0 else None)
+    return agreed(comm, build_it)
 
 
 def image_size(name: str) -> int:
@@ -109,8 +138,3 @@ def _tiny(classes: int, options: dict[str, float]) -> EfficientNet:
     ]
     settings = {"dropout": 0.1, "stochastic_depth_prob": 0.0, **options}
     return EfficientNet(blocks, last_channel=256, num_classes=classes, **settings)
-
-
-def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """The model's batch normalisation layers."""
-    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from hvdtrain.checkpoint.save_points import Asked
 from hvdtrain.record.events import Column
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import FINISHED
-from hvdtrain.train.divergence import Skipped
-from hvdtrain.train.reports import Report, Totals
+from hvdtrain.train.finite import Skipped
+from tests.unit.train.reported import IMAGES, report_of, tracked
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -33,7 +32,7 @@ SEEN_S = 60  # how long a page may take on a busy machine
 
 def leave_run(folder, *, ranks, accuracy):
     folder.mkdir(parents=True)
-    tracker = Tracker(folder, writes=True, result={"np": ranks})
+    tracker = Tracker(folder, writes=True, measures=IMAGES, result={"np": ranks})
     columns = [
         Column(name="ranks", value=ranks, first=True),
         Column(name="recipe", value="scaled", first=True),
@@ -44,26 +43,21 @@ def leave_run(folder, *, ranks, accuracy):
     tracker.describe(columns=columns, command=command, config={"epochs": 5}, placement=placement)
     for epoch in range(1, 6):
         done = epoch / 5
-        report = Report(
-            step=20 * epoch,
-            steps=20,
-            totals=Totals(loss=40 - 20 * done, right=20 * accuracy * done, count=20.0),
-            unreadable=0,
+        report = report_of(
+            20 * epoch,
+            totals={"loss": 40 - 20 * done, "count": 20.0, "right": 20 * accuracy * done},
             skipped=[(20 * epoch, Skipped(rank=0, source="loss"))] if epoch == 2 else [],
-            spikes=[],
             lr=0.1 * (1 - done),
             grad_norm=3 - done,
             loss_scale=1.0,
-            images_per_s=[100.0 + rank for rank in range(ranks)],
+            units_per_s=[100.0 + rank for rank in range(ranks)],
             hosts={"usage/node0/cpu_percent": 90.0 + epoch},
             visited=20 * epoch,
-            asked=Asked(save=False, leave=False),
-            end=None,
         )
-        tracker.report(report)
-        train = {"loss": 2 - done, "accuracy": accuracy * done, "lr": 0.1}
+        tracked(tracker, report)
+        train = {"loss": 2 - done, "accuracy": accuracy * done}
         test = {"loss": 2 - done, "accuracy": accuracy * done}
-        tracker.epoch_done(epoch, images=400, train_s=4 / ranks, train=train, test=test)
+        tracker.epoch_done(epoch, count=400, train_s=4 / ranks, lr=0.1, train=train, test=test)
     figure = Figure(figsize=(4, 2))
     figure.subplots().barh(["forward", "backward"], [1.0, 2.0])
     tracker.picture("phases", figure, 100)

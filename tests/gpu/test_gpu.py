@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from hvdtrain.vision import images as data
+from hvdtrain.train.feed import prefetched
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,12 +22,15 @@ def test_horovod_has_nccl_operations():
 
 def test_prefetched_batches_are_the_batches():
     device = torch.device("cuda", 0)
-    batches = [(torch.full((64, 3, 32, 32), number, dtype=torch.uint8), torch.arange(64)) for number in range(20)]
-    arrived = [(images.cpu(), labels.cpu()) for images, labels in data._prefetched(batches, device)]
+    batches = [
+        {"images": torch.full((64, 3, 32, 32), number, dtype=torch.uint8), "labels": torch.arange(64)}
+        for number in range(20)
+    ]
+    arrived = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in prefetched(batches, device)]
     assert len(arrived) == len(batches)
-    for (images, labels), (expected_images, expected_labels) in zip(arrived, batches, strict=True):
-        assert torch.equal(images, expected_images)
-        assert torch.equal(labels, expected_labels)
+    for batch, expected in zip(arrived, batches, strict=True):
+        assert batch.keys() == expected.keys()
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in batch.items())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -20,6 +20,7 @@ from PIL import Image
 
 from tests.mpi.pool import FIXED, Pools
 
+PROJECT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT_S = 120
 EFFNET = ["-m", "hvdtrain.effnet"]
@@ -59,6 +60,7 @@ def environment(folder: Path) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_btl": "self,vader",  # nothing leaves the machine
         "HOME": str(folder),  # horovodrun keeps its caches there
+        "PYTHONPATH": str(PROJECT),  # programs take tests.steps from there
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # threads that wait for a busy core are slower than one
     }

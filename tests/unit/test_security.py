@@ -12,7 +12,7 @@ import pytest
 from hvdtrain.checkpoint.folder import open_folder
 from hvdtrain.compare import __main__ as compare
 from hvdtrain.ranks import comm
-from hvdtrain.record import tracker as tracking
+from hvdtrain.record import environment
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision import models
 from scripts.check_loads import complaints
@@ -137,7 +137,7 @@ def test_the_environment_of_a_run_is_written_down_without_secrets(monkeypatch):
         monkeypatch.setenv(name, CANARY)
     for name in ("HOROVOD_AUTOTUNE", "NCCL_DEBUG"):
         monkeypatch.setenv(name, "told")
-    known = tracking.environment()
+    known = environment.environment()
     assert CANARY not in str(known)
     assert known["horovod_settings"]["HOROVOD_AUTOTUNE"] == known["nccl_settings"]["NCCL_DEBUG"] == "told"
 
@@ -155,7 +155,7 @@ def test_the_environment_of_a_run_is_written_down_without_secrets(monkeypatch):
 )
 def test_the_command_of_a_run_is_written_down_without_secrets(monkeypatch, word, shown):
     monkeypatch.setattr(sys, "orig_argv", ["mpirun", "-x", word, "python"])
-    assert tracking.environment()["command"] == ["mpirun", "-x", shown, "python"]
+    assert environment.environment()["command"] == ["mpirun", "-x", shown, "python"]
 
 
 @pytest.mark.parametrize(

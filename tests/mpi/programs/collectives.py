@@ -9,10 +9,10 @@ import torch
 from hvdtrain.ranks.comm import connect
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
-gathered = comm.gather({"rank": comm.rank, "text": "ä" * (comm.rank + 1)})
+gathered = comm.allgather({"rank": comm.rank, "text": "ä" * (comm.rank + 1)})
 comm.start()
-again = comm.gather([comm.rank] * comm.rank)
-total = comm.sum(torch.tensor([1.0, comm.rank], dtype=torch.float64)).tolist()
+again = comm.allgather([comm.rank] * comm.rank)
+total = comm.allreduce(torch.tensor([1.0, comm.rank], dtype=torch.float64)).tolist()
 floats = [torch.full((2, 3), float(comm.rank)), torch.tensor([10.0 * comm.rank])]
 counter = torch.tensor(comm.rank)
 comm.average_([floats[0], counter, floats[1]])

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.comm import connect
 from hvdtrain.timing.phases import HostClock
 from hvdtrain.timing.verdict import over_ranks
-from hvdtrain.train.step import TrainingStep
+from tests.steps import step_of, take
 
 folder = Path(sys.argv[1])
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
@@ -23,20 +22,11 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Flatten(), nn.Linear(48, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.Linear(4096, 10))
 comm.broadcast_(model)
 clock = HostClock()
-step = TrainingStep(
-    model=model,
-    optimizer=torch.optim.SGD(model.parameters(), lr=0.001),
-    comm=comm,
-    sync=comm.gradient_sync(model, compression="none"),
-    scaler=GradScaler("cpu", enabled=False),
-    precision="fp32",
-    label_smoothing=0.0,
-    clip_value=None,
-    clip_norm=None,
-    phases=clock,
-)
+sync = comm.gradient_sync(model, compression="none")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+step = step_of(model, optimizer=optimizer, comm=comm, sync=sync, phases=clock)
 for _ in range(12):
-    step([(torch.rand(1, 3, 4, 4), torch.zeros(1, dtype=torch.int64))], passes=1, global_count=comm.size, lr=0.001)
+    take(step, (torch.rand(1, 3, 4, 4), torch.zeros(1, dtype=torch.int64)), global_count=comm.size, lr=0.001)
     clock.step_done()
 profile = over_ranks(comm, clock)
 (folder / f"rank-{comm.rank}.json").write_text(json.dumps(profile.document()))

@@ -11,22 +11,23 @@ from torch import Tensor
 
 from hvdtrain import effnet
 from hvdtrain.safety import exits
-from hvdtrain.vision import images as data
+from hvdtrain.train.feed import Resident
+from hvdtrain.train.task import Batch
 
 TRAINING_IMAGES = 1438  # of the digits
 
-original = data.Resident.batches
+original = Resident.batches
 folder = Path(sys.argv.pop(1))
 folder.mkdir(exist_ok=True)
 notes = (folder / f"rank-{os.environ.get('OMPI_COMM_WORLD_RANK', '0')}.jsonl").open("a", buffering=1)
 
 
-def noted(self: data.Resident, indices: Sequence[Tensor], *rest: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    for one, batch in zip(indices, original(self, indices, *rest), strict=True):
+def noted(self: Resident, indices: Sequence[Tensor], *rest: Any) -> Iterator[Batch]:
+    for samples, batch in zip(indices, original(self, indices, *rest), strict=True):
         if len(self) == TRAINING_IMAGES:
-            notes.write(json.dumps(one.tolist()) + "\n")
+            notes.write(json.dumps(samples.tolist()) + "\n")
         yield batch
 
 
-data.Resident.batches = noted  # type: ignore[method-assign]
+Resident.batches = noted  # type: ignore[method-assign]
 exits.run(effnet.main)

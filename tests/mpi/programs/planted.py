@@ -8,12 +8,12 @@ import runpy
 import sys
 import time
 
-from hvdtrain.vision import images as data
+from hvdtrain.train.feed import Resident
 from hvdtrain.vision import models
 
 cause = sys.argv.pop(1)
 this_rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-batches, build = data.Resident.batches, models.build
+batches, build = Resident.batches, models.build
 DELAY_S = 0.4
 
 
@@ -30,7 +30,7 @@ def slow_model(*args, **settings):
 
 
 if cause == "dataset":
-    data.Resident.batches = late_batches
+    Resident.batches = late_batches
 if cause == "forward" or (cause == "rank" and this_rank == "1"):
     models.build = slow_model
 runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)

@@ -12,8 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.comm import connect
 from hvdtrain.train import optim
-from hvdtrain.train.step import TrainingStep
 from hvdtrain.vision import models
+from tests.steps import step_of, take
 
 folder, precision, where, culprit = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
@@ -49,9 +49,9 @@ model = Model().train()
 comm.broadcast_(model)
 torch.manual_seed(1 + comm.rank)
 scaler = GradScaler("cpu", enabled=precision == "fp16", init_scale=128.0)
-step = TrainingStep(
-    model=model,
-    optimizer=optim.build("sgd", optim.parameter_groups(model, 5e-4, decay_all=False), 0.01),
+step = step_of(
+    model,
+    optimizer=optim.OPTIMIZERS["sgd"].build(optim.parameter_groups(model, 5e-4, decay_all=False), 0.01),
     comm=comm,
     sync=comm.gradient_sync(model, compression="none"),
     scaler=scaler,
@@ -78,7 +78,7 @@ for number in range(7):
         elif where == "gradients":
             Faulty.gradient = torch.inf
     before = state()
-    done = step([(images[:5], labels[:5]), (images[5:], labels[5:])], passes=2, global_count=8 * comm.size, lr=0.01)
+    done = take(step, (images[:5], labels[:5]), (images[5:], labels[5:]), global_count=8 * comm.size, lr=0.01)
     skipped.append([done.skipped.rank, done.skipped.source] if done.skipped else None)
     unchanged.append(torch.equal(before, state()))
     finite.append(bool(torch.isfinite(state()).all()))

@@ -16,10 +16,14 @@ from torch.amp.grad_scaler import GradScaler
 from hvdtrain.ranks.comm import connect
 from hvdtrain.safety import exits
 from hvdtrain.train import optim
-from hvdtrain.train.loop import Pictures, evaluate
+from hvdtrain.train.batch_norm import layers
+from hvdtrain.train.loop import evaluate
+from hvdtrain.train.order import permutation, shard
 from hvdtrain.train.step import TrainingStep
 from hvdtrain.vision import images as data
 from hvdtrain.vision import models
+from tests.steps import step_of as step_over
+from tests.steps import take
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()
@@ -44,22 +48,12 @@ def batch(count: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> TrainingStep:
-    settings: dict[str, Any] = {
-        "model": model,
-        "optimizer": optimizer,
-        "comm": comm,
-        "sync": comm.gradient_sync(model, compression="none"),
-        "scaler": GradScaler("cpu", enabled=False),
-        "precision": "fp32",
-        "label_smoothing": 0.0,
-        "clip_value": None,
-        "clip_norm": None,
-    }
-    return TrainingStep(**{**settings, **options})
+    sync = comm.gradient_sync(model, compression="none")
+    return step_over(model, optimizer=optimizer, comm=comm, sync=sync, **options)
 
 
 def one_step(step: TrainingStep, *, lr: float = 0.1, seed: int = 0) -> None:
-    step([batch(seed=seed)], passes=1, global_count=4 * comm.size, lr=lr)
+    take(step, batch(seed=seed), global_count=4 * comm.size, lr=lr)
 
 
 def error_of(act: Callable[[], Any]) -> str | None:
@@ -123,7 +117,7 @@ def inf_on_one_rank_under_amp() -> dict[str, Any]:
     ours_scaler = GradScaler("cpu", enabled=True, init_scale=1024.0)
     step = step_of(ours, torch.optim.SGD(ours.parameters(), lr=0.1), scaler=ours_scaler)
     images, labels = batch()
-    done = step([(images * (torch.inf if RANK == 1 else 1.0), labels)], passes=1, global_count=8, lr=0.1)
+    done = take(step, (images * (torch.inf if RANK == 1 else 1.0), labels), global_count=8, lr=0.1)
     return {
         "naive": [naive_error, scaler.get_scale()],
         "ours": [ours_scaler.get_scale(), done.skipped is not None and done.skipped.rank],
@@ -182,8 +176,8 @@ def accumulation() -> dict[str, Any]:
         step = step_of(model_, torch.optim.SGD(model_.parameters(), lr=0.1))
         for _ in range(3):
             micro = list(zip(images.split(cut), labels.split(cut), strict=True))
-            step(micro, passes=len(cut), global_count=8 * comm.size, lr=0.1)
-        step([(images[:2], labels[:2])], passes=1, global_count=2 * comm.size, lr=0.1)  # a short last group
+            take(step, *micro, global_count=8 * comm.size, lr=0.1)
+        take(step, (images[:2], labels[:2]), global_count=2 * comm.size, lr=0.1)  # a short last group
     return {"naive": summed, "ours": (whole.weight - parts.weight).abs().max().item()}
 
 
@@ -234,7 +228,7 @@ def required_arguments() -> dict[str, Any]:
 
 
 def joined_ranks() -> dict[str, Any]:
-    """hvd.join: rank 1 has no data left, and rank 0's gradient is halved. Ours: an empty share."""
+    """hvd.join: rank 1 has no data left, and rank 0's gradient is halved. Ours: an empty shard."""
     gradient = hvd.allreduce(torch.ones(1), name="with.join", op=hvd.Average).item() if RANK == 0 else None
     hvd.join()
     ours = Linear()
@@ -242,7 +236,7 @@ def joined_ranks() -> dict[str, Any]:
     step = step_of(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
     images, labels = batch(2)
     mine = slice(0, 2) if RANK == 0 else slice(0, 0)
-    step([(images[mine], labels[mine])], passes=1, global_count=2, lr=0.1)
+    take(step, (images[mine], labels[mine]), global_count=2, lr=0.1)
     nn.functional.cross_entropy(start(images), labels).backward()
     expected = start.weight - 0.1 * start.weight.grad
     return {"naive": gradient, "ours": (ours.weight - expected).abs().max().item()}
@@ -291,19 +285,10 @@ def batch_norm_statistics() -> dict[str, Any]:
     comm.broadcast_(model)
     model.train()
     model(torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(RANK)))
-    layer = models.batch_norms(model)[0]
+    layer = layers(model)[0]
     own = layer.running_mean.tolist()
-    digits = data.load("digits", Path(), height=32, rank=RANK, size=comm.size, workers=1)
-    look = Pictures(
-        mean=torch.zeros(3),
-        std=torch.ones(3),
-        crop=False,
-        flip=False,
-        cutout=0,
-        memory_format=torch.contiguous_format,
-    )
-    means = evaluate(model, digits, look, comm, batch=64, precision="fp32", device=torch.device("cpu"), step=0)
-    return {"naive": own, "ours": layer.running_mean.tolist(), "loss": means.loss}
+    metrics = evaluate(step_over(model, comm=comm), data.digits().test, 0, micro_batch=64)
+    return {"naive": own, "ours": layer.running_mean.tolist(), "loss": metrics["loss"]}
 
 
 def few_samples_left() -> dict[str, Any]:
@@ -314,15 +299,14 @@ def few_samples_left() -> dict[str, Any]:
         sampler.load_state_dict({"epoch": 0, "processed_num": 9})
         return list(sampler)
 
-    order = data.permutation(1, seed=0, epoch=0)
-    batches = data.rank_batches(order, global_batch=4, rank=RANK, size=comm.size)
-    return {"naive": error_of(naive_rest), "ours": [len(one.samples) for one in batches]}
+    mine = permutation(1, seed=0, epoch=0)[shard(1, RANK, comm.size)]
+    return {"naive": error_of(naive_rest), "ours": [len(mine)]}
 
 
 def missing_rank() -> dict[str, Any]:
     """Rank 1 stays away from a sum."""
     if RANK == 0:
-        comm.sum(torch.ones(1))
+        comm.allreduce(torch.ones(1))
     else:
         time.sleep(600)
     return {}

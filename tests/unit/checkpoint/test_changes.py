@@ -3,20 +3,24 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.checkpoint.changes import as_json, changed
+from hvdtrain.checkpoint.changes import about, changed
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision.config import scaled
 
 CONFIG = replace(scaled(), run="r")
 
 
-def about(*, epoch=1, visited=128, **changes):
-    settings = as_json(asdict(replace(CONFIG, **changes)))
-    return {"images": 1438, "config": settings, "position": {"epoch": epoch, "visited": visited}}
+def of_run(settings, samples=1438):
+    return about(asdict(settings), np=1, global_batch=256, samples=samples, unit="images")
+
+
+def saved(*, epoch=1, visited=128, **changes):
+    return {**of_run(replace(CONFIG, **changes)), "position": {"epoch": epoch, "visited": visited}}
 
 
 def lines(then=None, *, images=1438, **changes):
-    return changed(then or about(), as_json(asdict(replace(CONFIG, **changes))), training_images=images)
+    now = of_run(replace(CONFIG, **changes), images)
+    return changed(then or saved(), now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)
 
 
 def refusal(**options):
@@ -55,7 +59,7 @@ def test_what_the_tensors_mean_cannot_change(change):
 
 
 def test_a_moving_average_cannot_begin_in_the_middle_but_its_memory_may_change():
-    assert refusal(then=about(ema_epochs=0.0)).startswith("--ema-epochs 2.0: this run's checkpoint has 0.0")
+    assert refusal(then=saved(ema_epochs=0.0)).startswith("--ema-epochs 2.0: this run's checkpoint has 0.0")
     assert lines(ema_epochs=3.0) == ["--ema-epochs was 2.0, now 3.0: the command line's holds"]
 
 
@@ -70,14 +74,14 @@ def test_other_data_are_refused():
 
 @pytest.mark.parametrize(("epoch", "visited", "least"), [(0, 1, 1), (4, 0, 4), (4, 128, 5)])
 def test_fewer_epochs_than_are_begun_would_call_half_an_epoch_finished(epoch, visited, least):
-    then = about(epoch=epoch, visited=visited)
+    then = saved(epoch=epoch, visited=visited)
     assert lines(then, epochs=least) == [f"--epochs was 25, now {least}: the command line's holds"]
     if least > 1:
         assert refusal(then=then, epochs=least - 1).startswith(f"--epochs {least - 1}: this run is in epoch {least} ")
 
 
 def test_a_setting_that_one_version_does_not_know_is_named():
-    then = about()
+    then = saved()
     del then["config"]["cutout"]
     then["config"]["gone"] = 3
     assert lines(then) == [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.checkpoint.files import MANIFEST, clean, load, newest, open_one, write
+from hvdtrain.checkpoint.files import FORMAT, MANIFEST, clean, load, newest, open_one, write
 from hvdtrain.checkpoint.writer import Writer
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import Guard
@@ -38,7 +38,7 @@ def test_a_checkpoint_is_for_its_owner_alone(tmp_path):
 def test_the_manifest_has_sizes_and_hashes(tmp_path):
     [folder] = put(tmp_path, 3)
     manifest = json.loads((folder / MANIFEST).read_text())
-    assert (manifest["format"], manifest["step"], manifest["about"]) == (1, 3, {"epoch": 3})
+    assert (manifest["format"], manifest["step"], manifest["about"]) == (FORMAT, 3, {"epoch": 3})
     for name, entry in manifest["files"].items():
         content = (folder / name).read_bytes()
         assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -4,27 +4,21 @@ import time
 import pytest
 import torch
 
-from hvdtrain.checkpoint.save_points import NEVER, AgreedSavePoints, Asked
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.save_points import NEVER, AgreedSavePoints, Decision
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.train.loop import Position
-from tests.unit.train.trainings import TRAIN, OneOf, begun, weights
+from hvdtrain.train.loop import after
+from tests.ranks import Rank
+from tests.unit.train.trainings import TRAIN, begun, weights
 
-KEEP_ON = Asked(save=False, leave=False)
-SAVE = Asked(save=True, leave=False)
-LEAVE = Asked(save=True, leave=True)
+KEEP_ON = Decision(save=False, leave=False)
+SAVE = Decision(save=True, leave=False)
+LEAVE = Decision(save=True, leave=True)
 
 
-class With(SerialComm):
-    """Together with ranks that say what they are given to say."""
-
-    def __init__(self, *others, rank=0):
-        self.others, self.rank, self.size = others, rank, 1 + len(others)
-        self.told = []
-
-    def sum_later(self, values):
-        self.told.append(values.tolist())
-        total = values + sum(torch.tensor(one) for one in self.others)
-        return lambda: total
+def beside(*others, rank=0):
+    """One rank together with others, which say what they are given to say."""
+    return Rank(rank, 1 + len(others), others=others)
 
 
 @pytest.fixture
@@ -39,62 +33,62 @@ def points(comm=None, *, leave=None, every_s=0.0, every_steps=None):
 
 
 def test_never():
-    assert NEVER.ask(1)() == KEEP_ON
+    assert NEVER.decide(1)() == KEEP_ON
 
 
 def test_by_steps():
     these = points(every_steps=3)
-    assert [step for step in range(1, 10) if these.ask(step)() == SAVE] == [3, 6, 9]
+    assert [step for step in range(1, 10) if these.decide(step)() == SAVE] == [3, 6, 9]
 
 
 def test_by_the_clock_since_the_last_save(clock):
     these = points(every_s=10.0)
-    assert these.ask(1)() == KEEP_ON
+    assert these.decide(1)() == KEEP_ON
     clock[0] += 10.0
-    assert these.ask(2)() == SAVE
+    assert these.decide(2)() == SAVE
     these.saved()
-    assert these.ask(3)() == KEEP_ON
+    assert these.decide(3)() == KEEP_ON
     clock[0] += 9.0
     these.saved()  # by steps, or by another's wish
     clock[0] += 9.0
-    assert these.ask(4)() == KEEP_ON
+    assert these.decide(4)() == KEEP_ON
     clock[0] += 1.0
-    assert these.ask(5)() == SAVE
+    assert these.decide(5)() == SAVE
 
 
 def test_neither_steps_nor_clock_of_themselves(clock):
     these = points()
     clock[0] += 1e9
-    assert these.ask(1)() == KEEP_ON
+    assert these.decide(1)() == KEEP_ON
 
 
 def test_the_clock_is_rank_0s(clock):
     """Clocks are not alike, and a rank that saves alone would hang."""
-    other = With([0, 0], rank=1)
+    other = beside([0, 0], rank=1)
     these = points(other, every_s=10.0)
     clock[0] += 100.0
-    assert these.ask(1)() == KEEP_ON
-    assert points(With([1, 0], rank=1), every_s=10.0).ask(1)() == SAVE
+    assert these.decide(1)() == KEEP_ON
+    assert points(beside([1, 0], rank=1), every_s=10.0).decide(1)() == SAVE
 
 
 @pytest.mark.parametrize("others", [([0, 1],), ([0, 0], [0, 1]), ([1, 1], [0, 1])])
 def test_one_rank_that_was_asked_takes_all_with_it(others):
-    assert points(With(*others)).ask(1)() == LEAVE
+    assert points(beside(*others)).decide(1)() == LEAVE
 
 
 def test_a_wish_between_question_and_answer_waits_for_the_next(clock):
     leave = threading.Event()
     these = points(leave=leave)
-    answer = these.ask(1)
+    answer = these.decide(1)
     leave.set()
     assert answer() == KEEP_ON
-    assert these.ask(2)() == LEAVE
+    assert these.decide(2)() == LEAVE
 
 
 def test_leaving_saves_even_where_nothing_else_would(clock):
     leave = threading.Event()
     leave.set()
-    assert points(leave=leave, every_s=0.0).ask(1)() == LEAVE
+    assert points(leave=leave, every_s=0.0).decide(1)() == LEAVE
 
 
 # --- in an epoch
@@ -104,8 +98,8 @@ class Every:
     def __init__(self, steps):
         self.steps = steps
 
-    def ask(self, step):
-        return lambda: Asked(save=step % self.steps == 0, leave=False)
+    def decide(self, step):
+        return lambda: Decision(save=step % self.steps == 0, leave=False)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
@@ -114,13 +108,13 @@ def test_an_epoch_is_visited_once_over_a_save_point_by_any_number_of_ranks(step)
     first = begun()
     position = Position()
     for report in first.epoch(position, Every(step)):
-        position = position.after(report, train_s=0.0)
-        if report.asked.save:
+        position = after(position, report, train_s=0.0)
+        if report.decision.save:
             break
     assert (position.step, position.visited) == (step, min(16 * step, TRAIN))
     rest = []
     for rank in range(3):
-        one = begun(OneOf(rank, 3), batch_size_per_rank=7)
+        one = begun(Rank(rank, 3), batch_size_per_rank=7)
         reports = list(one.epoch(position))
         assert [report.visited for report in reports] == ([TRAIN] if step < 4 else [])
         rest += one.images.train.visited
@@ -131,37 +125,28 @@ def test_an_epoch_is_visited_once_over_a_save_point_by_any_number_of_ranks(step)
 def test_reports_come_at_save_points_and_hold_what_came_since():
     training = begun()
     reports = list(training.epoch(Position(), Every(3)))
-    assert [(report.step, report.steps, report.asked.save) for report in reports] == [(3, 3, True), (4, 1, False)]
-    assert [report.totals.count for report in reports] == [48.0, 5.0]
+    assert [(report.step, report.steps, report.decision.save) for report in reports] == [(3, 3, True), (4, 1, False)]
+    assert [report.totals["count"] for report in reports] == [48.0, 5.0]
     # to save is decided during the step, when it is too late to measure
     assert ["train/grad_norm" in report.scalars() for report in reports] == [False, True]
 
 
 def test_an_evaluation_that_is_left_leaves_the_model_as_it_was():
-    training = begun(HalfWay(), ema_epochs=0.0, batch_size_per_rank=3)
+    training = begun(Rank(averages=lambda tensor: tensor.div_(2)), ema_epochs=0.0, batch_size_per_rank=3)
     list(training.epoch(Position()))
     before = weights(training)
-    asked = Counting(leave_at=2)
-    assert training.evaluate(18, asked) is None
-    assert asked.calls == 2
+    counting = Counting(leave_at=2)
+    assert training.evaluate(18, counting) is None
+    assert counting.calls == 2
     assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
     assert training.evaluate(18) is not None
     assert not all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
 
 
-class HalfWay(SerialComm):
-    """Averages with ranks whose tensors are 0."""
-
-    def average_(self, tensors):
-        for one in tensors:
-            if one.is_floating_point():
-                one.div_(2)
-
-
 def test_no_rank_is_asked_once_more_than_the_others():
     """10 test images over 3 ranks by 3: rank 2 has a fourth, and a batch more than the others."""
     for rank in range(3):
-        training, counting = begun(OneOf(rank, 3), batch_size_per_rank=3), Counting()
+        training, counting = begun(Rank(rank, 3), batch_size_per_rank=3), Counting()
         assert training.evaluate(1, counting) is not None
         assert counting.calls == 1
 
@@ -172,7 +157,7 @@ class Counting:
     def __init__(self, leave_at=0):
         self.leave_at, self.calls = leave_at, 0
 
-    def ask(self, step):
+    def decide(self, step):
         self.calls += 1
-        asked = Asked(save=self.calls == self.leave_at, leave=self.calls == self.leave_at)
-        return lambda: asked
+        decision = Decision(save=self.calls == self.leave_at, leave=self.calls == self.leave_at)
+        return lambda: decision

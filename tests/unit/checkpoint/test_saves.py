@@ -5,17 +5,20 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.files import CHECKPOINT_WRITE
+from hvdtrain.checkpoint.changes import changed
+from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
 from hvdtrain.safety.faults import Faults
-from hvdtrain.train.loop import Position
-from hvdtrain.train.reports import Totals
+from hvdtrain.safety.guard import CHECKPOINT_WRITE
+from hvdtrain.vision.config import EffnetConfig
+from tests.ranks import Rank
 from tests.unit.checkpoint.checkpoints import names
-from tests.unit.train.trainings import OneOf, begun, same
+from tests.unit.train.reported import IMAGES
+from tests.unit.train.trainings import begun, same
 
-MIDDLE = Position(step=3, epoch=0, visited=48, totals=Totals(loss=90.5, right=7.0, count=48.0), train_s=1.5)
+MIDDLE = Position(step=3, epoch=0, visited=48, totals={"loss": 90.5, "count": 48.0, "right": 7.0}, train_s=1.5)
 
 
 @pytest.fixture
@@ -24,11 +27,20 @@ def start(tmp_path):
 
     def make(training, *, newest=None, keep=2, faults=None):
         (tmp_path / "ranks").mkdir(exist_ok=True)
-        tracker = Tracker(tmp_path, writes=True, result={})
+        tracker = Tracker(tmp_path, writes=True, measures=IMAGES, result={})
         options = {} if faults is None else {"faults": faults}
-        return Saves(
-            training.step.comm, training, tracker, tmp_path / "checkpoints", keep=keep, newest=newest, **options
+        saves = Saves(
+            training.parts,
+            tmp_path / "checkpoints",
+            about=training.about,
+            memory=tracker.memory,
+            guard=tracker.guard,
+            keep=keep,
+            newest=newest,
+            **options,
         )
+        saves.tracker = tracker
+        return saves
 
     return make
 
@@ -47,7 +59,7 @@ def test_what_was_saved_is_brought_back(tmp_path, start):
     assert saves.wait(3)
     again = begun(runs_dir=tmp_path)
     assert not same(training, again)
-    assert resume(again.step.comm, again, found_in(tmp_path)) == (MIDDLE, [])
+    assert resume(again.parts, found_in(tmp_path)) == MIDDLE
     assert same(training, again)
 
 
@@ -56,7 +68,7 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path, start):
     saves.save(MIDDLE)
     saves.wait(3)
     about = found_in(tmp_path).about
-    assert (about["np"], about["global_batch"], about["images"]) == (1, 16, 53)
+    assert (about["np"], about["global_batch"], about["samples"]) == (1, 16, 53)
     assert (about["config"]["runs_dir"], about["config"]["dropout"]) == (str(tmp_path), 0.3)
     assert about["tracker"]["result"]["steps"] == 0
 
@@ -90,7 +102,7 @@ def test_one_that_failed_is_tried_again_when_it_matters(tmp_path, start, capsys)
     saves.save(MIDDLE)
     assert saves.wait(3)
     assert found_in(tmp_path).step == 3
-    assert saves._tracker.guard.counts[CHECKPOINT_WRITE] == 1
+    assert saves.tracker.guard.counts[CHECKPOINT_WRITE] == 1
     assert capsys.readouterr().err.count("hvdtrain: warning: checkpoint write failed") == 1
 
 
@@ -101,14 +113,14 @@ def test_only_so_many_are_kept_and_the_best_apart(tmp_path, start):
     for step in (1, 2, 3):
         saves.save(replace(MIDDLE, step=step))
         if step < 3:
-            saves.save_best(replace(MIDDLE, step=step), accuracy=step / 10)
+            saves.save_best(replace(MIDDLE, step=step), training.step.evaluated, eval_accuracy=step / 10)
     saves.wait(3)
     root = tmp_path / "checkpoints"
     assert names(root) == ["best-000000002", "step-000000002", "step-000000003"]
     best = checkpoint.open_one(root / "best-000000002")
     assert best.about == {"eval_accuracy": 0.2, "epoch": 1}
     weights = checkpoint.load(best, "weights")
-    assert all(torch.equal(weights[name], one) for name, one in training.evaluated.state_dict().items())
+    assert all(torch.equal(weights[name], one) for name, one in training.step.evaluated.state_dict().items())
 
 
 def test_hvdlaunch_hears_of_each_that_is_on_disk(tmp_path, start, monkeypatch):
@@ -121,13 +133,13 @@ def test_hvdlaunch_hears_of_each_that_is_on_disk(tmp_path, start, monkeypatch):
 
 
 def test_replicas_that_differ_are_not_saved(tmp_path, start):
-    def gather(value):
+    def odd_one(value):
         odd = {**value, next(iter(value)): "another"} if isinstance(value, dict) else "another"
         return [value, value, odd]
 
-    comm = OneOf(0, 3)
+    comm = Rank(0, 3)
     saves = start(begun(comm, batch_size_per_rank=4))
-    comm.gather = gather
+    comm.answers = odd_one
     with pytest.raises(EndOfRun) as end:
         saves.save(MIDDLE)
     assert end.value.status == REPLICAS_DIFFER
@@ -144,32 +156,21 @@ def test_faults_of_a_save_come_after_it_was_handed_over(tmp_path, start):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "what"),
     [
         ({}, "the batch per rank is kept, 48 images per step in place of 16"),
-        (
-            {"global_batch_size": 48},
-            "the global batch is kept, 48 images per step in place of 48",
-        ),
+        ({"global_batch_size": 48}, "the global batch is kept, 48 images per step in place of 48"),
     ],
 )
-def test_another_number_of_ranks_is_said_in_one_line(tmp_path, start, settings, told):
+def test_another_number_of_ranks_is_said_in_one_line(tmp_path, start, settings, what):
     saves = start(begun(**settings))
     saves.save(MIDDLE)
     saves.wait(3)
     for rank in range(3):
-        again = begun(OneOf(rank, 3), **settings)
-        position, lines = resume(again.step.comm, again, found_in(tmp_path))
-        assert position == MIDDLE
-        assert lines == [f"3 ranks in place of 1: {told}; random numbers are new ones"]
-
-
-def test_changed_settings_are_told(tmp_path, start):
-    saves = start(begun())
-    saves.save(MIDDLE)
-    saves.wait(3)
-    again = begun(epochs=5)
-    assert resume(again.step.comm, again, found_in(tmp_path))[1] == ["--epochs was 2, now 5: the command line's holds"]
+        again = begun(Rank(rank, 3), **settings)
+        assert resume(again.parts, found_in(tmp_path)) == MIDDLE
+        lines = changed(found_in(tmp_path).about, again.about, shaping=EffnetConfig.SHAPING, aside=EffnetConfig.ASIDE)
+        assert lines == [f"3 ranks in place of 1: {what}; random numbers are new ones"]
 
 
 def test_a_checkpoint_that_is_damaged_after_it_was_found_is_refused(tmp_path, start):
@@ -180,7 +181,7 @@ def test_a_checkpoint_that_is_damaged_after_it_was_found_is_refused(tmp_path, st
     (found.folder / "ranks.pt").write_bytes(b"torn")
     again = begun()
     with pytest.raises(BadInput, match=r"ranks\.pt"):
-        resume(again.step.comm, again, found)
+        resume(again.parts, found)
 
 
 def test_ranks_of_a_stranger_are_refused_in_one_line(tmp_path, start):
@@ -194,5 +195,5 @@ def test_ranks_of_a_stranger_are_refused_in_one_line(tmp_path, start):
     state = checkpoint.load(found, "state")
     checkpoint.write(tmp_path / "checkpoints", 3, {"state": state, "ranks": ranks}, about=found.about)
     with pytest.raises(BadInput, match="does not fit this run"):
-        resume(training.step.comm, training, found_in(tmp_path))
+        resume(training.parts, found_in(tmp_path))
     assert not (tmp_path / "here").exists()

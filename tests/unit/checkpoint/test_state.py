@@ -8,19 +8,21 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint import state
-from hvdtrain.checkpoint.save_points import Asked
-from hvdtrain.train.loop import Position
-from tests.unit.train.trainings import OneOf, begun, same, weights
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.save_points import Decision
+from hvdtrain.train.loop import after
+from tests.ranks import Rank
+from tests.unit.train.trainings import begun, same, weights
 
 
 class After:
-    """Asks for a save after one step."""
+    """A save after one step."""
 
     def __init__(self, step):
         self.step = step
 
-    def ask(self, step):
-        return lambda: Asked(save=step == self.step, leave=False)
+    def decide(self, step):
+        return lambda: Decision(save=step == self.step, leave=False)
 
 
 def train(training, position, *, save_at=0):
@@ -28,8 +30,8 @@ def train(training, position, *, save_at=0):
     saved = None
     while position.epoch < 2:
         for report in training.epoch(position, After(save_at)):
-            position = position.after(report, train_s=1.0)
-            if report.asked.save:
+            position = after(position, report, train_s=1.0)
+            if report.decision.save:
                 saved = position, *frozen(training)
         training.evaluate(position.step)
         position = Position(step=position.step, epoch=position.epoch + 1)
@@ -39,9 +41,9 @@ def train(training, position, *, save_at=0):
 def frozen(training):
     """The state as it comes back from disk."""
     packed = io.BytesIO()
-    torch.save(state.shared(training), packed)
+    torch.save(state.shared(training.parts), packed)
     packed.seek(0)
-    rank = torch.frombuffer(bytearray(state.own(training)), dtype=torch.uint8)
+    rank = torch.frombuffer(bytearray(state.own(training.parts)), dtype=torch.uint8)
     return torch.load(packed, weights_only=True), rank
 
 
@@ -63,7 +65,7 @@ def test_a_training_that_is_brought_back_ends_with_the_same_bits(optimizer, chan
     position, shared, rank = train(whole, Position(), save_at=step)
     again = begun(**settings)
     torch.manual_seed(99)
-    state.restore(again, shared, [rank], step=step)
+    state.restore(again.parts, shared, [rank], step=step)
     assert not same(again, whole)
     train(again, position)
     assert same(again, whole)
@@ -86,8 +88,8 @@ def test_each_part_is_needed(forgotten):
         torch.save({**mine, "buffers": zeros}, packed)
         rank = torch.frombuffer(bytearray(packed.getvalue()), dtype=torch.uint8)
     else:
-        shared = {**shared, forgotten: getattr(again.step, forgotten, again.average).state_dict()}
-    state.restore(again, shared, [rank], step=3)
+        shared = {**shared, forgotten: getattr(again.step, forgotten).state_dict()}
+    state.restore(again.parts, shared, [rank], step=3)
     train(again, position)
     assert not same(again, whole)
 
@@ -96,7 +98,7 @@ def test_each_part_is_needed(forgotten):
 def test_the_state_is_a_document_that_is_loaded_without_code(tmp_path, optimizer):
     whole = begun(optimizer=optimizer)
     _, shared, rank = train(whole, Position(), save_at=1)
-    checkpoint.write(tmp_path, 1, {"state": state.shared(whole), "ranks": [rank]}, about={})
+    checkpoint.write(tmp_path, 1, {"state": state.shared(whole.parts), "ranks": [rank]}, about={})
     found = checkpoint.newest(tmp_path)[0]
     loaded = checkpoint.load(found, "state")
     assert loaded.keys() == shared.keys()
@@ -112,28 +114,28 @@ def test_random_numbers_of_every_kind_go_on():
     drawn()
     shared, rank = frozen(training)
     following = drawn()
-    state.restore(training, shared, [rank], step=1)
+    state.restore(training.parts, shared, [rank], step=1)
     assert drawn() == following
 
 
 def test_losses_and_skipped_steps_are_remembered():
     training, again = begun(), begun()
-    training.spikes.recent.extend([3.0, 2.0])
+    training.reports.spikes.recent.extend([3.0, 2.0])
     training.limits.skipped_in_a_row = 7
     shared, rank = frozen(training)
-    state.restore(again, shared, [rank], step=1)
-    assert (list(again.spikes.recent), again.limits.skipped_in_a_row) == ([3.0, 2.0], 7)
+    state.restore(again.parts, shared, [rank], step=1)
+    assert (list(again.reports.spikes.recent), again.limits.skipped_in_a_row) == ([3.0, 2.0], 7)
 
 
 def test_each_rank_gets_back_what_was_its_own():
     own = []
     for rank in (0, 1):
-        training = begun(OneOf(rank, 2))
+        training = begun(Rank(rank, 2))
         training.step.model.get_buffer("features.0.1.running_mean").fill_(rank + 1.0)
         own.append((*frozen(training), torch.rand(1)))
     for rank in (0, 1):
-        again = begun(OneOf(rank, 2))
-        state.restore(again, own[0][0], [one[1] for one in own], step=1)
+        again = begun(Rank(rank, 2))
+        state.restore(again.parts, own[0][0], [one[1] for one in own], step=1)
         assert again.step.model.get_buffer("features.0.1.running_mean").eq(rank + 1.0).all()
         assert torch.equal(torch.rand(1), own[rank][2])
 
@@ -141,16 +143,16 @@ def test_each_rank_gets_back_what_was_its_own():
 def test_another_number_of_ranks_gets_mean_statistics_and_new_random_numbers():
     saved = []
     for rank in (0, 1):
-        training = begun(OneOf(rank, 2))
+        training = begun(Rank(rank, 2))
         training.step.model.get_buffer("features.0.1.running_mean").fill_(rank + 1.0)
         training.step.model.get_buffer("features.0.1.num_batches_tracked").fill_(40)
         saved.append((*frozen(training), torch.rand(1)))
     drawn = {float(one[2]) for one in saved}
     for step in (5, 6):
         for rank in (0, 1, 2):
-            again = begun(OneOf(rank, 3))
+            again = begun(Rank(rank, 3))
             for _ in range(2):
-                state.restore(again, saved[0][0], [one[1] for one in saved], step=step)
+                state.restore(again.parts, saved[0][0], [one[1] for one in saved], step=step)
                 number = float(torch.rand(1))
             assert again.step.model.get_buffer("features.0.1.running_mean").eq(1.5).all()
             assert again.step.model.get_buffer("features.0.1.num_batches_tracked") == 40
@@ -161,7 +163,7 @@ def test_another_number_of_ranks_gets_mean_statistics_and_new_random_numbers():
 def test_options_of_the_optimizer_are_the_command_lines():
     shared, rank = frozen(begun(weight_decay=0.1))
     again = begun(weight_decay=0.2)
-    state.restore(again, shared, [rank], step=1)
+    state.restore(again.parts, shared, [rank], step=1)
     assert [group["weight_decay"] for group in again.step.optimizer.param_groups] == [0.2, 0.0]
 
 
@@ -170,11 +172,11 @@ def test_the_loss_scale_is_kept_and_a_new_one_begins_where_there_was_none():
     training.step.scaler = GradScaler("cpu", init_scale=8.0)
     again.step.scaler = GradScaler("cpu", init_scale=4.0)
     shared, rank = frozen(training)
-    state.restore(again, shared, [rank], step=1)
+    state.restore(again.parts, shared, [rank], step=1)
     assert again.step.scaler.get_scale() == 8.0
     shared, rank = frozen(begun())
     again.step.scaler = GradScaler("cpu", init_scale=4.0)
-    state.restore(again, shared, [rank], step=1)
+    state.restore(again.parts, shared, [rank], step=1)
     assert again.step.scaler.get_scale() == 4.0
 
 
@@ -182,6 +184,6 @@ def test_without_a_moving_average_there_is_none_to_bring_back():
     training = begun(ema_epochs=0.0)
     shared, rank = frozen(training)
     before = weights(training)
-    state.restore(training, shared, [rank], step=1)
+    state.restore(training.parts, shared, [rank], step=1)
     assert shared["average"] is None
     assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))

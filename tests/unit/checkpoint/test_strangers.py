@@ -26,7 +26,7 @@ def forged(root, content, name="state.pt", **manifest):
     if Path(name).name == name:
         (folder / name).write_bytes(content)
     files = {name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
-    facts = {"format": 1, "step": 7, "about": {}, "files": files, **manifest}
+    facts = {"format": checkpoint.FORMAT, "step": 7, "about": {}, "files": files, **manifest}
     (folder / MANIFEST).write_bytes(checkpoint._sealed(facts))
     return folder
 
@@ -139,7 +139,9 @@ def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
         folder = forged(tmp_path / "root", saved({}), files={name: {"size": 1, "sha256": "0" * 64}})
     if name == MANIFEST:  # `forged` has overwritten it
         (folder / MANIFEST).write_bytes(
-            checkpoint._sealed({"format": 1, "step": 7, "about": {}, "files": {name: {"size": 1, "sha256": ""}}})
+            checkpoint._sealed(
+                {"format": checkpoint.FORMAT, "step": 7, "about": {}, "files": {name: {"size": 1, "sha256": ""}}}
+            )
         )
     found, [reason] = newest(tmp_path / "root")
     assert found is None
@@ -150,7 +152,7 @@ def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": checkpoint.FORMAT + 1},
         {"step": 8},
         {"step": True},
         {"step": "7"},

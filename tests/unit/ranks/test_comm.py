@@ -1,8 +1,5 @@
-import json
 import os
-import socket
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,29 +7,9 @@ from torch import nn
 
 from hvdtrain.ranks import comm
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
+from hvdtrain.safety.exits import RANK_VARIABLES
 
 CUDA = torch.device("cuda", 0)
-
-
-class Gathered(SerialComm):
-    """A rank whose gather gives what the test prepared, and keeps what the rank itself said."""
-
-    def __init__(self, *answers, rank=0, local_rank=0, local_size=1):
-        self.answers, self.rank, self.size = list(answers), rank, len(answers)
-        self.local_rank, self.local_size = local_rank, local_size
-        self.said = []
-
-    def gather(self, value):
-        self.said.append(json.loads(json.dumps(value)))
-        return self.answers
-
-
-def refused(attempt):
-    with pytest.raises(BadInput) as error:
-        attempt()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 # --- SerialComm
@@ -41,14 +18,16 @@ def refused(attempt):
 def test_serial_comm_is_alone_and_changes_nothing():
     alone = SerialComm()
     assert (alone.rank, alone.size, alone.local_rank, alone.local_size) == (0, 1, 0, 1)
-    assert alone.gather({"a": 1}) == [{"a": 1}]
+    assert alone.allgather({"a": 1}) == [{"a": 1}]
+    assert alone.gather(b"a") == [b"a"]
+    assert (alone.data.size, alone.stages.size) == (1, 1)
     alone.start()
     values = torch.tensor([1.0, 2.0])
-    assert alone.sum(values).tolist() == [1.0, 2.0]
+    assert alone.allreduce(values).tolist() == [1.0, 2.0]
     alone.average_([values])
     assert values.tolist() == [1.0, 2.0]
     leaf = torch.tensor([1.0, 2.0], requires_grad=True)
-    (alone.differentiable_sum(leaf, "some.name") * torch.tensor([3.0, 4.0])).sum().backward()
+    (alone.differentiable_allreduce(leaf, "some.name") * torch.tensor([3.0, 4.0])).sum().backward()
     assert leaf.grad.tolist() == [3.0, 4.0]
 
 
@@ -65,133 +44,6 @@ def test_serial_gradient_sync_keeps_the_gradients(options):
     sync.finish()
     assert model.weight.grad.tolist() == [[3.0, 4.0]]
     assert torch.equal(model.weight, before)
-
-
-# --- what ranks agree on
-
-
-def raising(text):
-    def decide():
-        raise BadInput(text)
-
-    return decide
-
-
-def test_agreed_gives_the_decision_of_this_rank():
-    ranks = Gathered(["one", None], ["two", None])
-    assert comm.agreed(ranks, lambda: 42) == 42
-    assert ranks.said == [[socket.gethostname(), None]]
-
-
-def test_agreed_raises_on_ranks_that_had_no_problem():
-    ranks = Gathered(["one", None], ["two", "no such file"], ["three", "other"])
-    assert refused(lambda: comm.agreed(ranks, lambda: 42)) == "rank 1 on two: no such file"
-
-
-def test_agreed_tells_all_ranks_what_this_one_found():
-    ranks = Gathered(["one", "broken"], ["two", None])
-    assert refused(lambda: comm.agreed(ranks, raising("broken"))) == "rank 0 on one: broken"
-    assert ranks.said == [[socket.gethostname(), "broken"]]
-
-
-def test_agreed_leaves_the_rank_out_where_all_say_the_same():
-    assert refused(lambda: comm.agreed(Gathered(["one", "bad"], ["two", "bad"]), raising("bad"))) == "bad"
-    differently = Gathered(["one", "bad a"], ["two", "bad b"])
-    assert refused(lambda: comm.agreed(differently, raising("bad a"))) == "rank 0 on one: bad a"
-    assert refused(lambda: comm.agreed(SerialComm(), raising("bad"))) == "bad"
-
-
-def test_agreed_lets_other_errors_through():
-    ranks = Gathered(["one", None])
-    with pytest.raises(ZeroDivisionError):
-        comm.agreed(ranks, lambda: 1 / 0)
-
-
-def test_equal_facts_are_fine():
-    ranks = Gathered(["one", {"--lr": "0.1"}], ["two", {"--lr": "0.1"}])
-    comm.require_equal(ranks, {"--lr": "0.1"})
-    assert ranks.said == [[socket.gethostname(), {"--lr": "0.1"}]]
-
-
-@pytest.mark.parametrize(
-    ("first", "other", "values"),
-    [
-        ({"--lr": "0.1", "--seed": "0"}, {"--lr": "0.3", "--seed": "0"}, ("--lr", "'0.1'", "'0.3'")),
-        ({"steps": 3}, {"steps": 4}, ("steps", "3", "4")),
-        ({"steps": 3, "new": 1}, {"steps": 3}, ("new", "1", "None")),
-        ({"steps": 3}, {"steps": 3, "new": 1}, ("new", "None", "1")),
-    ],
-)
-def test_different_facts_name_ranks_hosts_and_both_values(first, other, values):
-    ranks = Gathered(["one", first], ["one", first], ["two", other])
-    name, ours, theirs = values
-    message = refused(lambda: comm.require_equal(ranks, first))
-    assert f"ranks disagree on {name}: rank 0 on one has {ours}, rank 2 on two has {theirs};" in message
-
-
-# --- devices
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    """Make believe that so many GPUs are visible; returns the indices that were chosen."""
-
-    def pretend(count):
-        chosen = []
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(device.index))
-        return chosen
-
-    return pretend
-
-
-def test_without_gpus_the_cpu_is_chosen(gpus):
-    chosen = gpus(0)
-    assert comm.choose_device(Gathered(None, local_rank=3, local_size=4)) == torch.device("cpu")
-    assert chosen == []
-
-
-@pytest.mark.parametrize(
-    ("visible", "local_rank", "index"),
-    [(8, 0, 0), (8, 7, 7), (2, 1, 1), (1, 0, 0), (1, 3, 0)],  # one visible: the launcher gave each rank its own
-)
-def test_each_local_rank_gets_its_gpu(gpus, visible, local_rank, index):
-    chosen = gpus(visible)
-    device = comm.choose_device(Gathered(None, local_rank=local_rank, local_size=visible))
-    assert device == torch.device("cuda", index)
-    assert chosen == [index]
-
-
-def test_more_ranks_than_gpus_names_host_and_counts(gpus):
-    chosen = gpus(2)
-    message = refused(lambda: comm.choose_device(Gathered(None, local_rank=2, local_size=3)))
-    assert message == f"{socket.gethostname()} has 3 ranks but 2 visible GPUs: start at most 2 ranks there"
-    assert chosen == []
-
-
-@pytest.fixture
-def uuid(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-a"))
-
-
-@pytest.mark.usefixtures("uuid")
-def test_two_ranks_on_one_gpu_are_named_with_host_and_uuid():
-    ranks = Gathered(["one", "GPU-b"], ["two", "GPU-a"], ["one", "GPU-c"], ["two", "GPU-a"])
-    message = refused(lambda: comm.require_own_device(ranks, CUDA))
-    assert message.startswith("ranks 1 and 3 on two were both given GPU GPU-a: ")
-    assert ranks.said == [[socket.gethostname(), "GPU-a"]]
-
-
-@pytest.mark.usefixtures("uuid")
-def test_a_gpu_each_is_fine():
-    comm.require_own_device(Gathered(["one", "GPU-a"], ["one", "GPU-b"], ["two", "GPU-a"]), CUDA)
-
-
-def test_ranks_may_share_a_cpu():
-    ranks = Gathered(["one", None], ["one", None])
-    comm.require_own_device(ranks, torch.device("cpu"))
-    assert ranks.said == [[socket.gethostname(), None]]
 
 
 # --- cores

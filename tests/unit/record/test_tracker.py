@@ -2,25 +2,21 @@ import errno
 import io
 import json
 import math
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
-import torch
 from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from hvdtrain.record import tracker as tracking
+from hvdtrain.record import tracker as module
 from hvdtrain.record.events import Column
+from hvdtrain.record.tracker import Measures, Tracker
 from hvdtrain.safety.exits import FINISHED
-from hvdtrain.train.divergence import Skipped, Spike
-from hvdtrain.train.reports import Totals
-from tests.unit.train.reported import report_of
+from hvdtrain.train.finite import Skipped, Spike
+from tests.unit.train.reported import IMAGES, report_of, tracked
 
 RESULT_KEYS = [
     "np",
@@ -69,7 +65,7 @@ def start(tmp_path):
     started = []
 
     def start(*, writes=True, **options):
-        started.append(tracking.Tracker(tmp_path, writes=writes, result=KNOWN, **options))
+        started.append(Tracker(tmp_path, writes=writes, measures=IMAGES, result=KNOWN, **options))
         return started[-1]
 
     yield start
@@ -88,17 +84,17 @@ COLUMNS = [
 
 
 def first_epoch(tracker, **changes):
-    tracker.report(report_of(5))
-    tracker.report(report_of(10, skipped=[(7, SKIPPED)]))
-    facts = {"images": 600, "train_s": 3.0}
-    train, test = {"loss": 1.5, "accuracy": 0.5, "lr": 0.1}, {"loss": 1.25, "accuracy": 0.625}
+    tracked(tracker, report_of(5))
+    tracked(tracker, report_of(10, skipped=[(7, SKIPPED)]))
+    facts = {"count": 600, "train_s": 3.0, "lr": 0.1}
+    train, test = {"loss": 1.5, "accuracy": 0.5}, {"loss": 1.25, "accuracy": 0.625}
     return tracker.epoch_done(1, **{**facts, "train": train, "test": test, **changes})
 
 
 def second_epoch(tracker):
-    tracker.report(report_of(20, skipped=[(12, SKIPPED), (13, SKIPPED)], spikes=[SPIKE]))
-    train, test = {"loss": 0.75, "accuracy": 0.75, "lr": 0.05}, {"loss": 0.5, "accuracy": 0.875}
-    return tracker.epoch_done(2, images=600, train_s=1.0, train=train, test=test)
+    tracked(tracker, report_of(20, skipped=[(12, SKIPPED), (13, SKIPPED)], spikes=[SPIKE]))
+    train, test = {"loss": 0.75, "accuracy": 0.75}, {"loss": 0.5, "accuracy": 0.875}
+    return tracker.epoch_done(2, count=600, train_s=1.0, lr=0.05, train=train, test=test)
 
 
 def lines_of(folder):
@@ -146,8 +142,8 @@ def test_metrics_lines_can_be_read_one_by_one_as_they_are_written(start, tmp_pat
 
 def test_a_report_is_a_line_and_its_events_come_before_it(start, tmp_path):
     tracker = start()
-    tracker.report(report_of(5))
-    tracker.report(report_of(10, skipped=[(7, SKIPPED), (8, SKIPPED)], spikes=[SPIKE]))
+    tracked(tracker, report_of(5))
+    tracked(tracker, report_of(10, skipped=[(7, SKIPPED), (8, SKIPPED)], spikes=[SPIKE]))
     first, *events, last = lines_of(tmp_path)
     skipped = {"event": "skipped", "step": 7, "rank": 1, "source": "loss"}
     assert events == [
@@ -164,8 +160,8 @@ def test_a_report_is_a_line_and_its_events_come_before_it(start, tmp_path):
 
 def test_what_is_not_a_number_is_null_in_its_line(start, tmp_path):
     tracker = start()
-    tracker.report(report_of(5, totals=Totals(), grad_norm=math.inf))
-    first_epoch(tracker, train={"loss": math.nan, "accuracy": math.nan, "lr": 0.1})
+    tracked(tracker, report_of(5, totals={}, grad_norm=math.inf))
+    first_epoch(tracker, train={"loss": math.nan, "accuracy": math.nan})
     lines = lines_of(tmp_path)
     assert [lines[0][name] for name in ("train/loss", "train/accuracy", "train/grad_norm")] == [None] * 3
     assert [lines[-1][name] for name in ("train/loss", "train/accuracy", "train/lr")] == [None, None, 0.1]
@@ -245,7 +241,7 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
 
 def test_accuracy_by_second_has_the_seconds_since_the_start_as_its_step(start, tmp_path, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr(tracking.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
     tracker = start()
     now = 1042.4
     first_epoch(tracker)
@@ -289,14 +285,14 @@ def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tm
     assert (row["ranks"].number_value, row["recipe"].string_value, row["data"].string_value) == (2, "scaled", "digits")
     page = content["_hparams_/experiment"].experiment
     assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.first) for one in COLUMNS]
-    assert {one.name.tag for one in page.metric_infos} == set(tracking.HPARAM_METRICS)
+    assert {one.name.tag for one in page.metric_infos} == set(IMAGES.hparam_metrics)
     end = content.get("_hparams_/session_end_info")
     assert (end and end.session_end_info.status) == status
 
 
 def test_the_metrics_of_the_hparams_page_are_scalars_of_every_run(start, tmp_path):
     first_epoch(start())
-    assert set(tracking.HPARAM_METRICS) <= set(events_of(tmp_path).Tags()["scalars"])
+    assert set(IMAGES.hparam_metrics) <= set(events_of(tmp_path).Tags()["scalars"])
 
 
 def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
@@ -324,17 +320,17 @@ def test_facts_of_a_rank_are_added_to_its_file(start, tmp_path):
 def test_a_run_that_goes_on_keeps_its_counts_and_forgets_what_came_after(start, tmp_path):
     first = start()
     first.describe(columns=COLUMNS, command=["python"], config={})
-    first.report(report_of(5, skipped=[(3, SKIPPED)]))
+    tracked(first, report_of(5, skipped=[(3, SKIPPED)]))
     first.guard.counts["log write"] = 2
     lines = (tmp_path / "metrics.jsonl").read_bytes()
     memory = json.loads(json.dumps(first.memory()))
-    first.report(report_of(6, skipped=[(6, SKIPPED)], spikes=[SPIKE]))
+    tracked(first, report_of(6, skipped=[(6, SKIPPED)], spikes=[SPIKE]))
 
     second = start(memory=memory)
     assert (tmp_path / "metrics.jsonl").read_bytes() == lines
     assert second.result["exit_reason"] is None
     second.describe(columns=COLUMNS, command=["python"], config={})
-    second.report(report_of(6))
+    tracked(second, report_of(6))
     second.conclude("finished")
     result = json.loads((tmp_path / "result.json").read_text())
     counts = ("resumed", "skipped_steps", "loss_spikes", "log_write_failures")
@@ -385,56 +381,24 @@ def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, 
     assert "No space left on device" in warning
 
 
-# --- facts
+def test_a_metric_that_falls_is_best_when_it_is_lowest(tmp_path):
+    words = Measures(
+        unit="masked tokens", metrics=("loss", "perplexity"), best_metric="perplexity", higher_is_better=False
+    )
+    tracker = Tracker(tmp_path, writes=True, measures=words, result={})
+    seen = []
+    for epoch, perplexity in enumerate((80.0, math.nan, 70.0, 75.0), start=1):
+        test = {"loss": 1.0, "perplexity": perplexity}
+        seen.append(tracker.is_best(test))
+        tracker.epoch_done(epoch, count=10, train_s=2.0, lr=0.1, train={"loss": 1.0}, test=test)
+    assert seen == [True, False, True, False]
+    names = ("best_perplexity", "eval_perplexity", "train_masked tokens_per_s", "unreadable_masked tokens")
+    assert [tracker.result[name] for name in names] == [70.0, 75.0, 5.0, 0]
+    tracker.conclude(FINISHED)
 
 
-def test_versions_names_what_changes_a_result():
-    found = tracking.versions()
-    assert set(found) == {"python", "torch", "torchvision", "horovod", "mpi4py", "numpy"}
-    assert torch.__version__.startswith(found["torch"])
-
-
-def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
-    def missing(_):
-        raise tracking.PackageNotFoundError
-
-    monkeypatch.setattr(tracking, "version", missing)
-    assert tracking.versions()["horovod"] is None
-
-
-def test_code_hash_changes_with_the_code(monkeypatch, tmp_path):
-    (tmp_path / "one.py").write_text("a")
-    monkeypatch.setattr(tracking, "__file__", str(tmp_path / "tracking.py"))
-    first = tracking.code_hash()
-    assert len(first) == 64
-    assert tracking.code_hash() == first
-    (tmp_path / "one.py").write_text("b")
-    second = tracking.code_hash()
-    (tmp_path / "one.py").rename(tmp_path / "two.py")
-    assert len({first, second, tracking.code_hash()}) == 3
-
-
-def test_the_command_has_the_launcher_before_it(monkeypatch):
-    words = ["-m", "hvdtrain.effnet", "--epochs", "1"]
-    launched = ["mpirun", "-np", "2", "python", *words]
-    lines = [launched, ["bash"], ["python", "other.py"]]
-    parents = [SimpleNamespace(cmdline=lambda line=line: line) for line in lines]
-    monkeypatch.setattr(sys, "orig_argv", ["/venv/bin/python", *words])
-    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
-    assert tracking.environment()["command"] == launched
-    parents[0] = SimpleNamespace(cmdline=lambda: ["orted"])
-    assert tracking.environment()["command"] == ["/venv/bin/python", *words]
-
-
-def test_the_commit_is_the_images_where_there_is_no_git(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert tracking.environment()["commit"] is None
-    monkeypatch.setenv("HVDTRAIN_COMMIT", "abc1234")
-    assert tracking.environment()["commit"] == "abc1234"
-
-
-def test_environment_is_json_and_names_the_command():
-    found = json.loads(json.dumps(tracking.environment()))
-    assert found["command"][1 - len(sys.orig_argv) :] == sys.orig_argv[1:]
-    assert found["torch"] == tracking.versions()["torch"]
-    assert all(name.startswith("HOROVOD_") for name in found["horovod_settings"])
+def test_the_first_epoch_without_a_number_is_not_the_best(start):
+    tracker = start()
+    assert not tracker.is_best({"accuracy": math.nan})
+    first_epoch(tracker, test={"loss": math.nan, "accuracy": math.nan})
+    assert tracker.result["best_accuracy"] is None

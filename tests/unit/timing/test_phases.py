@@ -1,23 +1,22 @@
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.checkpoint.position import Position
 from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.timing import phases
 from hvdtrain.timing.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock, clock
-from hvdtrain.train.divergence import SpikeWatch
-from hvdtrain.train.loop import Limits, Pictures, Position, train_epoch
+from hvdtrain.train.feed import Feed
+from hvdtrain.train.loop import Limits, train_epoch
+from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.reports import Reports
 from hvdtrain.train.schedule import LearningRate
-from hvdtrain.train.step import TrainingStep
-from hvdtrain.vision import images as data
-
-CPU = torch.device("cpu")
+from hvdtrain.vision.augment import Augmentations
+from tests.steps import CPU, images_of, split, step_of, task_of
 
 
 class Watch:
@@ -165,40 +164,20 @@ class SlowSync:
 def real_epoch(recording, *, every_steps=1000, bad=None, sync=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
-    comm = SerialComm()
-    split = data.Resident(torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8), torch.arange(20) % 10)
-    step = TrainingStep(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        comm=comm,
-        sync=sync or comm.gradient_sync(model, compression="none"),
-        scaler=GradScaler("cpu", enabled=False),
-        precision="fp32",
-        label_smoothing=0.0,
-        clip_value=None,
-        clip_norm=None,
-        phases=recording,
-    )
-    mean = torch.zeros(3) if bad is None else torch.full((3,), bad)
-    pictures = Pictures(
-        mean=mean, std=torch.ones(3), crop=True, flip=False, cutout=0, memory_format=torch.contiguous_format
-    )
-    images = data.Images(train=split, test=split, classes=10, height=8, mean=(0.0,) * 3, std=(1.0,) * 3, mirror=False)
+    train = split(20, side=8)
+    images = replace(images_of(train, train), height=8, mean=(0.0 if bad is None else bad,) * 3)
+    task = task_of(images, augmentations=Augmentations(crop=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = step_of(model, task=task, optimizer=optimizer, sync=sync, phases=recording)
+    sizes = BatchSizes(micro_batch=4, global_batch=8, steps_per_epoch=3)
     return list(
         train_epoch(
             step,
-            images,
-            pictures,
-            start=Position(),
-            seed=0,
-            global_batch=8,
-            micro_batch=4,
+            Feed(train, task, step.comm, sizes, seed=0, device=CPU, phases=recording),
+            Position(),
             lr=LearningRate(peak=0.1, warmup_steps=0, total_steps=3, shape="constant"),
-            average=None,
             limits=Limits(max_skipped_steps=100, check_replicas_every=0),
-            spikes=SpikeWatch(0),
-            reports=Reports(comm, Gauges(none), every_steps=every_steps, device=CPU),
-            device=CPU,
+            reports=Reports(step.comm, Gauges(none), task, every_steps=every_steps, device=CPU),
         )
     )
 

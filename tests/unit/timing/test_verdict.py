@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.timing import picture as phase_picture
 from hvdtrain.timing.phases import OFF, PHASES, HostClock
 from hvdtrain.timing.verdict import Profile, RankMeans, judge, over_ranks
+from tests.ranks import Rank
 
 
 def rank(number, host="a", **milliseconds):
@@ -126,29 +126,28 @@ def test_the_file_has_the_spread_over_ranks_and_names_the_slowest():
     assert json.loads(json.dumps(document)) == document
 
 
-class Pair(SerialComm):
+def pair():
     """Two ranks; the other one is twice as slow."""
 
-    size = 2
-
-    def gather(self, value):
-        assert json.loads(json.dumps(value)) == value
+    def answers(value):
         other = {phase: 2 * seconds for phase, seconds in value["phases_s"].items()}
         return [value, {**value, "rank": 1, "host": "far", "phases_s": other}]
+
+    return Rank(0, 2, answers=answers)
 
 
 def test_the_means_of_all_clocks_are_gathered():
     clock = HostClock(unmeasured_steps=0)
-    assert over_ranks(Pair(), clock) is None
+    assert over_ranks(pair(), clock) is None
     clock.enter("forward")
     clock.step_done()
-    profile = over_ranks(Pair(), clock)
+    profile = over_ranks(pair(), clock)
     assert [means.rank for means in profile.ranks] == [0, 1]
     assert (profile.verdict.kind, profile.verdict.host) == ("straggler", "far")
 
 
 def test_without_a_clock_nothing_is_gathered():
-    assert over_ranks(Pair(), OFF) is None
+    assert over_ranks(pair(), OFF) is None
 
 
 @pytest.mark.parametrize(("count", "bars"), [(1, 1), (2, 2), (16, 16), (40, 16)])

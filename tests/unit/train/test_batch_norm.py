@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.train import optim
-from hvdtrain.train.batch_norm import SyncBatchNorm2d, convert
+from hvdtrain.train.average import moving_average
+from hvdtrain.train.batch_norm import SyncBatchNorm2d, convert, layers
 from hvdtrain.vision import models
+from tests.ranks import Rank
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CHANNELS = 3
@@ -87,21 +88,17 @@ def test_single_values_per_channel_have_no_deviation_and_leave_finite_statistics
     assert torch.isfinite(layer.running_var).all()
 
 
-class OtherHalf(SerialComm):
-    """Adds what the other rank's images give, as part of the same graph, and keeps the names."""
+def other_half(mine, theirs):
+    """Adds what the other rank's images give, as part of the same graph."""
 
-    def __init__(self, mine, theirs):
-        self.size = 2
-        self.mine, self.theirs = mine, theirs
-        self.names = []
-
-    def differentiable_sum(self, values, name):
-        self.names.append(name)
+    def add(values, name):
         if name.endswith("mean"):
-            count = torch.tensor([self.theirs.numel() / CHANNELS])
-            return values + torch.cat([self.theirs.sum((0, 2, 3)), count])
-        mean = torch.cat([self.mine, self.theirs]).mean((0, 2, 3))
-        return values + (self.theirs - mean[:, None, None]).square().sum((0, 2, 3))
+            count = torch.tensor([theirs.numel() / CHANNELS])
+            return values + torch.cat([theirs.sum((0, 2, 3)), count])
+        mean = torch.cat([mine, theirs]).mean((0, 2, 3))
+        return values + (theirs - mean[:, None, None]).square().sum((0, 2, 3))
+
+    return Rank(0, 2, differentiable=add)
 
 
 @pytest.mark.parametrize("first", [0, 1, 3, 5, 6])
@@ -112,7 +109,7 @@ def test_two_ranks_are_the_whole_batch(first):
     pull(out).backward()
 
     parts = [part.detach().requires_grad_() for part in (images[:first], images[first:])]
-    ranks = [SyncBatchNorm2d(like, OtherHalf(mine, theirs), "bn") for mine, theirs in (parts, parts[::-1])]
+    ranks = [SyncBatchNorm2d(like, other_half(mine, theirs), "bn") for mine, theirs in (parts, parts[::-1])]
     outs = [layer(part) for layer, part in zip(ranks, parts, strict=True)]
     assert [part.shape for part in outs] == [part.shape for part in parts]
     pull(torch.cat(outs)).backward()
@@ -126,15 +123,6 @@ def test_two_ranks_are_the_whole_batch(first):
         assert layer.num_batches_tracked == 1
 
 
-class Naming(SerialComm):
-    def __init__(self):
-        self.names = []
-
-    def differentiable_sum(self, values, name):
-        self.names.append(name)
-        return values
-
-
 def tiny():
     torch.manual_seed(0)
     return models.build("efficientnet_tiny", classes=10, dropout=0.0)
@@ -145,14 +133,14 @@ def test_convert_replaces_every_batch_norm_and_keeps_the_state():
     before = copy.deepcopy(model.state_dict())
     names = [name for name, layer in model.named_modules() if isinstance(layer, nn.BatchNorm2d)]
     convert(model, SerialComm())
-    assert len(names) == len(models.batch_norms(model)) > 10
+    assert len(names) == len(layers(model)) > 10
     assert all(type(model.get_submodule(name)) is SyncBatchNorm2d for name in names)
-    assert all(type(layer) is SyncBatchNorm2d for layer in models.batch_norms(model))
+    assert all(type(layer) is SyncBatchNorm2d for layer in layers(model))
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(value, before[name]) for name, value in after.items())
-    settings = [(layer.eps, layer.momentum, layer.num_features) for layer in models.batch_norms(model)]
-    assert settings == [(layer.eps, layer.momentum, layer.num_features) for layer in models.batch_norms(tiny())]
+    settings = [(layer.eps, layer.momentum, layer.num_features) for layer in layers(model)]
+    assert settings == [(layer.eps, layer.momentum, layer.num_features) for layer in layers(tiny())]
 
 
 def test_a_converted_model_trains_and_evaluates_as_before():
@@ -168,11 +156,11 @@ def test_a_converted_model_trains_and_evaluates_as_before():
 
 
 def test_each_sum_has_a_name_of_its_own_and_the_same_at_every_step():
-    model, comm = tiny(), Naming()
+    model, comm = tiny(), Rank()
     convert(model, comm)
     model(torch.randn(2, 3, 32, 32))
     first = list(comm.names)
-    assert len(first) == len(set(first)) == 2 * len(models.batch_norms(model))
+    assert len(first) == len(set(first)) == 2 * len(layers(model))
     model(torch.randn(2, 3, 32, 32))
     assert comm.names == 2 * first
     model.eval()(torch.randn(2, 3, 32, 32))
@@ -181,7 +169,7 @@ def test_each_sum_has_a_name_of_its_own_and_the_same_at_every_step():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_a_deep_copy_shares_nothing_but_the_ranks(training):
-    comm = Naming()
+    comm = Rank()
     layer = SyncBatchNorm2d(plain(momentum=0.3, eps=0.01), comm, "bn").train(training)
     layer(features(2))
     twin = copy.deepcopy(layer)
@@ -201,11 +189,11 @@ def test_a_deep_copy_shares_nothing_but_the_ranks(training):
 def test_the_moving_average_takes_a_converted_model():
     model = tiny()
     convert(model, SerialComm())
-    average = optim.moving_average(model, horizon_steps=10.0)
+    average = moving_average(model, horizon_steps=10.0)
     model(torch.randn(4, 3, 32, 32))
     average.update_parameters(model)
     assert list(average.module.state_dict()) == list(model.state_dict())
-    assert all(type(layer) is SyncBatchNorm2d for layer in models.batch_norms(average.module))
+    assert all(type(layer) is SyncBatchNorm2d for layer in layers(average.module))
     assert torch.equal(average.module.features[0][1].running_mean, model.features[0][1].running_mean)
 
 
@@ -217,3 +205,8 @@ def test_what_is_converted_stays_where_and_as_it_was():
     assert not model[0].training
     assert [one.requires_grad for one in model[0].parameters()] == [False, True]
     assert model[1].running_var.device.type == "meta"
+
+
+def test_batch_norms_are_all_of_them():
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.LayerNorm(2))
+    assert layers(model) == [model[0], model[1][1]]

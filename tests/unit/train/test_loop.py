@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -7,62 +7,35 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.timing.phases import OFF
-from hvdtrain.train import divergence, optim
-from hvdtrain.train.divergence import Spike, SpikeWatch
-from hvdtrain.train.loop import Limits, Pictures, Position, evaluate, train_epoch
-from hvdtrain.train.reports import Reports, Totals
+from hvdtrain.train.average import moving_average
+from hvdtrain.train.feed import Feed
+from hvdtrain.train.finite import Skipped, Spike
+from hvdtrain.train.loop import Limits, evaluate, train_epoch
+from hvdtrain.train.order import BatchSizes, permutation
+from hvdtrain.train.reports import Reports
 from hvdtrain.train.schedule import LearningRate
-from hvdtrain.train.step import Skipped, StepDone, TrainingStep
-from hvdtrain.vision import images as data
+from hvdtrain.train.step import StepDone
+from hvdtrain.train.task import added
+from hvdtrain.vision.augment import Augmentations
+from tests.ranks import Rank
+from tests.steps import CPU, images_of, split, step_of, task_of
 
-CPU = torch.device("cpu")
 TRAIN, TEST = 53, 29
 
 
-class OneOf(SerialComm):
-    """One rank of several that are not there; keeps what it gave to be summed, averaged or gathered."""
-
-    def __init__(self, rank, size):
-        self.rank, self.size = rank, size
-        self.summed, self.averaged, self.gathered = [], [], []
-
-    def gather(self, value):
-        self.gathered.append(value)
-        return [value]
-
-    def sum(self, values):
-        self.summed.append(values.clone())
-        return values
-
-    def average_(self, tensors):
-        self.averaged += tensors
-
-
-def random_split(count, seed):
-    generator = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=generator)
-    return data.Resident(images, torch.arange(count) % 10)
+def alone_of(rank, size):
+    """One rank of several of which the others have nothing to say."""
+    return Rank(rank, size, answers=lambda value: [value])
 
 
 def random_images():
-    return data.Images(
-        train=random_split(TRAIN, 1),
-        test=random_split(TEST, 2),
-        classes=10,
-        height=16,
-        mean=(0.0, 0.0, 0.0),
-        std=(1.0, 1.0, 1.0),
-        mirror=True,
-    )
-
-
-def pictures(**changes):
-    plain = {"mean": torch.zeros(3), "std": torch.ones(3), "crop": False, "flip": False, "cutout": 0}
-    return Pictures(**{**plain, "memory_format": torch.contiguous_format, **changes})
+    return images_of(split(TRAIN, seed=1), split(TEST, seed=2))
 
 
 def net():
@@ -80,7 +53,10 @@ class Whole:
 
     @property
     def means(self):
-        return sum((report.totals for report in self.reports), start=Totals()).means()
+        totals = {}
+        for report in self.reports:
+            totals = added(totals, report.totals)
+        return task_of().metrics(totals)
 
     @property
     def skipped(self):
@@ -96,8 +72,16 @@ class Whole:
         return self.reports[-1].end
 
 
-def reports_of(comm, every_steps=1000):
-    return Reports(comm, Gauges(none), every_steps=every_steps, device=CPU)
+def reports_of(comm, every_steps=1000, spikes=None):
+    reports = Reports(comm, Gauges(none), task_of(), every_steps=every_steps, device=CPU)
+    reports.spikes = spikes or reports.spikes
+    return reports
+
+
+def sizes_of(global_batch, micro_batch):
+    return BatchSizes(
+        micro_batch=micro_batch, global_batch=global_batch, steps_per_epoch=math.ceil(TRAIN / global_batch)
+    )
 
 
 class Watching:
@@ -114,15 +98,15 @@ class Watching:
         self.calls = []
         self.scaler = GradScaler("cpu", enabled=False)
 
-    def __call__(self, micro_batches, *, passes, global_count, lr, measure=False):
-        found = list(micro_batches)
-        assert len(found) == passes
+    def __call__(self, micro_batches, *, backward_passes, global_count, lr, measure=False):
+        found = [(batch["images"], batch["labels"]) for batch in micro_batches]
+        assert len(found) == backward_passes
         call = len(self.calls)
         self.calls.append({"found": found, "global_count": global_count, "lr": lr})
         count = sum(len(labels) for _, labels in found)
+        loss = self.losses.get(call, 2.0) * count
         return StepDone(
-            loss_sum=self.losses.get(call, 2.0) * count,
-            right=count - (count > 0),
+            totals={"loss": loss, "count": count, "right": count - (count > 0)},
             skipped=self.skips.get(call),
             grad_norm=float(call) if measure else math.nan,
         )
@@ -139,7 +123,7 @@ def watch_epoch(
     global_batch=12,
     micro_batch=5,
     epoch=0,
-    split=None,
+    labels=None,
     ends=None,
     spikes=None,
     step=None,
@@ -147,24 +131,17 @@ def watch_epoch(
     **look,
 ):
     images = random_images()
-    if split is not None:
-        images.train.labels = split  # labels by which samples can be told apart
-    step = step or Watching(OneOf(rank, size))
-    rate = LearningRate(peak=1.0, warmup_steps=0, total_steps=100, shape="cosine")
+    if labels is not None:
+        images.train.tensors["labels"] = labels  # by which samples can be told apart
+    step = step or Watching(alone_of(rank, size))
+    task = task_of(images, augmentations=Augmentations(**look), seed=7)
     trained = train_epoch(
         step,
-        images,
-        pictures(**look),
-        start=Position(step=epoch * math.ceil(TRAIN / global_batch), epoch=epoch),
-        seed=7,
-        global_batch=global_batch,
-        micro_batch=micro_batch,
-        lr=rate,
-        average=None,
+        Feed(images.train, task, step.comm.data, sizes_of(global_batch, micro_batch), seed=7, device=CPU),
+        Position(step=epoch * math.ceil(TRAIN / global_batch), epoch=epoch),
+        lr=LearningRate(peak=1.0, warmup_steps=0, total_steps=100, shape="cosine"),
         limits=ends or limits(),
-        spikes=spikes or SpikeWatch(rank),
-        reports=reports_of(step.comm, every_steps),
-        device=CPU,
+        reports=reports_of(step.comm, every_steps, spikes),
     )
     return step, Whole(list(trained))
 
@@ -175,7 +152,7 @@ def samples_of(step):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_together_see_each_training_image_once(size):
-    watched = [watch_epoch(rank, size, split=torch.arange(TRAIN))[0] for rank in range(size)]
+    watched = [watch_epoch(rank, size, labels=torch.arange(TRAIN))[0] for rank in range(size)]
     assert sorted(sample for step in watched for sample in samples_of(step)) == list(range(TRAIN))
     counts = {tuple(call["global_count"] for call in step.calls) for step in watched}
     assert counts == {(12, 12, 12, 12, 5)}
@@ -189,7 +166,7 @@ def test_ranks_together_see_each_training_image_once(size):
 def test_each_sample_looks_the_same_whichever_rank_and_batch_it_is_in(size, look):
     def by_sample(ranks, **cut):
         steps = [
-            watch_epoch(rank, ranks, split=torch.arange(TRAIN), epoch=3, **look, **cut)[0] for rank in range(ranks)
+            watch_epoch(rank, ranks, labels=torch.arange(TRAIN), epoch=3, **look, **cut)[0] for rank in range(ranks)
         ]
         return {
             label: image
@@ -202,13 +179,13 @@ def test_each_sample_looks_the_same_whichever_rank_and_batch_it_is_in(size, look
     alone, shared = by_sample(1, global_batch=TRAIN, micro_batch=TRAIN), by_sample(size, global_batch=12)
     assert len(alone) == TRAIN
     assert all(torch.equal(alone[sample], shared[sample]) for sample in range(TRAIN))
-    original = random_images().train.images.float() / 255
+    original = random_images().train.tensors["images"].float() / 255
     changed = [not torch.equal(alone[sample], original[sample]) for sample in range(TRAIN)]
     assert all(changed) if look else not any(changed)
 
 
 def test_order_and_augmentation_change_from_epoch_to_epoch():
-    first, second = (watch_epoch(epoch=epoch, split=torch.arange(TRAIN))[0] for epoch in (0, 1))
+    first, second = (watch_epoch(epoch=epoch, labels=torch.arange(TRAIN))[0] for epoch in (0, 1))
     assert samples_of(first) != samples_of(second)
     images = [
         {
@@ -217,19 +194,19 @@ def test_order_and_augmentation_change_from_epoch_to_epoch():
             for raw, of in call["found"]
             for label, one in zip(of.tolist(), raw, strict=True)
         }
-        for step in (watch_epoch(epoch=epoch, split=torch.arange(TRAIN), crop=True)[0] for epoch in (0, 1))
+        for step in (watch_epoch(epoch=epoch, labels=torch.arange(TRAIN), crop=True)[0] for epoch in (0, 1))
     ]
     assert sum(torch.equal(images[0][sample], images[1][sample]) for sample in range(TRAIN)) < TRAIN / 4
 
 
 def test_labels_stay_with_their_images():
     step = watch_epoch(2, 3)[0]
-    split = random_images().train
+    stored = random_images().train.tensors
     for call in step.calls:
         for images, labels in call["found"]:
             for image, label in zip(images, labels, strict=True):
-                same = [index for index in range(TRAIN) if torch.equal(split.images[index].float() / 255, image)]
-                assert [split.labels[index] for index in same] == [label]
+                same = [index for index in range(TRAIN) if torch.equal(stored["images"][index].float() / 255, image)]
+                assert [stored["labels"][index] for index in same] == [label]
 
 
 def test_learning_rate_goes_on_over_epochs():
@@ -243,8 +220,8 @@ def test_means_are_over_the_images_of_all_ranks():
     step, trained = watch_epoch(1, 3)
     mine = len(samples_of(step))
     assert 17 <= mine <= 18
-    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * mine, mine - 5, mine]]  # one sum per epoch
-    assert (trained.means.loss, trained.means.accuracy) == (2.0, (mine - 5) / mine)
+    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * mine, mine, mine - 5]]  # one sum per epoch
+    assert (trained.means["loss"], trained.means["accuracy"]) == (2.0, (mine - 5) / mine)
     assert (trained.skipped, trained.spikes, trained.end) == ([], [], None)
 
 
@@ -253,24 +230,24 @@ def test_means_are_over_the_images_of_all_ranks():
 )
 def test_reports_come_at_report_steps_and_at_the_end_of_an_epoch(every, epoch, at):
     losses = {call: float(call) for call in range(5)}
-    step, whole = watch_epoch(step=Watching(OneOf(0, 1), losses=losses), every_steps=every, epoch=epoch)
+    step, whole = watch_epoch(step=Watching(alone_of(0, 1), losses=losses), every_steps=every, epoch=epoch)
     assert [report.step for report in whole.reports] == at
     first = 5 * epoch
     counts = [12, 12, 12, 12, 5]
     for report, since in zip(whole.reports, [first, *at], strict=False):
         steps = range(since - first, report.step - first)
-        assert report.totals.loss == sum(losses[call] * counts[call] for call in steps)
-        assert report.totals.count == sum(counts[call] for call in steps)
+        assert report.totals["loss"] == sum(losses[call] * counts[call] for call in steps)
+        assert report.totals["count"] == sum(counts[call] for call in steps)
         assert report.lr == step.calls[steps[-1]]["lr"]
         assert report.grad_norm == steps[-1]
         assert report.loss_scale == 1.0
         assert report.steps == len(steps)
-        assert report.images_per_s[0] > 0
+        assert report.units_per_s[0] > 0
     assert len(step.comm.summed) == len(at)
 
 
 def test_skipped_steps_and_spikes_are_in_the_report_of_their_steps():
-    step = Watching(OneOf(0, 1), losses={13: 90.0}, skips={1: LOSS_OF_2, 15: GRADIENTS_OF_0})
+    step = Watching(alone_of(0, 1), losses={13: 90.0}, skips={1: LOSS_OF_2, 15: GRADIENTS_OF_0})
     _, whole = watch_epoch(step=step, global_batch=3, micro_batch=3, every_steps=6)  # 18 steps
     assert [[number for number, _ in report.skipped] for report in whole.reports] == [[2], [], [16]]
     assert [[spike.step for spike in report.spikes] for report in whole.reports] == [[], [], [14]]
@@ -282,7 +259,7 @@ LOSS_OF_2, GRADIENTS_OF_0 = Skipped(rank=2, source="loss"), Skipped(rank=0, sour
 def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_means():
     skips = {1: LOSS_OF_2, 4: GRADIENTS_OF_0}
     found = [
-        watch_epoch(epoch=epoch, step=Watching(OneOf(0, 1), skips=skips, losses={1: math.nan, 4: math.inf, 0: 3.0}))
+        watch_epoch(epoch=epoch, step=Watching(alone_of(0, 1), skips=skips, losses={1: math.nan, 4: math.inf, 0: 3.0}))
         for epoch in (0, 2)
     ]
     assert [trained.skipped for _, trained in found] == [
@@ -291,35 +268,35 @@ def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_mea
     ]
     for step, trained in found:
         assert len(step.calls) == 5
-        assert [values.tolist()[:3] for values in step.comm.summed] == [[3.0 * 12 + 2.0 * 24, 36 - 3, 36]]
-        assert trained.means.loss == pytest.approx(84 / 36)
+        assert [values.tolist()[:3] for values in step.comm.summed] == [[3.0 * 12 + 2.0 * 24, 36, 36 - 3]]
+        assert trained.means["loss"] == pytest.approx(84 / 36)
         assert (trained.spikes, trained.end) == ([], None)
 
 
 def test_an_epoch_of_skipped_steps_has_no_means():
-    step, trained = watch_epoch(step=Watching(OneOf(0, 1), skips=dict.fromkeys(range(5), LOSS_OF_2)))
+    step, trained = watch_epoch(step=Watching(alone_of(0, 1), skips=dict.fromkeys(range(5), LOSS_OF_2)))
     assert len(step.calls) == 5
-    assert math.isnan(trained.means.loss)
-    assert math.isnan(trained.means.accuracy)
+    assert math.isnan(trained.means["loss"])
+    assert math.isnan(trained.means["accuracy"])
     assert [number for number, _ in trained.skipped] == [1, 2, 3, 4, 5]
     assert trained.end is None
 
 
 def test_too_many_skipped_steps_end_the_epoch_early():
-    step = Watching(OneOf(0, 1), skips={0: LOSS_OF_2, 2: LOSS_OF_2, 3: GRADIENTS_OF_0})
+    step = Watching(alone_of(0, 1), skips={0: LOSS_OF_2, 2: LOSS_OF_2, 3: GRADIENTS_OF_0})
     _, trained = watch_epoch(step=step, ends=limits(max_skipped_steps=2), epoch=1)
     assert len(step.calls) == 4
     assert trained.skipped == [(6, LOSS_OF_2), (8, LOSS_OF_2), (9, GRADIENTS_OF_0)]
     assert trained.end.status == TOO_MANY_SKIPPED == 3
     assert "step 9;" in str(trained.end)
-    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 12, 11, 12]]  # the other ranks sum as well
-    assert len(step.comm.gathered) == 1  # the names of the gauges, before the epoch
+    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 12, 12, 11]]  # the other ranks sum as well
+    assert len(step.comm.said) == 1  # the names of the gauges, before the epoch
 
 
 def test_skipped_steps_in_a_row_are_counted_over_the_end_of_an_epoch():
     ends = limits(max_skipped_steps=3)
-    _, first = watch_epoch(step=Watching(OneOf(0, 1), skips={3: LOSS_OF_2, 4: LOSS_OF_2}), ends=ends)
-    step, second = watch_epoch(step=Watching(OneOf(0, 1), skips={0: LOSS_OF_2}), ends=ends, epoch=1)
+    _, first = watch_epoch(step=Watching(alone_of(0, 1), skips={3: LOSS_OF_2, 4: LOSS_OF_2}), ends=ends)
+    step, second = watch_epoch(step=Watching(alone_of(0, 1), skips={0: LOSS_OF_2}), ends=ends, epoch=1)
     assert first.end is None
     assert second.end.status == TOO_MANY_SKIPPED
     assert len(step.calls) == 1
@@ -333,16 +310,16 @@ def test_replicas_that_differ_end_the_epoch_early(monkeypatch):
         if number == 4:
             raise EndOfRun("they differ", status=REPLICAS_DIFFER, reason="replicas differ")
 
-    monkeypatch.setattr(divergence, "check_replicas", check)
+    monkeypatch.setattr(replicas, "check_replicas", check)
     step, trained = watch_epoch(ends=limits(check_replicas_every=2))
     assert seen == [(step.comm, step.model, 2), (step.comm, step.model, 4)]
     assert len(step.calls) == 4
     assert (trained.end.status, trained.end.reason) == (4, "replicas differ")
-    assert trained.means.loss == 2.0
+    assert trained.means["loss"] == 2.0
 
 
 def test_spikes_have_the_number_of_their_step_and_skipped_losses_are_not_seen():
-    step = Watching(OneOf(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
+    step = Watching(alone_of(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
     _, trained = watch_epoch(1, 2, step=step, global_batch=2, epoch=1)  # 27 steps
     assert trained.spikes == [Spike(step=27 + 13, rank=1, loss=90.0, usual=2.0)]
     assert [number for number, _ in trained.skipped] == [27 + 16]
@@ -360,7 +337,7 @@ class Seeing:
 
 def test_the_watch_sees_the_mean_loss_of_each_step_with_images():
     spikes = Seeing()
-    watch_epoch(1, 3, step=Watching(OneOf(1, 3), losses={2: 7.0}), spikes=spikes)
+    watch_epoch(1, 3, step=Watching(alone_of(1, 3), losses={2: 7.0}), spikes=spikes)
     assert spikes.seen == [(1, 2.0), (2, 2.0), (3, 7.0), (4, 2.0), (5, 2.0)]
     spikes = Seeing()
     step, trained = watch_epoch(0, 2, global_batch=1, spikes=spikes)  # rank 0 gets no image of any
@@ -370,13 +347,13 @@ def test_the_watch_sees_the_mean_loss_of_each_step_with_images():
         images.shape == (0, 3, 16, 16) and labels.shape == (0,)
         for [(images, labels)] in (call["found"] for call in step.calls)
     )
-    assert math.isnan(trained.means.loss)  # the sum over ranks is made up here
+    assert math.isnan(trained.means["loss"])  # the sum over ranks is made up here
 
 
 def test_an_epoch_reports_the_spikes_of_all_ranks():
     theirs = {"step": 3, "rank": 2, "loss": 8.0, "usual": 1.0}
-    step = Watching(OneOf(1, 3), losses={12: 90.0})
-    step.comm.gather = lambda mine: [[], mine, [theirs] if mine else []]
+    step = Watching(alone_of(1, 3), losses={12: 90.0})
+    step.comm.answers = lambda mine: [[], mine, [theirs] if mine else []]
     _, trained = watch_epoch(1, 3, step=step, global_batch=3, micro_batch=1)
     assert trained.spikes == [Spike(step=13, rank=1, loss=90.0, usual=2.0), Spike(**theirs)]
 
@@ -409,7 +386,7 @@ def test_a_good_step_in_between_starts_the_count_anew():
 @pytest.mark.parametrize(("every", "checked"), [(0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6]), (8, [])])
 def test_replicas_are_checked_at_multiples(monkeypatch, every, checked):
     seen = []
-    monkeypatch.setattr(divergence, "check_replicas", lambda comm, model, step: seen.append((comm, model, step)))
+    monkeypatch.setattr(replicas, "check_replicas", lambda comm, model, step: seen.append((comm, model, step)))
     comm = SerialComm()
     after_steps(limits(check_replicas_every=every), [None, None, LOSS_OF_2, None, LOSS_OF_2, LOSS_OF_2, None], comm)
     assert seen == [(comm, None, step) for step in checked]
@@ -418,67 +395,57 @@ def test_replicas_are_checked_at_multiples(monkeypatch, every, checked):
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 def test_pictures_are_normalised_and_in_their_memory_format(memory_format):
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.25, 2.0])
-    look = pictures(mean=mean, std=std, memory_format=memory_format)
-    raw = random_split(4, 1).images
-    out = look.for_evaluation(raw)
+    images = replace(random_images(), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    raw = split(4, seed=1).tensors["images"]
+    task = task_of(images, augmentations=Augmentations(crop=True, flip=True, cutout=4), memory_format=memory_format)
+    out = task.prepare({"images": raw, "labels": torch.arange(4)}, torch.arange(4), None)["images"]
     torch.testing.assert_close(out, (raw.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1))
     assert out.is_contiguous(memory_format=memory_format)
 
 
 def train_really(*, average_steps=None):
     model = net().eval()  # as an evaluation leaves it
-    step = TrainingStep(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9),
-        comm=SerialComm(),
-        sync=SerialComm().gradient_sync(model, compression="none"),
-        scaler=GradScaler("cpu", enabled=False),
-        precision="fp32",
-        label_smoothing=0.0,
-        clip_value=None,
-        clip_norm=None,
-    )
-    average = optim.moving_average(model, horizon_steps=average_steps) if average_steps else None
     images = random_images()
+    step = step_of(
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9),
+        average=moving_average(model, horizon_steps=average_steps) if average_steps else None,
+    )
+    feed = Feed(images.train, task_of(images), SerialComm(), sizes_of(12, 12), seed=0, device=CPU)
     for epoch in range(2):
         trained = train_epoch(
             step,
-            images,
-            pictures(),
-            start=Position(step=epoch * math.ceil(TRAIN / 12), epoch=epoch),
-            seed=0,
-            global_batch=12,
-            micro_batch=12,
+            feed,
+            Position(step=epoch * math.ceil(TRAIN / 12), epoch=epoch),
             lr=LearningRate(peak=0.1, warmup_steps=0, total_steps=10, shape="cosine"),
-            average=average,
             limits=limits(),
-            spikes=SpikeWatch(0),
             reports=reports_of(SerialComm()),
-            device=CPU,
         )
         whole = Whole(list(trained))
-    return model, average, whole.means
+    return step, whole.means
 
 
 def test_the_moving_average_follows_every_step():
-    model, average, _ = train_really(average_steps=50.0)
-    assert average.n_averaged == 10
-    assert not torch.equal(average.module[0].weight, model[0].weight)
+    step, _ = train_really(average_steps=50.0)
+    assert step.average.n_averaged == 10
+    assert not torch.equal(step.average.module[0].weight, step.model[0].weight)
+    assert step.evaluated is step.average.module
 
 
 def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():
-    model, _, means = train_really()
-    assert model.training
+    step, means = train_really()
+    assert step.model.training
+    assert step.evaluated is step.model
     plain = net().train()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
-    split = random_images().train
+    stored = random_images().train.tensors
     rate = LearningRate(peak=0.1, warmup_steps=0, total_steps=10, shape="cosine")
     number = 0
     for epoch in range(2):
         loss_sum = right = 0
-        for chosen in data.permutation(TRAIN, seed=0, epoch=epoch).split(12):
+        for chosen in permutation(TRAIN, seed=0, epoch=epoch).split(12):
             optimizer.param_groups[0]["lr"] = rate(number)
-            logits, labels = plain(split.images[chosen].float() / 255), split.labels[chosen]
+            logits, labels = plain(stored["images"][chosen].float() / 255), stored["labels"][chosen]
             loss = functional.cross_entropy(logits, labels)
             optimizer.zero_grad()
             loss.backward()
@@ -486,57 +453,68 @@ def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():
             loss_sum += loss.item() * len(labels)
             right += (logits.argmax(1) == labels).sum().item()
             number += 1
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+    for one, other in zip(step.model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-    assert means.loss == pytest.approx(loss_sum / TRAIN, rel=1e-4)
-    assert means.accuracy == pytest.approx(right / TRAIN)
+    assert means["loss"] == pytest.approx(loss_sum / TRAIN, rel=1e-4)
+    assert means["accuracy"] == pytest.approx(right / TRAIN)
 
 
 def directly(model):
-    split = random_images().test
+    stored = random_images().test.tensors
     with torch.no_grad():
-        logits = model.eval()(split.images.float() / 255)
-    return functional.cross_entropy(logits, split.labels).item(), (logits.argmax(1) == split.labels).sum().item()
+        logits = model.eval()(stored["images"].float() / 255)
+    right = (logits.argmax(1) == stored["labels"]).sum().item()
+    return functional.cross_entropy(logits, stored["labels"]).item(), right
+
+
+def evaluated(step, micro_batch):
+    return evaluate(step, random_images().test, 0, micro_batch=micro_batch)
 
 
 @pytest.mark.parametrize("batch", [1, 7, TEST, 100])
 def test_evaluation_counts_each_image_once(batch):
-    model = train_really()[0]
-    loss, right = directly(model)
-    model.train()
-    means = evaluate(
-        model, random_images(), pictures(), SerialComm(), batch=batch, precision="fp32", device=CPU, step=0
-    )
-    assert means.accuracy == right / TEST
-    assert means.loss == pytest.approx(loss, rel=1e-5)
+    step, _ = train_really()
+    loss, right = directly(step.model)
+    step.model.train()
+    metrics = evaluated(step, batch)
+    assert metrics["accuracy"] == right / TEST
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_evaluation_knows_no_label_smoothing():
+    step, _ = train_really()
+    step.task = task_of(label_smoothing=0.3)
+    assert evaluated(step, 8)["loss"] == pytest.approx(directly(step.model)[0], rel=1e-5)
 
 
 @pytest.mark.parametrize("size", [2, 3, 40])  # 40: some ranks have no image
 def test_ranks_share_the_evaluation(size):
-    model = train_really()[0]
-    loss, right = directly(model)
-    total = torch.zeros(3, dtype=torch.float64)
+    step, _ = train_really()
+    loss, right = directly(step.model)
+    total = torch.zeros(4, dtype=torch.float64)
     for rank in range(size):
-        comm = OneOf(rank, size)
-        comm.sum = lambda values, comm=comm: comm.summed.append(values) or torch.ones(3)
-        evaluate(model, random_images(), pictures(), comm, batch=4, precision="fp32", device=CPU, step=0)
-        assert len(comm.summed) == 1
-        total += comm.summed[0]
+        step.comm = Rank(rank, size, sums=torch.ones_like)
+        evaluated(step, 4)
+        [summed] = step.comm.summed
+        total += summed
     assert total[0].item() == pytest.approx(loss * TEST, rel=1e-5)
-    assert total[1:].tolist() == [right, TEST]
+    assert total[1:].tolist() == [TEST, right, 0]
 
 
 def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():
-    model, comm = train_really()[0], OneOf(0, 2)
+    step, _ = train_really()
+    step.comm = Rank(0, 2)
+    model = step.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluate(model, random_images(), pictures(), comm, batch=8, precision="fp32", device=CPU, step=0)
+    evaluated(step, 8)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert {id(one) for one in comm.averaged} >= {id(model[1].running_mean), id(model[1].running_var)}
+    assert {id(one) for one in step.comm.averaged} >= {id(model[1].running_mean), id(model[1].running_var)}
 
 
 def test_evaluation_in_bf16_is_close_to_fp32():
-    model = train_really()[0]
-    loss, _ = directly(model)
-    means = evaluate(model, random_images(), pictures(), SerialComm(), batch=8, precision="bf16", device=CPU, step=0)
-    assert means.loss != pytest.approx(loss, rel=1e-6)
-    assert means.loss == pytest.approx(loss, rel=0.02)
+    step, _ = train_really()
+    loss, _ = directly(step.model)
+    step.precision = "bf16"
+    metrics = evaluated(step, 8)
+    assert metrics["loss"] != pytest.approx(loss, rel=1e-6)
+    assert metrics["loss"] == pytest.approx(loss, rel=0.02)

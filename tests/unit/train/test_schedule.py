@@ -1,9 +1,12 @@
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
-from hvdtrain.train.schedule import LearningRate, scaled_lr
+from hvdtrain.train import optim
+from hvdtrain.train.schedule import LearningRate, learning_rate, scaled_lr
+from hvdtrain.vision import config
 
 
 def cosine(**changes):
@@ -73,4 +76,26 @@ def test_warm_up_may_take_the_whole_run():
     ],
 )
 def test_scaled_lr_is_linear_for_sgd_and_lars_and_square_root_for_adam_and_lamb(optimizer, global_batch, expected):
-    assert scaled_lr(0.1, optimizer=optimizer, global_batch=global_batch) == pytest.approx(expected)
+    scaling = optim.OPTIMIZERS[optimizer].scaling
+    assert scaled_lr(0.1, scaling=scaling, global_batch=global_batch) == pytest.approx(expected)
+
+
+# --- that of a run
+
+
+def test_scaled_recipe_follows_the_global_batch():
+    lr = learning_rate(config.scaled(), global_batch=1024, steps_per_epoch=10)
+    assert lr.peak == pytest.approx(4 * optim.OPTIMIZERS["sgd"].base_lr)
+    assert (lr.warmup_steps, lr.total_steps, lr.shape) == (50, 250, "cosine")
+
+
+def test_book_recipe_has_one_rate_whatever_the_global_batch():
+    lr = learning_rate(config.book(), global_batch=4096, steps_per_epoch=10)
+    assert {lr(step) for step in range(250)} == {1e-4}
+
+
+def test_given_rate_is_scaled_and_a_short_run_warms_up_in_half_of_it():
+    settings = replace(config.scaled(), lr=0.02, optimizer="adamw", epochs=4)
+    lr = learning_rate(settings, global_batch=1024, steps_per_epoch=5)
+    assert lr.peak == pytest.approx(0.04)
+    assert (lr.warmup_steps, lr.total_steps) == (10, 20)

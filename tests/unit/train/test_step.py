@@ -7,10 +7,11 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
-from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.train import optim
-from hvdtrain.train.step import Skipped, TrainingStep
+from hvdtrain.train.finite import Skipped
 from hvdtrain.vision import models
+from tests.ranks import Rank
+from tests.steps import step_of, take
 
 # Sums of the same numbers in another order differ in the last bits of float32; a gradient that is wrong by one image
 # in eight differs by a tenth.
@@ -35,23 +36,6 @@ def batch(count, *, seed=0, side=32):
     return images, torch.randint(0, 10, (count,), generator=generator)
 
 
-def step_for(model, *, comm=None, sync=None, scaler=None, optimizer=None, **changes):
-    settings = {"precision": "fp32", "label_smoothing": 0.0, "clip_value": None, "clip_norm": None, **changes}
-    return TrainingStep(
-        model=model,
-        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=123.0),
-        comm=comm or SerialComm(),
-        sync=sync or SerialComm().gradient_sync(model, compression="none"),
-        scaler=scaler or GradScaler("cpu", enabled=False),
-        **settings,
-    )
-
-
-def take(step, *micro_batches, global_count=None, lr=0.5):
-    count = sum(len(labels) for _, labels in micro_batches) if global_count is None else global_count
-    return step(iter(micro_batches), passes=len(micro_batches), global_count=count, lr=lr)
-
-
 def floats(model):
     """Its parameters and batch norm's running statistics."""
     return [*model.parameters(), *(one for one in model.buffers() if one.is_floating_point())]
@@ -71,11 +55,11 @@ def assert_same_weights(ours, theirs):
 def test_micro_batches_make_the_step_of_the_whole_batch(build, sizes):
     whole, parts = build().eval(), build().eval()  # batch norm in eval mode: its statistics depend on the batch
     images, labels = batch(8)
-    done_whole = take(step_for(whole), (images, labels))
-    done_parts = take(step_for(parts), *cut(images, labels, *sizes))
+    done_whole = take(step_of(whole), (images, labels))
+    done_parts = take(step_of(parts), *cut(images, labels, *sizes))
     assert_same_weights(parts, whole)
-    torch.testing.assert_close(done_parts.loss_sum, done_whole.loss_sum, **CLOSE)
-    assert done_parts.right == done_whole.right
+    torch.testing.assert_close(done_parts.totals["loss"], done_whole.totals["loss"], **CLOSE)
+    assert done_parts.totals["right"] == done_whole.totals["right"]
     moved = max((one - two).abs().max() for one, two in zip(whole.parameters(), build().parameters(), strict=True))
     assert moved > 1e-3
 
@@ -83,7 +67,7 @@ def test_micro_batches_make_the_step_of_the_whole_batch(build, sizes):
 @pytest.mark.parametrize("build", [small, tiny])
 def test_fp32_steps_equal_a_plain_torch_loop(build):
     ours, plain = build().train(), build().train()
-    step = step_for(ours, optimizer=torch.optim.SGD(ours.parameters(), lr=9.0, momentum=0.9))
+    step = step_of(ours, optimizer=torch.optim.SGD(ours.parameters(), lr=9.0, momentum=0.9))
     optimizer = torch.optim.SGD(plain.parameters(), lr=9.0, momentum=0.9)
     for number, lr in enumerate((0.01, 0.02, 0.005)):
         images, labels = batch(16, seed=number)
@@ -122,7 +106,7 @@ def test_ranks_gradients_add_up_to_those_of_the_mean_loss():
     for part in [[(images, labels)], [(images[:5], labels[:5])], [(images[5:], labels[5:])]]:
         model = small().eval()
         sync = Recording(model)
-        take(step_for(model, sync=sync), *part, global_count=7)
+        take(step_of(model, sync=sync), *part, global_count=7)
         found.append(sync.found)
     for whole, first, second in zip(*found, strict=True):
         torch.testing.assert_close(first + second, whole, **CLOSE)
@@ -132,7 +116,7 @@ def test_ranks_gradients_add_up_to_those_of_the_mean_loss():
 def test_sync_is_told_the_passes_before_the_first_and_finished_after_the_last(sizes, passes):
     model = small()
     sync = Recording(model)
-    take(step_for(model, sync=sync), *cut(*batch(4), *sizes))
+    take(step_of(model, sync=sync), *cut(*batch(4), *sizes))
     assert sync.calls == [("expect", passes), ("finish",)]
     assert all(gradient is not None for gradient in sync.found)
 
@@ -140,7 +124,7 @@ def test_sync_is_told_the_passes_before_the_first_and_finished_after_the_last(si
 def test_gradients_do_not_carry_over_to_the_next_step():
     model = small().eval()
     sync = Recording(model)
-    step = step_for(model, sync=sync)
+    step = step_of(model, sync=sync)
     take(step, batch(4), lr=0.0)
     first = sync.found
     take(step, batch(4), lr=0.0)
@@ -155,9 +139,9 @@ def test_rank_without_images_still_takes_the_others_step(build, passes):
     before = copy.deepcopy(list(model.parameters()))
     statistics = copy.deepcopy(list(model.buffers()))
     sync = Recording(model, [torch.ones_like(parameter) for parameter in model.parameters()])
-    done = take(step_for(model, sync=sync), *[batch(0)] * passes, global_count=2, lr=0.25)
+    done = take(step_of(model, sync=sync), *[batch(0)] * passes, global_count=2, lr=0.25)
     assert sync.calls == [("expect", passes), ("finish",)]
-    assert (done.loss_sum, done.right, done.skipped) == (0, 0, None)
+    assert (done.totals["loss"], done.totals["right"], done.skipped) == (0, 0, None)
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.allclose(new, old - 0.25)
     assert all(torch.equal(old, new) for old, new in zip(statistics, model.buffers(), strict=True))
@@ -168,17 +152,17 @@ def test_an_empty_micro_batch_adds_gradients_of_zero(precision):
     model = tiny().train().to(memory_format=torch.channels_last)
     sync = Recording(model)
     empty, labels = batch(0)
-    step = step_for(model, sync=sync, precision=precision, label_smoothing=0.1)
+    step = step_of(model, sync=sync, precision=precision, label_smoothing=0.1)
     done = take(step, (empty.contiguous(memory_format=torch.channels_last), labels), global_count=2)
-    assert (done.loss_sum, done.right, done.skipped) == (0, 0, None)
+    assert (done.totals["loss"], done.totals["right"], done.skipped) == (0, 0, None)
     assert all(gradient is not None and not gradient.any() for gradient in sync.found)
 
 
 def test_an_empty_micro_batch_beside_others_changes_nothing():
     alone, beside = small().train(), small().train()
     images, labels = batch(4)
-    take(step_for(alone), (images, labels))
-    take(step_for(beside), (images, labels), batch(0))
+    take(step_of(alone), (images, labels))
+    take(step_of(beside), (images, labels), batch(0))
     assert all(torch.equal(one, other) for one, other in zip(floats(alone), floats(beside), strict=True))
 
 
@@ -188,7 +172,7 @@ def change_of(gradient, **options):
     given = torch.zeros(10, 12)
     given[0, : len(gradient)] = torch.tensor(gradient)
     before = model[1].weight.detach().clone()
-    take(step_for(model, sync=Recording(model, [given]), **options), batch(2, side=2), lr=1.0)
+    take(step_of(model, sync=Recording(model, [given]), **options), batch(2, side=2), lr=1.0)
     return (before - model[1].weight.detach())[0, : len(gradient)]
 
 
@@ -211,7 +195,7 @@ def test_the_norm_is_that_of_all_parameters_together():
     gradients = [torch.zeros(10, 12), torch.zeros(10)]
     gradients[0][0, 0], gradients[1][0] = 3.0, 4.0
     before = copy.deepcopy(model)
-    take(step_for(model, sync=Recording(model, gradients), clip_norm=1.0), batch(2, side=2), lr=1.0)
+    take(step_of(model, sync=Recording(model, gradients), clip_norm=1.0), batch(2, side=2), lr=1.0)
     assert (before[1].weight - model[1].weight)[0, 0].item() == pytest.approx(0.6, abs=1e-5)
     assert (before[1].bias - model[1].bias)[0].item() == pytest.approx(0.8, abs=1e-5)
 
@@ -229,10 +213,10 @@ def test_the_measured_norm_is_that_of_the_unscaled_gradients_before_clipping(cli
     gradients = [torch.zeros(10, 12), torch.zeros(10)]
     gradients[0][0, 0], gradients[1][0] = 3.0 * (scale or 1.0), 4.0 * (scale or 1.0)
     scaler = GradScaler("cpu", enabled=True, init_scale=scale) if scale else None
-    step = step_for(model, sync=Recording(model, gradients), scaler=scaler, **clips)
+    step = step_of(model, sync=Recording(model, gradients), scaler=scaler, **clips)
     images, labels = batch(2, side=2)
     assert math.isnan(take(step, (images, labels)).grad_norm)  # not asked for
-    done = step([(images, labels)], passes=1, global_count=2, lr=1.0, measure=True)
+    done = take(step, (images, labels), lr=1.0, measure=True)
     assert done.grad_norm == pytest.approx(5.0)
 
 
@@ -244,10 +228,10 @@ def test_loss_sum_and_right_are_those_of_the_rank_images():
     labels = torch.tensor([9, 0, 9, 9, 3])
     with torch.no_grad():
         chances = torch.log_softmax(model(images), dim=1)
-    done = take(step_for(model), *cut(images, labels, 3, 2), global_count=20)
-    assert isinstance(done.loss_sum, float)
-    assert done.loss_sum == pytest.approx(-sum(chances[i, label].item() for i, label in enumerate(labels)))
-    assert done.right == 3
+    done = take(step_of(model), *cut(images, labels, 3, 2), global_count=20)
+    assert isinstance(done.totals["loss"], float)
+    assert done.totals["loss"] == pytest.approx(-sum(chances[i, label].item() for i, label in enumerate(labels)))
+    assert done.totals["right"] == 3
     assert done.skipped is None
 
 
@@ -256,20 +240,20 @@ def test_label_smoothing_takes_its_part_of_the_loss_over_all_classes():
     images, labels = batch(4)
     with torch.no_grad():
         chances = torch.log_softmax(model(images), dim=1)
-    done = take(step_for(model, label_smoothing=0.2), (images, labels))
+    done = take(step_of(model, label_smoothing=0.2), (images, labels))
     own = -chances.gather(1, labels[:, None]).sum()
-    assert done.loss_sum == pytest.approx((0.8 * own - 0.2 * chances.mean(1).sum()).item(), rel=1e-4)
+    assert done.totals["loss"] == pytest.approx((0.8 * own - 0.2 * chances.mean(1).sum()).item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("side", [16, 32])  # 16 pixels leave the tiny model 1 x 1 features
 def test_single_image_trains_with_the_running_statistics(side):
     model = tiny().train()
-    take(step_for(model), batch(8, side=side))
+    take(step_of(model), batch(8, side=side))
     running = copy.deepcopy(dict(model.named_buffers()))
     reference = copy.deepcopy(model).eval()
     images, labels = batch(1, seed=3, side=side)
-    done = take(step_for(model), (images, labels))
-    assert done.loss_sum == pytest.approx(
+    done = take(step_of(model), (images, labels))
+    assert done.totals["loss"] == pytest.approx(
         functional.cross_entropy(reference(images), labels).item(), rel=1e-4, abs=1e-5
     )
     assert all(torch.equal(value, running[name]) for name, value in model.named_buffers())
@@ -280,14 +264,14 @@ def test_single_image_trains_with_the_running_statistics(side):
 def test_a_frozen_batch_norm_stays_frozen_after_a_single_image():
     model = small().train()
     model[1].eval()
-    take(step_for(model), batch(1))
+    take(step_of(model), batch(1))
     assert not model[1].training
     assert model[0].training
 
 
 def test_two_images_are_enough_for_batch_statistics():
     model = small().train()
-    take(step_for(model), batch(2))
+    take(step_of(model), batch(2))
     assert model[1].num_batches_tracked == 1
 
 
@@ -303,7 +287,7 @@ def test_precision_is_the_one_the_layers_compute_in(monkeypatch, precision, dtyp
         return loss
 
     monkeypatch.setattr(functional, "cross_entropy", watched)
-    take(step_for(model, precision=precision), batch(4))
+    take(step_of(model, precision=precision), batch(4))
     assert seen == [dtype, torch.float32, torch.float32]
     assert model[0].weight.dtype == model[0].weight.grad.dtype == torch.float32
 
@@ -313,7 +297,7 @@ def test_overflow_skips_the_step_and_lowers_the_scale(fused):
     model = small().train()
     scaler = GradScaler("cpu", enabled=True, init_scale=64.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, fused=fused)
-    step = step_for(model, scaler=scaler, optimizer=optimizer)
+    step = step_of(model, scaler=scaler, optimizer=optimizer)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     images, labels = batch(4)
     images[0, 0, 0, 0] = math.inf
@@ -329,9 +313,9 @@ def test_overflow_skips_the_step_and_lowers_the_scale(fused):
 def test_loss_scale_does_not_change_the_step(fused):
     plain, scaled = small().train(), small().train()
     scaler = GradScaler("cpu", enabled=True, init_scale=1024.0)
-    take(step_for(plain), batch(4))
+    take(step_of(plain), batch(4))
     optimizer = torch.optim.SGD(scaled.parameters(), lr=1.0, fused=fused)
-    done = take(step_for(scaled, scaler=scaler, optimizer=optimizer), batch(4))
+    done = take(step_of(scaled, scaler=scaler, optimizer=optimizer), batch(4))
     assert_same_weights(scaled, plain)
     assert done.skipped is None
 
@@ -341,24 +325,12 @@ def test_parameters_that_do_not_learn_are_left_alone():
     model[0].weight.requires_grad_(False)
     before = model[0].weight.clone()
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    take(step_for(model, optimizer=torch.optim.SGD(learning, lr=1.0), clip_norm=1.0, clip_value=1.0), batch(4))
+    take(step_of(model, optimizer=torch.optim.SGD(learning, lr=1.0), clip_norm=1.0, clip_value=1.0), batch(4))
     assert torch.equal(model[0].weight, before)
     assert model[0].weight.grad is None
 
 
 # --- steps that are not finite
-
-
-class Ranks(SerialComm):
-    """One rank of several; gather gives what was prepared, in turn, with `...` for what this rank says."""
-
-    def __init__(self, *answers, rank=0):
-        self.answers, self.rank, self.size = list(answers), rank, len(answers[0])
-        self.said = []
-
-    def gather(self, value):
-        self.said.append(value)
-        return [value if one is ... else one for one in self.answers.pop(0)]
 
 
 class Faulty(torch.autograd.Function):
@@ -450,7 +422,7 @@ def same(one, other):
 
 
 def optimizer_for(name, model):
-    return optim.build(name, optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
+    return optim.OPTIMIZERS[name].build(optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
 
 
 def test_label_nine_has_an_infinite_loss_and_finite_gradients():
@@ -467,12 +439,12 @@ def test_label_nine_has_an_infinite_loss_and_finite_gradients():
 @pytest.mark.parametrize("sizes", [(8,), (3, 3, 2)])
 def test_a_step_that_is_not_finite_changes_nothing(wrap, bad, source, optimizer, sizes):
     model = wrap(small()).train()
-    step = step_for(model, optimizer=optimizer_for(optimizer, model), clip_value=1.0, clip_norm=1.0)
+    step = step_of(model, optimizer=optimizer_for(optimizer, model), clip_value=1.0, clip_norm=1.0)
     assert take(step, *cut(*good(1), *sizes), lr=0.01).skipped is None
     before, state = copy.deepcopy(floats(model)), state_of(step.optimizer)
     done = take(step, *cut(*bad(), *sizes), lr=0.01)
     assert done.skipped == Skipped(rank=0, source=source)
-    assert math.isfinite(done.loss_sum) == (source == "gradients")
+    assert math.isfinite(done.totals["loss"]) == (source == "gradients")
     assert all(torch.equal(old, new) for old, new in zip(before, floats(model), strict=True))
     assert all(torch.isfinite(one).all() for one in floats(model))
     assert same(state, state_of(step.optimizer))
@@ -486,10 +458,10 @@ def test_the_step_after_a_skipped_one_is_the_one_without_it(wrap, bad, source, o
     found = []
     for batches in ([good(1), bad(), good(2), good(3)], [good(1), good(2), good(3)]):
         model = wrap(small()).train()
-        step = step_for(model, optimizer=optimizer_for(optimizer, model))
+        step = step_of(model, optimizer=optimizer_for(optimizer, model))
         done = [take(step, one, lr=0.01) for one in batches]
         assert [one.skipped for one in done if one.skipped] == [Skipped(rank=0, source=source)] * (len(batches) - 3)
-        found.append(([*floats(model)], state_of(step.optimizer), [one.loss_sum for one in done[-2:]]))
+        found.append(([*floats(model)], state_of(step.optimizer), [one.totals["loss"] for one in done[-2:]]))
     assert same(*found)
 
 
@@ -499,7 +471,7 @@ def test_a_skipped_step_halves_the_loss_scale_and_the_next_one_is_taken(wrap, ba
     model = wrap(small()).train()
     scaler = GradScaler("cpu", enabled=True, init_scale=64.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, fused=fused)
-    step = step_for(model, scaler=scaler, optimizer=optimizer)
+    step = step_of(model, scaler=scaler, optimizer=optimizer)
     scales, skipped = [], []
     for number, micro_batch in enumerate([good(0), bad(), bad(), good(1)]):
         before = copy.deepcopy(floats(model))
@@ -517,7 +489,7 @@ def test_a_loss_scale_that_overflows_is_the_gradients_fault():
     with torch.no_grad():
         model[5].bias[0] = 100.0  # the loss's gradient at the logits is close to 1, the weights' sum overflows
     images, _ = batch(8)
-    step = step_for(model, scaler=scaler)
+    step = step_of(model, scaler=scaler)
     assert take(step, (100 * images, torch.ones(8, dtype=torch.int64)), global_count=1).skipped == Skipped(
         rank=0, source="gradients"
     )
@@ -529,7 +501,7 @@ def skip_with(comm, gradients=None, micro_batch=None):
     model = InfiniteGradient(small()).train()
     bad = gradients or [torch.full_like(one, math.nan) for one in model.parameters()]
     before = copy.deepcopy(floats(model))
-    step = step_for(model, comm=comm, sync=Recording(model, bad))
+    step = step_of(model, comm=comm, sync=Recording(model, bad))
     done = take(step, micro_batch or good(1), global_count=24)
     assert all(torch.equal(old, new) for old, new in zip(before, floats(model), strict=True))
     assert comm.answers == []
@@ -546,13 +518,13 @@ def skip_with(comm, gradients=None, micro_batch=None):
     ],
 )
 def test_the_first_rank_whose_loss_was_not_finite_is_named(rank, losses, first):
-    comm = Ranks(losses, rank=rank)
+    comm = Rank(rank, 3, answers=[losses])
     assert skip_with(comm) == Skipped(rank=first, source="loss")
     assert comm.said == [None]
 
 
 def test_this_rank_tells_the_others_of_its_loss():
-    comm = Ranks([None, ..., "loss"], rank=1)
+    comm = Rank(1, 3, answers=[[None, ..., "loss"]])
     assert skip_with(comm, micro_batch=nan_image()) == Skipped(rank=1, source="loss")
     assert comm.said == ["loss"]
 
@@ -570,14 +542,14 @@ def test_this_rank_tells_the_others_of_its_loss():
     ],
 )
 def test_the_first_rank_whose_gradients_were_not_finite_is_named(rank, gradients, micro_batch, first):
-    comm = Ranks([None] * rank + [...] + [None] * (2 - rank), gradients, rank=rank)
+    comm = Rank(rank, 3, answers=[[None] * rank + [...] + [None] * (2 - rank), gradients])
     assert skip_with(comm, micro_batch=micro_batch) == Skipped(rank=first, source="gradients")
     assert comm.said == [None, bool(len(micro_batch[1])) and micro_batch[0][0, 0, 0, 0].item() == 0]
 
 
 def test_a_good_step_asks_the_other_ranks_nothing():
-    comm = Ranks([None, None], rank=1)
-    assert take(step_for(small(), comm=comm), batch(4)).skipped is None
+    comm = Rank(1, 2, answers=[[None, None]])
+    assert take(step_of(small(), comm=comm), batch(4)).skipped is None
     assert comm.said == []
 
 
@@ -619,8 +591,8 @@ def test_gradients_are_taken_again_with_the_same_dropout():
 
     seed = next(seed for seed in range(1000) if [one == 0 for one in first_ones(seed)] == [False, True, False, False])
     model = nn.Sequential(*small()[:5], DroppedFirst(), nn.Linear(8, 10)).train()
-    comm = Ranks([None, ...], [False, ...], rank=1)
-    step = step_for(model, comm=comm)
+    comm = Rank(1, 2, answers=[[None, ...], [False, ...]])
+    step = step_of(model, comm=comm)
     torch.manual_seed(seed)
     done = take(step, *cut(*batch(8), 4, 4))
     assert done.skipped == Skipped(rank=1, source="gradients")
@@ -636,7 +608,7 @@ def test_a_skipped_step_draws_as_many_random_numbers_as_a_taken_one(wrap, bad, s
     for micro_batch in (good(1), bad()):
         model = wrap(nn.Sequential(*small()[:5], nn.Dropout(0.5), nn.Linear(8, 10))).train()
         torch.manual_seed(1)
-        skipped = take(step_for(model), micro_batch).skipped
+        skipped = take(step_of(model), micro_batch).skipped
         sources.append(skipped and skipped.source)
         after.append(torch.get_rng_state())
     assert sources == [None, source]
@@ -646,7 +618,7 @@ def test_a_skipped_step_draws_as_many_random_numbers_as_a_taken_one(wrap, bad, s
 def test_finding_the_source_leaves_the_gradients_to_the_next_step():
     model = InfiniteGradient(small()).train()
     sync = Recording(model)
-    step = step_for(model, sync=sync)
+    step = step_of(model, sync=sync)
     take(step, bad_gradient())
     take(step, good(1))
     assert sync.calls == [("expect", 1), ("finish",)] * 2
@@ -660,8 +632,8 @@ def test_running_statistics_that_overflow_skip_the_step(rank):
     with torch.no_grad():
         model[0].weight.mul_(1e20)
     before = copy.deepcopy(model.state_dict())
-    comm = Ranks([..., None] if rank == 0 else [None, ...], rank=rank)
-    assert take(step_for(model, comm=comm), batch(4)).skipped == Skipped(rank=rank, source="batch norm")
+    comm = Rank(rank, 2, answers=[[..., None] if rank == 0 else [None, ...]])
+    assert take(step_of(model, comm=comm), batch(4)).skipped == Skipped(rank=rank, source="batch norm")
     for name, value in model.state_dict().items():
         if value.is_floating_point():
             assert torch.equal(value, before[name])
@@ -675,6 +647,6 @@ def test_losses_near_the_limit_of_float32_are_summed():
         model[1].bias[0] = -3e38
     images, _ = batch(2, side=2)
     parts = cut(images, torch.tensor([0, 0]), 1, 1)
-    done = take(step_for(model), *parts)
+    done = take(step_of(model), *parts)
     assert done.skipped is None
-    assert done.loss_sum == pytest.approx(6e38, rel=1e-6)
+    assert done.totals["loss"] == pytest.approx(6e38, rel=1e-6)

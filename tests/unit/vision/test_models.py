@@ -4,9 +4,10 @@ from urllib.error import URLError
 import pytest
 import torch
 import torchvision
-from torch import nn
 
+from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.train.batch_norm import layers
 from hvdtrain.vision import models
 
 TINY = models.TINY
@@ -52,7 +53,7 @@ def test_stem_stride_1_doubles_the_resolution_after_the_stem_and_at_the_end(name
 
 def two_forwards(**options):
     model = tiny(**options).train()
-    for layer in models.batch_norms(model):
+    for layer in layers(model):
         layer.eval()
     images = torch.randn(4, 3, 32, 32)
     with torch.no_grad():
@@ -79,11 +80,6 @@ def test_dropout_and_stochastic_depth_keep_the_models_own_when_not_given():
 
     assert probabilities(ours) == probabilities(theirs)
     assert probabilities(changed) == (0.7, pytest.approx(0.6, rel=0.1))  # at the last block: (blocks - 1) / blocks
-
-
-def test_batch_norms_are_all_of_them():
-    model = nn.Sequential(nn.BatchNorm2d(2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.LayerNorm(2))
-    assert models.batch_norms(model) == [model[0], model[1][1]]
 
 
 def test_unknown_model_is_named_with_the_choice():
@@ -221,3 +217,18 @@ def test_a_head_of_other_classes_is_left_out_whole(tmp_path, odd):
     state[f"classifier.1.{odd}"] = torch.zeros(()) if odd == "bias" else torch.zeros(7, 256)
     models.load_weights(model, models.pretrained_weights("efficientnet_tiny", saved(tmp_path, state)), "file")
     assert all(torch.equal(value, before[name]) for name, value in model.classifier[1].state_dict().items())
+
+
+def test_the_model_depends_on_the_seed_alone():
+    first, again, other = (models.build_on_all(SerialComm(), models.TINY, classes=10, seed=seed) for seed in (1, 1, 2))
+    name = "features.0.0.weight"
+    assert all(torch.equal(weight, again.state_dict()[key]) for key, weight in first.state_dict().items())
+    assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
+
+
+def test_pretrained_weights_are_in_the_built_model(tmp_path):
+    weights = models.build("efficientnet_tiny", classes=1000).state_dict()
+    torch.save(weights, tmp_path / "tiny.pt")
+    model = models.build_on_all(SerialComm(), models.TINY, classes=10, seed=0, pretrained=str(tmp_path / "tiny.pt"))
+    assert torch.equal(model.features[0][0].weight, weights["features.0.0.weight"])
+    assert model.classifier[1].out_features == 10

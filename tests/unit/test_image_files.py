@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[2]
 DOCKERFILE = (PROJECT / "Dockerfile").read_text()
 COPIED = [
     source

@@ -1,99 +1,27 @@
 import copy
-import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.replicas import check_replicas, parameter_hashes, weights_hash
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
-from hvdtrain.train.divergence import Spike, SpikeWatch, check_replicas, parameter_hashes, weights_hash
 from hvdtrain.vision import models
-
-# --- spikes
-
-
-def noise(count, seed):
-    return np.random.default_rng(seed).normal(size=count)
+from tests.ranks import Rank
 
 
-def spikes_of(losses, rank=0):
-    watch = SpikeWatch(rank)
-    return [spike for step, loss in enumerate(losses, start=1) if (spike := watch.see(step, loss))]
-
-
-@pytest.mark.parametrize("at", range(10))
-def test_the_first_ten_losses_are_no_spikes(at):
-    losses = [1.0] * 10
-    losses[at] = 1e6
-    assert spikes_of(losses) == []
-
-
-def test_the_eleventh_loss_may_be_a_spike():
-    assert spikes_of([1.0] * 10 + [100.0], rank=3) == [Spike(step=11, rank=3, loss=100.0, usual=1.0)]
-
-
-@pytest.mark.parametrize("spread", [0.01, 0.1, 0.3])
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_is_no_spike(seed, spread):
-    assert spikes_of(2.0 + spread * noise(1000, seed)) == []
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_slow_rise_or_fall_is_no_spike(seed):
-    rise = 1.0 + np.arange(800) / 200 + 0.02 * noise(800, seed)
-    assert spikes_of(rise) == []
-    assert spikes_of(rise[::-1]) == []
-
-
-def test_a_fall_is_no_spike():
-    assert spikes_of([2.0] * 60 + [0.001] + [2.0] * 5) == []
-
-
-def test_a_jump_is_found_where_it_is():
-    losses = 2.0 + 0.1 * noise(300, 0)
-    losses[77], losses[200] = 9.0, 4.5
-    found = spikes_of(losses, rank=5)
-    assert [(spike.step, spike.rank, spike.loss) for spike in found] == [(78, 5, 9.0), (201, 5, 4.5)]
-    assert all(spike.usual == pytest.approx(2.0, abs=0.1) for spike in found)
-
-
-def test_a_loss_that_stays_high_becomes_the_usual_one():
-    found = spikes_of([1.0] * 50 + [10.0] * 100)
-    assert [spike.step for spike in found] == list(range(51, 76))  # until half of the last 50 are high
-    assert spikes_of([1.0] * 50 + [10.0] * 60 + [100.0])[-1] == Spike(step=111, rank=0, loss=100.0, usual=10.0)
-
-
-@pytest.mark.parametrize(("usual", "loss", "found"), [(2.0, 2.9, 0), (2.0, 3.1, 1), (-2.0, -1.1, 0), (-2.0, -0.9, 1)])
-def test_after_constant_losses_a_spike_is_more_than_half_above(usual, loss, found):
-    assert len(spikes_of([usual] * 60)) == 0
-    assert len(spikes_of([usual] * 60 + [loss])) == found
-
-
-def test_what_is_usual_for_noisy_losses_is_eight_robust_deviations():
-    losses = [1.0, 2.0, 3.0] * 20  # median 2, median absolute deviation 1
-    assert spikes_of([*losses, 2.0 + 8 * 1.4826 - 0.01]) == []
-    assert len(spikes_of([*losses, 2.0 + 8 * 1.4826 + 0.01])) == 1
-
-
-# --- replicas
-
-
-class Replicas(SerialComm):
+def ranks_with(*replicas, rank=0):
     """Rank `rank` among ranks that have these models, and ask and answer the same."""
 
-    def __init__(self, *replicas, rank=0):
-        self.replicas, self.rank, self.size = replicas, rank, len(replicas)
-        self.said = []
+    def answers(value):
+        hashes = [parameter_hashes(model) for model in replicas]
+        by_rank = hashes if isinstance(value, dict) else [weights_hash(names) for names in hashes]
+        assert by_rank[rank] == value
+        return by_rank
 
-    def gather(self, value):
-        self.said.append(json.loads(json.dumps(value)))
-        hashes = [parameter_hashes(model) for model in self.replicas]
-        everyones = hashes if isinstance(value, dict) else [weights_hash(one) for one in hashes]
-        assert everyones[self.rank] == value
-        return everyones
+    return Rank(rank, len(replicas), answers=answers)
 
 
 def net():
@@ -109,9 +37,9 @@ def with_flipped_bit(model, name, element=0, bit=0):
 
 def test_equal_replicas_pass_and_only_one_hash_is_sent():
     model = net()
-    comm = Replicas(model, copy.deepcopy(model), copy.deepcopy(model))
+    comm = ranks_with(model, copy.deepcopy(model), copy.deepcopy(model))
     check_replicas(comm, model, 7)
-    assert [len(one) for one in comm.said] == [64]
+    assert [len(hashed) for hashed in comm.said] == [64]
     check_replicas(SerialComm(), model, 7)
 
 
@@ -121,7 +49,7 @@ def test_every_rank_names_the_odd_one_out_of_three_and_the_parameter(odd, rank):
     replicas = [net() for _ in range(3)]
     replicas[odd] = with_flipped_bit(with_flipped_bit(net(), "3.weight", 5), "1.bias", 2)
     with pytest.raises(EndOfRun) as end:
-        check_replicas(Replicas(*replicas, rank=rank), replicas[rank], 40)
+        check_replicas(ranks_with(*replicas, rank=rank), replicas[rank], 40)
     assert (end.value.status, end.value.reason) == (REPLICAS_DIFFER, "replicas differ")
     assert REPLICAS_DIFFER == 4
     message = str(end.value)
@@ -133,29 +61,29 @@ def test_every_rank_names_the_odd_one_out_of_three_and_the_parameter(odd, rank):
 def test_of_two_that_differ_rank_1_is_named(rank):
     replicas = [with_flipped_bit(net(), "0.weight"), net()]
     with pytest.raises(EndOfRun, match=r"rank 1 from the others, first in 0\.weight;"):
-        check_replicas(Replicas(*replicas, rank=rank), replicas[rank], 1)
+        check_replicas(ranks_with(*replicas, rank=rank), replicas[rank], 1)
 
 
 def test_all_ranks_that_differ_are_named():
     other = with_flipped_bit(net(), "3.bias", bit=31)
     with pytest.raises(EndOfRun, match=r"rank 1, 3 from the others, first in 3\.bias;"):
-        check_replicas(Replicas(net(), other, net(), other), net(), 1)  # a tie
+        check_replicas(ranks_with(net(), other, net(), other), net(), 1)  # a tie
     third = with_flipped_bit(net(), "1.weight")
     with pytest.raises(EndOfRun, match=r"rank 0, 4 from the others, first in 1\.weight;"):
-        check_replicas(Replicas(third, net(), net(), net(), other), third, 1)
+        check_replicas(ranks_with(third, net(), net(), net(), other), third, 1)
 
 
 def test_running_statistics_may_differ():
     model, other = net(), net()
     other[1].running_mean.add_(1.0)
-    check_replicas(Replicas(model, other), model, 1)
+    check_replicas(ranks_with(model, other), model, 1)
 
 
 def test_replicas_of_nan_are_equal_bit_by_bit():
     model = net()
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = math.nan
-    check_replicas(Replicas(model, copy.deepcopy(model)), model, 1)
+    check_replicas(ranks_with(model, copy.deepcopy(model)), model, 1)
 
 
 # --- hashes

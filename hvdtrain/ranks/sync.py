@@ -1,0 +1,122 @@
+"""Gradients summed over ranks, by Horovod or by nobody."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.ranks.wire import Wire
+
+Waiting = Callable[[], AbstractContextManager[None]]
+
+
+class GradientSync(Protocol):
+    """Sums gradients over ranks while backward is still running."""
+
+    def expect(self, backward_passes: int) -> None:
+        """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""
+
+    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        """Sum these parameters' gradients too; their names are new ones."""
+
+    def finish(self) -> None:
+        """Wait until every `.grad` holds the sum over ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must remember from step to step, for a checkpoint."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+
+
+class NoSync:
+    """One rank alone: its gradients are the sum."""
+
+    def expect(self, backward_passes: int) -> None:
+        pass
+
+    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class HorovodSync:
+    """hvd.DistributedOptimizer used for its gradient hooks alone.
+
+    The optimizers that it wraps have no part in the training: the real one stays as torch made it, with its defaults,
+    its constructor's arguments and its zero_grad(set_to_none=True), all of which the wrapper would break.
+    """
+
+    def __init__(self, model: nn.Module, *, compression: str, groups: int | None, waiting: Waiting) -> None:
+        """`waiting` is entered while this rank waits for others."""
+        self._compression = compression
+        self._groups = groups
+        self._waiting = waiting
+        self._parameters: list[nn.Parameter] = []
+        self._hooks: list[Any] = []
+        self.include(model.named_parameters())
+
+    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        import horovod.torch as hvd
+
+        trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        parameters = [parameter for _, parameter in trainable]
+        self._parameters += parameters
+        # Sum, not Average: the loss is already divided by the global batch, so that ranks may hold unequal shards.
+        self._hooks.append(
+            hvd.DistributedOptimizer(
+                torch.optim.SGD(parameters, lr=0.0),
+                named_parameters=trainable,
+                compression=Wire(self._compression),
+                op=hvd.Sum,
+                groups=self._groups and min(self._groups, len(parameters)),
+            )
+        )
+
+    def expect(self, backward_passes: int) -> None:
+        for hooks in self._hooks:
+            hooks.set_backward_passes_per_step(backward_passes)
+
+    def finish(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is None:  # unused: Horovod's own zeros would have another memory format
+                parameter.grad = torch.zeros_like(parameter)
+        with self._waiting():
+            for hooks in self._hooks:
+                hooks.synchronize()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class DifferentiableAllreduce(torch.autograd.Function):
+    """hvd.allreduce with names of its own, the same at every step: Horovod's differentiable one makes up new ones."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, name: str, waiting: Waiting) -> Tensor:
+        import horovod.torch as hvd
+
+        ctx.name, ctx.waiting = name, waiting
+        with waiting():
+            total: Tensor = hvd.allreduce(values, op=hvd.Sum, name=f"{name}.forward")
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        import horovod.torch as hvd
+
+        with ctx.waiting():
+            return hvd.allreduce(gradient.contiguous(), op=hvd.Sum, name=f"{ctx.name}.backward"), None, None

@@ -1,0 +1,149 @@
+"""A run while it is open: what must be in place before its first collective, what must be written at its end."""
+
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+
+from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.record import events
+from hvdtrain.record.console import Console
+from hvdtrain.record.environment import environment
+from hvdtrain.record.tracker import Measures, Tracker
+from hvdtrain.safety import exits, watchdog
+from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.safety.faults import Faults
+from hvdtrain.safety.watchdog import Watchdog
+from hvdtrain.timing import picture
+from hvdtrain.timing.phases import Phases
+from hvdtrain.timing.verdict import over_ranks
+
+
+class Run:
+    """One rank's record of a run; made by `opened`, all ranks call its methods together."""
+
+    tracker: Tracker  # since `begin`
+    console: Console
+    leave: Event  # set when this rank was asked to save and leave
+
+    def __init__(self, comm: Comm, folder: Path, watch: Watchdog, faults: Faults) -> None:
+        self.folder = folder
+        self.watch = watch
+        self.faults = faults
+        self._comm = comm
+
+    def begin(
+        self,
+        settings: Mapping[str, Any],
+        derived: Mapping[str, Any],
+        *,
+        device: torch.device,
+        columns: Sequence[str],
+        measures: Measures,
+        memory: Mapping[str, Any] | None,
+        epochs_done: int,
+    ) -> None:
+        """Write what is known before the first step; from now on a rank that ends early leaves a result.
+
+        `columns` names the settings, and what was derived from them, for TensorBoard's HPARAMS page; `memory` is that
+        of the tracker in the checkpoint that the run goes on from. In the end every rank obeys SIGUSR1, and hvdlaunch
+        knows it.
+        """
+        comm, known = self._comm, {**settings, **derived}
+        facts = rank_facts(comm, device)
+        placement = [{"rank": rank, **theirs} for rank, theirs in enumerate(comm.allgather(facts))]
+        result = {
+            "np": comm.size,
+            "hosts": sorted({theirs["host"] for theirs in placement}),
+            **{name: known[name] for name in ("model", "data", "recipe", "epochs", "global_batch")},
+        }
+        self.tracker = Tracker(self.folder, writes=comm.rank == 0, measures=measures, result=result, memory=memory)
+        self.tracker.rank_facts(comm.rank, **facts)
+        found = environment()
+        self.tracker.describe(
+            columns=events.columns({"ranks": comm.size, **{name: known[name] for name in columns}}),
+            command=found["command"],
+            config={**settings, "derived": derived},
+            environment=found,
+            placement={"ranks": placement, "plan": json.loads(os.environ.get("HVDLAUNCH_PLAN", "null"))},
+        )
+        errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
+        self.leave = exits.on_early_end(errors, self.tracker.conclude, step=lambda: self.watch.step)
+        self.console = Console(shown=comm.rank == 0, epochs=settings["epochs"], done=epochs_done)
+        comm.allgather("ready")
+        if comm.rank == 0:
+            exits.report(saves="yes")
+        self.faults.at("start")
+
+    def profile(self, phases: Phases, *, last: bool = False) -> None:
+        """What the clocks of all ranks have measured so far; the `last` time with a picture and the verdict."""
+        profile = over_ranks(self._comm, phases)
+        if profile is None:
+            return
+        self.tracker.result["profile"] = profile.summary()
+        self.tracker.document("phases.json", profile.document())
+        if last and self._comm.rank == 0:
+            self.tracker.picture("phases", picture.draw(profile), self.tracker.result["steps"])
+            self.console.say(profile.verdict.sentence)
+
+    def conclude(self, line: str, *, weights_sha256: str) -> None:
+        """The run has done all its epochs: each rank's last facts, the result, and the last line."""
+        self.console.close()
+        self.tracker.rank_facts(self._comm.rank, weights_sha256=weights_sha256)
+        self.tracker.conclude(exits.FINISHED)
+        if self._comm.rank == 0:
+            ranks = f"{self._comm.size} rank{'s' if self._comm.size > 1 else ''}"
+            result, measures = self.tracker.result, self.tracker.measures
+            speed = f"{result[measures.train_per_s]:.0f} {measures.unit}/s"
+            print(
+                f"finished: {line} after {result['epochs']} epochs on {ranks}, {result['wall_time_s']:.0f} s, {speed}; "
+                f"{self.folder}",
+                flush=True,
+            )
+
+
+@contextmanager
+def opened(comm: Comm, folder: Path, *, hang_timeout_s: float | None, timeline: bool) -> Iterator[Run]:
+    """Start the watchdog and then Horovod, with `timeline` in the run folder; at the end write why the run ended.
+
+    The watchdog comes before the first collective, the faults to inject before anything can fail, and nothing is closed
+    where a rank fails: its hook writes the last words then.
+    """
+    watch = watchdog.watch(folder, comm.rank, hang_timeout_s=hang_timeout_s)
+    watch.starting()
+    comm.waiting = watch.collective
+    faults = agreed(comm, lambda: Faults.parse(os.environ, comm.rank))
+    if comm.rank == 0 and faults.announcement:
+        print(faults.announcement, file=sys.stderr, flush=True)
+    comm.start(timeline=folder / "timeline.json" if timeline else None)
+    run = Run(comm, folder, watch, faults)
+    try:
+        yield run
+    except EndOfRun as end:
+        run.tracker.conclude(end.reason)
+        watch.close()
+        raise
+    watch.close()
+
+
+def rank_facts(comm: Comm, device: torch.device) -> dict[str, Any]:
+    """Where this rank runs, and on what."""
+    return {
+        "host": socket.gethostname(),
+        "local_rank": comm.local_rank,
+        "pid": os.getpid(),
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }

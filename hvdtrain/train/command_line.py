@@ -1,0 +1,151 @@
+"""A command line from a dataclass of settings: its fields are the options, their docstrings the help."""
+
+import argparse
+import ast
+import inspect
+import itertools
+import math
+import os
+import textwrap
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hvdtrain.safety.exits import BadInput, launched_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a value must be, whatever the data and the machine; stands in a field's `Annotated`."""
+
+    holds: Callable[[Any], bool]
+    text: str  # what follows the option and its value in the complaint
+
+
+AT_LEAST_1 = Rule(holds=lambda value: value >= 1, text="must be at least 1")
+AT_LEAST_0 = Rule(holds=lambda value: 0 <= value < math.inf, text="must be a number of at least 0")
+POSITIVE = Rule(
+    holds=lambda value: 0 < value < math.inf, text="must be a number greater than 0; leave it out for the default"
+)
+PROBABILITY = Rule(holds=lambda value: 0 <= value < 1, text="must be at least 0 and less than 1")
+FOLDER_NAME = Rule(
+    holds=lambda name: name not in ("", ".", "..") and "/" not in name and name.isprintable(),
+    text="must be one folder's name: put its parents into --runs-dir",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """What an option means that stands without its value; stands in a field's `Annotated`."""
+
+    means: str
+
+
+Settings = TypeVar("Settings", bound=Any)
+
+
+def parse(
+    argv: Sequence[str], recipes: Mapping[str, Callable[[], Settings]], *, recipe: str, prog: str
+) -> tuple[Settings, set[str]]:
+    """The settings of a command line, and the fields that it names.
+
+    `--recipe` chooses the function that returns the defaults, `recipe` where it is not given; the launcher's seed is
+    the default of `--seed`. Raises BadInput, one line that names option and value.
+    """
+    words = [_with_dashes(word) for word in argv]
+    chooser = _Parser(add_help=False, allow_abbrev=False)
+    chooser.add_argument("--recipe", default=recipe)
+    name = chooser.parse_known_args([word for word in words if word not in ("-h", "--help")])[0].recipe
+    if name not in recipes:
+        raise BadInput(f"--recipe {name!r} is unknown: choose one of {', '.join(recipes)}")
+    defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed))
+    parser = _parser(defaults, prog)
+    if {"-h", "--help"} & set(words):
+        if launched_rank() == 0:
+            parser.print_help()
+        raise SystemExit(0)
+    given = vars(parser.parse_args(words))
+    settings = replace(defaults, **given)
+    require_rules(settings)
+    return settings, set(given)
+
+
+def require_rules(settings: Any) -> None:
+    """Raise BadInput for a value that breaks a rule of its field."""
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        for rule in (note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Rule)):
+            if value is not None and not rule.holds(value):
+                raise BadInput(f"{option(name)} {value if value != '' else repr(value)} {rule.text}")
+
+
+def option(field: str) -> str:
+    """A field's name as the option that sets it."""
+    return "--" + field.replace("_", "-")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{' '.join(message.split())}; see --help")
+
+
+def _parser(defaults: Any, prog: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description=inspect.getdoc(type(defaults)),
+        argument_default=argparse.SUPPRESS,  # so that only what was given comes back
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+    )
+    hints, texts = get_type_hints(type(defaults), include_extras=True), _docstrings(type(defaults))
+    for field in fields(defaults):
+        value = getattr(defaults, field.name)
+        text = f"{texts.get(field.name, '')} (default: {'none' if value is None else value})".replace("%", "%%")
+        parser.add_argument(option(field.name), dest=field.name, help=text.strip(), **_kind(hints[field.name]))
+    return parser
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """What argparse must know of a type: bool, a Literal, or one that is called with the word."""
+    more: dict[str, Any] = {}
+    if get_origin(hint) is Annotated:
+        hint, *notes = get_args(hint)
+        more = next(({"nargs": "?", "const": note.means} for note in notes if isinstance(note, Alone)), {})
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint), "type": type(get_args(hint)[0]), **more}
+    assert hint in (int, float, str, Path)
+    return {"type": hint, "metavar": hint.__name__.upper(), **more}
+
+
+def _docstrings(settings: type) -> dict[str, str]:
+    """The string below each field of a dataclass and of those that it inherits from."""
+    found: dict[str, str] = {}
+    for kind in reversed(settings.__mro__[:-1]):
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in itertools.pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                assert isinstance(field.target, ast.Name)
+                assert isinstance(below.value, ast.Constant)
+                found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def _with_dashes(word: str) -> str:
+    """--batch_size_per_rank=8 as --batch-size-per-rank=8."""
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else word
+
+
+def _seed_of_launcher(default: int) -> int:
+    """The seed where --seed is not given: a sweep sets it, another one for each run of a size."""
+    seed = os.environ.get("HVDLAUNCH_SEED", str(default))
+    if not (seed.isascii() and seed.isdecimal()):
+        raise BadInput(f"HVDLAUNCH_SEED {seed!r} must be a number of at least 0: correct it in the environment")
+    return int(seed)

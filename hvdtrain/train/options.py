@@ -1,0 +1,141 @@
+"""The settings that every script has."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.train import optim
+from hvdtrain.train.command_line import AT_LEAST_0, AT_LEAST_1, FOLDER_NAME, POSITIVE, Alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How any model is trained, recorded and kept; a script adds its data and its model."""
+
+    # Settings that say what the tensors of a checkpoint mean: with another value it is of no use.
+    SHAPING: ClassVar[tuple[str, ...]] = ("data", "model", "optimizer", "decay_all", "seed")
+    # By these a person compares runs; TensorBoard shows the ranks and the first four from the beginning.
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        "recipe",
+        "model",
+        "global_batch",
+        "peak_lr",
+        "optimizer",
+        "data",
+        "epochs",
+        "precision",
+        "compression",
+    )
+    # Settings that say where a run is kept and what is watched, not what it computes.
+    ASIDE: ClassVar[tuple[str, ...]] = (
+        "resume",
+        "overwrite",
+        "runs_dir",
+        "experiment",
+        "run",
+        "data_dir",
+        "checkpoint_every_s",
+        "checkpoint_every_steps",
+        "keep",
+        "hang_timeout_s",
+        "report_every_steps",
+        "profile",
+        "torch_profile",
+        "timeline",
+    )
+
+    recipe: str = "scaled"
+    """Where the other defaults come from."""
+    data: str
+    data_dir: Path = Path("data")
+    model: str
+    epochs: Annotated[int, AT_LEAST_1] = 25
+    batch_size_per_rank: Annotated[int, AT_LEAST_1] = 256
+    """Samples that a rank takes through the model at a time."""
+    global_batch_size: Annotated[int | None, AT_LEAST_1] = None
+    """Samples per optimizer step of all ranks together, in place of batch-size-per-rank."""
+    accumulate_steps: Annotated[int, AT_LEAST_1] = 1
+    """Batches per optimizer step; global batch = ranks x batch-size-per-rank x accumulate-steps."""
+    optimizer: str = "sgd"
+    """sgd, rmsprop, adam, adamw, lars or lamb."""
+    lr: Annotated[float | None, POSITIVE] = None
+    """For a global batch of 256; the optimizer's usual one if not given."""
+    scale_lr: bool = True
+    """Follow the global batch: linear for sgd, rmsprop and lars, square root for adam, adamw and lamb."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    warmup_epochs: Annotated[float, AT_LEAST_0] = 5.0
+    weight_decay: Annotated[float, AT_LEAST_0] = 5e-4
+    decay_all: bool = False
+    """Decay norms and biases as well."""
+    ema_epochs: Annotated[float, AT_LEAST_0] = 2.0
+    """Memory of the moving average of the weights that is evaluated; 0 evaluates the weights themselves."""
+    max_skipped_steps: Annotated[int, AT_LEAST_1] = 20
+    """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
+    check_replicas_every: Annotated[int, AT_LEAST_0] = 0
+    """Steps between comparisons of the parameters' hashes over ranks; 0 for never."""
+    clip_value: Annotated[float | None, POSITIVE] = None
+    """Largest absolute value of a gradient element."""
+    clip_norm: Annotated[float | None, POSITIVE] = None
+    """Largest norm of all gradients together, after clip-value."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    """torch.compile the model."""
+    compression: Literal["none", "fp16"] | None = None
+    """How gradients travel; fp16 on GPUs and none on CPUs if not given."""
+    fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
+    """MiB of gradients that Horovod sends at once; the measured best if not given."""
+    fusion_groups: Annotated[int | None, AT_LEAST_1] = None
+    """Send the gradients in this many fixed groups; as they come if not given."""
+    cycle_time_ms: Annotated[float | None, POSITIVE] = None
+    """Pause between Horovod's rounds; Horovod's own if not given."""
+    deterministic: bool = False
+    """Weights that are bit-equal whenever the run is repeated or resumed; slower."""
+    resume: Literal["auto", "never"] = "auto"
+    """auto goes on from the run's newest valid checkpoint, if it has any; never starts anew."""
+    checkpoint_every_s: Annotated[float, AT_LEAST_0] = 300.0
+    """Seconds between checkpoints; 0 for none by the clock."""
+    checkpoint_every_steps: Annotated[int | None, AT_LEAST_1] = None
+    """Steps between checkpoints, besides those by the clock."""
+    keep: Annotated[int, AT_LEAST_1] = 2
+    """Newest checkpoints to keep; the best weights are kept apart."""
+    hang_timeout_s: Annotated[float | None, AT_LEAST_0] = None
+    """A step that takes longer ends the run; 10 times the median step and at least 60 if not given, 0 for never."""
+    report_every_steps: Annotated[int, AT_LEAST_1] = 20
+    """Steps between reports to TensorBoard and metrics.jsonl; an epoch's end is always one."""
+    profile: Annotated[Literal["off", "on", "exact"], Alone(means="on")] = "off"
+    """on (the option alone says it) measures the phases of each step; exact waits for the GPU between them."""
+    torch_profile: Annotated[int | None, AT_LEAST_1] = None
+    """Steps to trace with torch.profiler into profile/ of the run folder."""
+    timeline: bool = False
+    """Write Horovod's timeline.json into the run folder; a thread of its own spins meanwhile."""
+    seed: Annotated[int, AT_LEAST_0] = 0
+    runs_dir: Path = Path("runs")
+    experiment: Annotated[str, FOLDER_NAME] = "run"
+    run: Annotated[str | None, FOLDER_NAME] = None
+    """Name of the run; date and time if not given."""
+    overwrite: bool = False
+    """Replace a finished run of the same name."""
+
+
+def check(config: RunConfig, given: set[str]) -> None:
+    """Raise BadInput for settings that cannot go together; `given` are the fields that the command line names."""
+    if {"global_batch_size", "batch_size_per_rank"} <= given:
+        raise BadInput(
+            f"--global-batch-size {config.global_batch_size} and --batch-size-per-rank {config.batch_size_per_rank} "
+            "both set the batch: give one of them"
+        )
+    if config.optimizer not in optim.OPTIMIZERS:
+        raise BadInput(f"--optimizer {config.optimizer!r} is unknown: choose one of {', '.join(optim.OPTIMIZERS)}")
+    if config.deterministic and config.fusion_threshold_mb:
+        raise BadInput(
+            f"--deterministic sums each gradient by itself, --fusion-threshold-mb {config.fusion_threshold_mb} several "
+            "at once: leave one of them out"
+        )
+    if config.seed >= 2**32:
+        raise BadInput(f"--seed {config.seed} must be less than 2**32")
+    if optim.OPTIMIZERS[config.optimizer].layerwise and config.precision == "fp16":
+        raise BadInput(
+            f"--optimizer {config.optimizer} divides by gradient norms, which --precision fp16 rounds to 0: "
+            "use bf16 or fp32"
+        )

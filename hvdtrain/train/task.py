@@ -1,0 +1,64 @@
+"""What the loop must know of a task: images now, text or anything else as well.
+
+N samples of a batch on this rank.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...)
+Totals = dict[str, float]  # sums by name over the samples of all ranks; 'loss' and 'count' are always among them
+Model = Callable[..., Any]
+
+UNREADABLE = "unreadable"  # the sum that counts samples which could not be read, and which weigh nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Over what counts on this rank in one batch; scalars on the device."""
+
+    loss: Tensor  # with a gradient in training
+    count: Tensor  # what the loss is summed over
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # what else the metrics are made of, and UNREADABLE
+
+
+def total(parts: Sequence[Sums]) -> tuple[list[str], Tensor]:
+    """The names of the sums, 'loss' and 'count' first, and their totals over the parts: a float64 vector."""
+    scalars = [(part.loss.detach(), part.count, *part.more.values()) for part in parts]
+    vectors = [torch.stack([scalar.double() for scalar in of_part]) for of_part in scalars]
+    return ["loss", "count", *parts[0].more], torch.stack(vectors).sum(0)
+
+
+class Task(Protocol):
+    """One task on one training split; the same on all ranks."""
+
+    unit: str  # what `counts` counts: images, sequences, masked tokens
+    best: str  # the metric by which the best weights are known
+    higher_is_better: bool
+
+    def counts(self, samples: Tensor) -> Tensor:
+        """What each of these training samples (N,) weighs, known from its index alone: no rank asks another."""
+
+    def cost(self, samples: Tensor) -> Tensor:
+        """What each of them (N,) takes to compute, in any unit: samples of unequal cost are dealt out to the ranks."""
+
+    def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
+        """The model's input from what was read, on its device; noise is keyed by seed, epoch and sample.
+
+        Without an epoch, for evaluation, there is none.
+        """
+
+    def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
+        """Sums over the batch, of which N may be 0."""
+
+    def metrics(self, totals: Totals) -> dict[str, float]:
+        """The metrics by name, 'loss' among them, always the same ones; NaN where nothing was counted."""
+
+
+def added(totals: Totals, more: Totals) -> Totals:
+    """The sums of both."""
+    return {name: totals.get(name, 0.0) + more.get(name, 0.0) for name in totals | more}

@@ -1,0 +1,90 @@
+"""Image classification as a task for the loop. N images of a batch, S of the training split, H W pixels."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hvdtrain.train.task import UNREADABLE, Batch, Model, Sums, Totals
+from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise
+from hvdtrain.vision.config import EffnetConfig
+from hvdtrain.vision.images import NO_LABEL, Images
+
+
+class ImageTask:
+    """uint8 images (N, 3, H, W) and labels (N,) to losses, accuracies and what the model sees."""
+
+    unit = "images"
+    best = "accuracy"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        images: Images,
+        augmentations: Augmentations,
+        *,
+        seed: int,
+        device: torch.device,
+        normalize: bool = True,
+        label_smoothing: float = 0.0,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        """`normalize` gives the training split's mean 0 and deviation 1 per channel."""
+        self.augmentations = augmentations
+        self._images = images
+        self._seed = seed
+        self._device = device
+        self.mean = torch.tensor(images.mean if normalize else (0.0, 0.0, 0.0), device=device)  # (3,)
+        self.std = torch.tensor(images.std if normalize else (1.0, 1.0, 1.0), device=device)  # (3,)
+        self._label_smoothing = label_smoothing
+        self._memory_format = memory_format
+        self._drawn: tuple[int, Noise] | None = None  # the epoch at hand, and its noise
+
+    def counts(self, samples: Tensor) -> Tensor:
+        return torch.ones(len(samples))
+
+    def cost(self, samples: Tensor) -> Tensor:
+        return torch.ones(len(samples))
+
+    def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
+        images = raw["images"]
+        if epoch is not None:
+            images = self.augmentations(images, self._noise(epoch).of(samples.to(images.device)))
+        images = normalise(images, self.mean, self.std).contiguous(memory_format=self._memory_format)
+        return {"images": images, "labels": raw["labels"]}
+
+    def _noise(self, epoch: int) -> Noise:
+        """That of every training sample, drawn once an epoch."""
+        if self._drawn is None or self._drawn[0] != epoch:
+            samples, height = len(self._images.train), self._images.height
+            noise = draw_noise(samples, height=height, seed=self._seed, epoch=epoch, device=self._device)
+            self._drawn = epoch, noise
+        return self._drawn[1]
+
+    def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
+        labels = batch["labels"]
+        logits = model(batch["images"]).float()  # (N, classes)
+        smoothing = self._label_smoothing if training else 0.0
+        loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+        right, unreadable = (logits.argmax(1) == labels).sum(), (labels == NO_LABEL).sum()
+        return Sums(loss=loss, count=len(labels) - unreadable, more={"right": right, UNREADABLE: unreadable})
+
+    def metrics(self, totals: Totals) -> dict[str, float]:
+        count = totals.get("count", 0.0)
+        if not count:  # every step was skipped
+            return {"loss": math.nan, "accuracy": math.nan}
+        return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count}
+
+
+def image_task(config: EffnetConfig, images: Images, device: torch.device) -> ImageTask:
+    """The task of a run, as its settings say."""
+    return ImageTask(
+        images,
+        Augmentations(crop=config.augment, flip=config.augment and images.mirror, cutout=config.cutout),
+        seed=config.seed,
+        device=device,
+        normalize=config.normalize,
+        label_smoothing=config.label_smoothing,
+        memory_format=config.memory_format,
+    )

@@ -1,0 +1,74 @@
+"""One rank among others that are not there."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hvdtrain.ranks.comm import SerialComm
+
+
+class Rank(SerialComm):
+    """Rank `rank` of `size`: it is told what the others would say, and keeps what it says itself.
+
+    `answers` is what `allgather` returns: one list for each call in turn, with `...` for this rank's own value, or a
+    function of that value; without it all ranks say the same. `others` are added by `allreduce_async`. `allreduce` and
+    `average_` change nothing unless `sums` and `averages` do, nor does `differentiable_allreduce`.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        *,
+        answers: Sequence[list[Any]] | Callable[[Any], list[Any]] | None = None,
+        others: Sequence[list[float]] = (),
+        sums: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
+        averages: Callable[[torch.Tensor], object] = id,
+        differentiable: Callable[[torch.Tensor, str], torch.Tensor] = lambda values, _: values,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.local_rank = rank if local_rank is None else local_rank
+        self.local_size = size if local_size is None else local_size
+        self.answers = answers if answers is None or callable(answers) else list(answers)
+        self._others, self._sums, self._averages, self._differentiable = others, sums, averages, differentiable
+        self.said, self.summed, self.averaged, self.syncs, self.names = [], [], [], [], []
+
+    def allgather(self, value):
+        self.said.append(json.loads(json.dumps(value)))
+        if self.answers is None:
+            return [value] * self.size
+        if callable(self.answers):
+            return self.answers(value)
+        return [value if answer is ... else answer for answer in self.answers.pop(0)]
+
+    def allreduce(self, values):
+        self.summed.append(values.clone())
+        return self._sums(values)
+
+    def allreduce_async(self, values):
+        self.summed.append(values.clone())
+        total = values + sum(torch.tensor(other) for other in self._others)
+        return lambda: total
+
+    def differentiable_allreduce(self, values, name):
+        self.names.append(name)
+        return self._differentiable(values, name)
+
+    def average_(self, tensors):
+        for tensor in tensors:
+            self.averaged.append(tensor)
+            if tensor.is_floating_point():
+                self._averages(tensor)
+
+    def gradient_sync(self, model, *, compression, groups=None):
+        self.syncs.append((compression, groups))
+        return super().gradient_sync(model, compression=compression, groups=groups)
+
+
+def saying(*answers, **place):
+    """Rank 0 of as many as there are answers to `allgather`."""
+    return Rank(0, len(answers), answers=lambda _: list(answers), **place)

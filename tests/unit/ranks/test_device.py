@@ -1,0 +1,73 @@
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hvdtrain.ranks.device import choose_device, require_own_device
+from tests.ranks import saying
+from tests.refusals import refused
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Make believe that so many GPUs are visible; returns the indices that were chosen."""
+
+    def pretend(count):
+        chosen = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append(device.index))
+        return chosen
+
+    return pretend
+
+
+def test_without_gpus_the_cpu_is_chosen(gpus):
+    chosen = gpus(0)
+    assert choose_device(saying(None, local_rank=3, local_size=4)) == torch.device("cpu")
+    assert chosen == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "index"),
+    [(8, 0, 0), (8, 7, 7), (2, 1, 1), (1, 0, 0), (1, 3, 0)],  # one visible: the launcher gave each rank its own
+)
+def test_each_local_rank_gets_its_gpu(gpus, visible, local_rank, index):
+    chosen = gpus(visible)
+    device = choose_device(saying(None, local_rank=local_rank, local_size=visible))
+    assert device == torch.device("cuda", index)
+    assert chosen == [index]
+
+
+def test_more_ranks_than_gpus_names_host_and_counts(gpus):
+    chosen = gpus(2)
+    message = refused(lambda: choose_device(saying(None, local_rank=2, local_size=3)))
+    assert message == f"{socket.gethostname()} has 3 ranks but 2 visible GPUs: start at most 2 ranks there"
+    assert chosen == []
+
+
+@pytest.fixture
+def uuid(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-a"))
+
+
+@pytest.mark.usefixtures("uuid")
+def test_two_ranks_on_one_gpu_are_named_with_host_and_uuid():
+    ranks = saying(["one", "GPU-b"], ["two", "GPU-a"], ["one", "GPU-c"], ["two", "GPU-a"])
+    message = refused(lambda: require_own_device(ranks, CUDA))
+    assert message.startswith("ranks 1 and 3 on two were both given GPU GPU-a: ")
+    assert ranks.said == [[socket.gethostname(), "GPU-a"]]
+
+
+@pytest.mark.usefixtures("uuid")
+def test_a_gpu_each_is_fine():
+    require_own_device(saying(["one", "GPU-a"], ["one", "GPU-b"], ["two", "GPU-a"]), CUDA)
+
+
+def test_ranks_may_share_a_cpu():
+    ranks = saying(["one", None], ["one", None])
+    require_own_device(ranks, torch.device("cpu"))
+    assert ranks.said == [[socket.gethostname(), None]]

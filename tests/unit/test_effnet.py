@@ -1,0 +1,138 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hvdtrain import effnet
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.train import optim
+from hvdtrain.train.batch_norm import SyncBatchNorm2d, layers
+from hvdtrain.train.order import batch_sizes, micro_batches
+from hvdtrain.train.preflight import require_batches
+from hvdtrain.vision import config
+from hvdtrain.vision.data import load_on_all
+from tests.ranks import Rank
+from tests.refusals import refused
+from tests.steps import images_of, split
+from tests.unit.train.trainings import begun
+
+DIGITS = replace(config.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
+
+
+def assembled(ranks=1, **changes):
+    images = load_on_all(SerialComm(), "digits", None, height=32)
+    return begun(Rank(0, ranks), images=images, settings=DIGITS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "named"),
+    [
+        (2000, 1, "--batch-size-per-rank 2000 is more than a rank's share"),
+        (500, 4, "--batch-size-per-rank 500 x --accumulate-steps 4 is more than a rank's share"),
+    ],
+)
+def test_a_batch_larger_than_the_rank_share_is_refused(batch, accumulate, named):
+    settings = replace(DIGITS, batch_size_per_rank=batch, accumulate_steps=accumulate)
+    assert refused(lambda: require_batches(settings, train=1438, test=359, ranks=1, unit="images")).startswith(named)
+
+
+GLOBAL_64 = {"batch_size_per_rank": 256, "global_batch_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "micro_batch", "global_batch"),
+    [
+        (4, GLOBAL_64, 16, 64),
+        (1, GLOBAL_64, 64, 64),
+        (4, {**GLOBAL_64, "accumulate_steps": 2}, 8, 64),
+        (64, GLOBAL_64, 1, 64),
+        (4, {"batch_size_per_rank": 16}, 16, 64),
+        (4, {"batch_size_per_rank": 16, "accumulate_steps": 2}, 16, 128),
+    ],
+)
+def test_the_global_batch_is_shared_by_ranks_and_passes(ranks, changes, micro_batch, global_batch):
+    training = assembled(ranks, **changes)
+    sizes = training.feed.sizes
+    assert (sizes.micro_batch, sizes.global_batch) == (micro_batch, global_batch)
+    assert sizes.steps_per_epoch == math.ceil(len(training.images.train) / global_batch)
+    first = training.feed.batches(0, visited=0)[0]
+    assert len(micro_batches(first, size=ranks, at_most=micro_batch)) == changes.get("accumulate_steps", 1)
+    assert training.lr.peak == pytest.approx(optim.OPTIMIZERS["sgd"].base_lr * global_batch / 256)
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "accumulate", "near"),
+    [(50, 4, 1, 48), (51, 4, 1, 52), (2, 4, 1, 4), (64, 3, 1, 63), (64, 4, 3, 60), (1, 2, 2, 4), (1000, 7, 2, 994)],
+)
+def test_a_global_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_they_do(size, ranks, accumulate, near):
+    settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=size, accumulate_steps=accumulate)
+    message = refused(lambda: batch_sizes(settings, samples=1438, ranks=ranks))
+    assert message.startswith(f"--global-batch-size {size} cannot be divided by {ranks} ranks x --accumulate-steps ")
+    assert message.endswith(f"{accumulate}: {near} can")
+    found = batch_sizes(replace(settings, global_batch_size=near), samples=1438, ranks=ranks)
+    assert found.micro_batch * ranks * accumulate == found.global_batch == near
+
+
+def test_an_indivisible_global_batch_is_refused_while_loading():
+    settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=50)
+    message = refused(
+        lambda: effnet.cut(SerialComm(), replace(settings, accumulate_steps=4), images_of(split(60), split(4)))
+    )
+    assert message.startswith("--global-batch-size 50 cannot be divided by 1 ranks x --accumulate-steps 4: 48 can")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes"),
+    [(1, {"batch_size_per_rank": 1}), (4, {"batch_size_per_rank": 256, "global_batch_size": 4})],
+)
+def test_sync_bn_with_one_image_per_rank_is_refused(ranks, changes):
+    settings = replace(DIGITS, sync_bn=True, **changes)
+    images = images_of(split(60), split(4))
+    message = refused(lambda: effnet.cut(Rank(0, ranks), settings, images))
+    assert message == "--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2"
+    assert effnet.cut(Rank(0, ranks), replace(settings, sync_bn=False), images).micro_batch == 1
+
+
+# --- what the script puts together
+
+
+@pytest.mark.parametrize("sync_bn", [False, True])
+def test_batch_norm_is_over_all_ranks_if_asked_for(sync_bn):
+    training = assembled(2, sync_bn=sync_bn, ema_epochs=1.0)
+    for model in (training.step.model, training.step.average.module):
+        assert {type(layer) is SyncBatchNorm2d for layer in layers(model)} == {sync_bn}
+    optimized = {id(weight) for group in training.step.optimizer.param_groups for weight in group["params"]}
+    assert optimized == {id(weight) for weight in training.step.model.parameters()}
+    assert training.step.comm.size == 2
+
+
+@pytest.mark.parametrize("groups", [None, 3])
+def test_fusion_groups_and_compression_reach_the_sync(groups):
+    training = assembled(fusion_groups=groups, compression="fp16")
+    assert training.step.comm.syncs == [("fp16", groups)]
+
+
+@pytest.mark.parametrize(("name", "kind", "factor"), [("lars", optim.Lars, 0.25), ("lamb", optim.Lamb, 0.5)])
+def test_layerwise_optimizers_have_their_own_rate(name, kind, factor):
+    training = assembled(optimizer=name)  # a global batch of 64
+    assert type(training.step.optimizer) is kind
+    assert training.lr.peak == pytest.approx(optim.OPTIMIZERS[name].base_lr * factor)
+
+
+def test_an_epoch_with_sync_bn_and_a_global_batch_goes_through():
+    changes = {"global_batch_size": 720, "accumulate_steps": 2, "sync_bn": True, "optimizer": "lamb"}
+    training = assembled(batch_size_per_rank=256, **changes)  # 2 steps, each in 2 passes
+    [report] = training.epoch(Position())
+    assert (report.skipped, report.end) == ([], None)
+    assert 0 < report.metrics["loss"] < 5
+
+
+def test_limits_are_those_of_the_settings():
+    training = assembled(batch_size_per_rank=64, max_skipped_steps=2)
+    with torch.no_grad():
+        training.step.model.features[0][0].weight.fill_(math.nan)
+    [report] = training.epoch(Position())
+    assert [number for number, _ in report.skipped] == [1, 2]
+    assert report.end.status == 3

@@ -1,0 +1,143 @@
+"""The loop with a task that is not about images: sentences of unequal length, predicted word by word."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.ranks.sync import NoSync
+from hvdtrain.record.gauges import Gauges, none
+from hvdtrain.train.feed import Feed, Resident
+from hvdtrain.train.loop import Limits, evaluate, measures_of, train_epoch
+from hvdtrain.train.order import BatchSizes
+from hvdtrain.train.reports import Reports
+from hvdtrain.train.schedule import LearningRate
+from hvdtrain.train.task import Sums
+from tests.ranks import Rank
+from tests.steps import CPU, step_of
+
+SENTENCES, LONGEST, WORDS = 21, 9, 5
+PAD = -100
+
+
+class NextWords:
+    """Each word from the one before; a sentence weighs as many words as it predicts."""
+
+    unit = "words"
+    best = "perplexity"
+    higher_is_better = False
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+        self.prepared = []
+
+    def counts(self, samples):
+        return self.lengths[samples].float() - 1
+
+    def cost(self, samples):
+        return self.lengths[samples]
+
+    def prepare(self, raw, samples, epoch):
+        self.prepared += [(epoch, sample) for sample in samples.tolist()]
+        words = raw["words"]
+        targets = words[:, 1:].masked_fill(torch.arange(1, LONGEST) >= raw["length"][:, None], PAD)
+        return {"words": words[:, :-1], "targets": targets}
+
+    def loss(self, model, batch, *, training):
+        logits = model(batch["words"])  # (N, L, V)
+        targets = batch["targets"].flatten()
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum", ignore_index=PAD)
+        return Sums(loss=loss, count=(targets != PAD).sum())
+
+    def metrics(self, totals):
+        loss = totals["loss"] / totals["count"] if totals else math.nan
+        return {"loss": loss, "perplexity": math.exp(loss)}
+
+
+def sentences():
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(0, WORDS, (SENTENCES, LONGEST), generator=generator)
+    return Resident(words=words, length=torch.randint(2, LONGEST + 1, (SENTENCES,), generator=generator))
+
+
+def predictor():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(WORDS, 4), nn.Linear(4, WORDS))
+
+
+class Kept(NoSync):
+    """Keeps the gradients of each step; the weights stay, for the learning rate is 0."""
+
+    def __init__(self, model):
+        self.model, self.steps = model, []
+
+    def finish(self):
+        self.steps.append(torch.cat([weight.grad.flatten() for weight in self.model.parameters()]))
+
+
+def epoch_of(rank, size, *, micro_batch, epoch=0):
+    """One rank's gradients of each step, its task and its reports."""
+    split, model = sentences(), predictor()
+    task, comm, sync = NextWords(split.tensors["length"]), Rank(rank, size), Kept(model)
+    step = step_of(model, task=task, comm=comm, sync=sync, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    feed = Feed(
+        split, task, comm, BatchSizes(micro_batch=micro_batch, global_batch=8, steps_per_epoch=3), seed=0, device=CPU
+    )
+    lr = LearningRate(peak=0.0, warmup_steps=0, total_steps=3, shape="constant")
+    limits = Limits(max_skipped_steps=1, check_replicas_every=0)
+    reports = Reports(comm, Gauges(none), task, every_steps=100, device=CPU)
+    made = list(train_epoch(step, feed, Position(epoch=epoch), lr=lr, limits=limits, reports=reports))
+    return sync.steps, task, made
+
+
+@pytest.mark.parametrize(("size", "micro_batch"), [(1, 3), (2, 4), (3, 1), (3, 8)])
+def test_ranks_together_take_the_step_of_the_mean_loss_per_word(size, micro_batch):
+    whole, _, _ = epoch_of(0, 1, micro_batch=8)
+    of_ranks = [epoch_of(rank, size, micro_batch=micro_batch)[0] for rank in range(size)]
+    assert len(whole) == 3
+    for alone, parts in zip(whole, zip(*of_ranks, strict=True), strict=True):
+        torch.testing.assert_close(sum(parts), alone, rtol=1e-4, atol=1e-6)
+        assert alone.norm() > 1e-3
+
+
+def test_each_sentence_is_on_one_rank_and_its_epoch_reaches_the_task():
+    tasks = [epoch_of(rank, 3, micro_batch=2, epoch=4)[1] for rank in range(3)]
+    prepared = [place for task in tasks for place in task.prepared]
+    assert sorted(prepared) == [(4, sample) for sample in range(SENTENCES)]
+
+
+def test_speed_and_metrics_are_told_in_the_tasks_own_words():
+    _, task, [report] = epoch_of(0, 1, micro_batch=8)
+    words = task.counts(torch.arange(SENTENCES)).sum().item()
+    assert report.totals["count"] == words
+    scalars = report.scalars()
+    assert list(scalars)[:2] == ["train/loss", "train/perplexity"]
+    assert scalars["train/perplexity"] == pytest.approx(math.exp(scalars["train/loss"]))
+    assert {name for name in scalars if "per_s" in name} == {"train/words_per_s", "train_by_rank/words_per_s_rank0"}
+    assert report.counts() == {"skipped_steps": 0, "loss_spikes": 0, "unreadable_words": 0}
+    measures = measures_of(task)
+    assert (measures.best, measures.train_per_s, measures.higher_is_better) == (
+        "best_perplexity",
+        "train_words_per_s",
+        False,
+    )
+
+
+def test_an_evaluation_counts_words():
+    split, model = sentences(), predictor()
+    task = NextWords(split.tensors["length"])
+    metrics = evaluate(step_of(model, task=task), split, 0, micro_batch=4)
+    batch = task.prepare(split.tensors, torch.arange(SENTENCES), None)
+    direct = task.loss(model, batch, training=False)
+    assert metrics["loss"] == pytest.approx((direct.loss / direct.count).item(), rel=1e-5)
+    assert {epoch for epoch, _ in task.prepared} == {None}
+
+
+def test_the_loop_imports_nothing_of_images():
+    code = "import sys, hvdtrain.train.loop; sys.exit(bool({'torchvision', 'hvdtrain.vision'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,8 @@
+import pytest
+
+from tests.unit.vision.data_sets import put_in_place
+
+
+@pytest.fixture
+def cifar(monkeypatch):
+    return put_in_place(monkeypatch)

@@ -1,0 +1,85 @@
+"""Data sets for tests: a small CIFAR-10 in the real one's format, and files of images."""
+
+import hashlib
+import struct
+
+import numpy as np
+from PIL import Image
+from torchvision.datasets import CIFAR10
+
+from hvdtrain.vision import data
+
+
+def load(name, folder=None, *, height=8, rank=0, size=1):
+    return data.load(name, folder, height=height, rank=rank, size=size, workers=1)
+
+
+def python_2_pickle(value):
+    """What Python 2 with NumPy 1 wrote CIFAR-10 with: byte strings and a module name that are gone since."""
+
+    def packed(one):
+        if isinstance(one, bytes):
+            return b"T" + struct.pack("<i", len(one)) + one
+        if isinstance(one, int):
+            return b"J" + struct.pack("<i", one)
+        if isinstance(one, list):
+            return b"](" + b"".join(map(packed, one)) + b"e"
+        if isinstance(one, dict):
+            return b"}(" + b"".join(packed(key) + packed(item) for key, item in one.items()) + b"u"
+        rows, columns = one.shape
+        empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0tU\1btR"
+        kind = b"cnumpy\ndtype\n(U\2u1K\0K\1tR(K\3U\1|NNN" + packed(-1) + packed(-1) + b"K\0tb"
+        return empty + b"(K\1(" + packed(rows) + packed(columns) + b"t" + kind + b"\x89" + packed(one.tobytes()) + b"tb"
+
+    return b"\x80\2" + packed(value) + b"."
+
+
+class Cifar:
+    """A small CIFAR-10 in the real one's format: five batches of three images and a test batch of ten."""
+
+    names = (b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck")
+
+    def __init__(self):
+        random = np.random.default_rng(0)
+        batches = [f"data_batch_{number}" for number in range(1, 6)]
+        self.rows = {name: random.integers(0, 256, (3, 3072), dtype=np.uint8) for name in batches}
+        self.rows["test_batch"] = random.integers(0, 256, (10, 3072), dtype=np.uint8)
+        self.labels = {name: random.integers(0, 10, len(rows)).tolist() for name, rows in self.rows.items()}
+        self.files = {
+            name: python_2_pickle(
+                {
+                    b"data": self.rows[name],
+                    b"labels": self.labels[name],
+                    b"batch_label": name.encode(),
+                    b"filenames": [b"%d.png" % number for number in range(len(self.rows[name]))],
+                }
+            )
+            for name in self.rows
+        }
+        meta = {b"num_cases_per_batch": 3, b"label_names": list(self.names), b"num_vis": 3072}
+        self.files["batches.meta"] = python_2_pickle(meta)
+
+    def write(self, root):
+        folder = root / "cifar-10-batches-py"
+        folder.mkdir(parents=True)
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+        return folder
+
+
+def put_in_place(monkeypatch):
+    """A small CIFAR-10 whose checksums torchvision takes for the real ones."""
+    written = Cifar()
+    md5 = {name: hashlib.md5(content).hexdigest() for name, content in written.files.items()}  # noqa: S324
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5[name]] for name in md5 if name.startswith("data")])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5["test_batch"]]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5["batches.meta"]})
+    return written
+
+
+def write_image(path, *, height=8, width=8, seed=0, mode="RGB"):
+    shape = (height, width, 3) if mode == "RGB" else (height, width)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels, mode).save(path)
+    return pixels

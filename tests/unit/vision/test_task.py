@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.train.task import UNREADABLE, total
+from hvdtrain.vision import config
+from hvdtrain.vision.data import load_on_all
+from hvdtrain.vision.images import NO_LABEL
+from hvdtrain.vision.task import image_task
+from tests.steps import CPU, images_of, split, task_of
+
+DIGITS = replace(config.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_on_all(SerialComm(), "digits", None, height=32)
+
+
+@pytest.mark.parametrize(("augment", "crop"), [(True, True), (False, False)])
+def test_digits_are_cropped_but_never_mirrored(digits, augment, crop):
+    task = image_task(replace(DIGITS, augment=augment, cutout=5), digits, CPU)
+    chosen = task.augmentations
+    assert (chosen.crop, chosen.flip, chosen.cutout) == (crop, False, 5)
+    assert task.mean.tolist() == pytest.approx(digits.mean)
+    assert task.std.tolist() == pytest.approx(digits.std)
+    plain = image_task(replace(DIGITS, normalize=False), digits, CPU)
+    assert (plain.mean.tolist(), plain.std.tolist()) == ([0.0] * 3, [1.0] * 3)
+    assert image_task(DIGITS, replace(digits, mirror=True), CPU).augmentations.flip is True
+
+
+def test_images_are_normalised_to_mean_0_and_deviation_1(digits):
+    task = image_task(DIGITS, digits, CPU)
+    values = task.prepare(digits.train.tensors, torch.arange(len(digits.train)), None)["images"]
+    assert values.mean((0, 2, 3)).tolist() == pytest.approx([0.0] * 3, abs=1e-4)
+    assert values.std((0, 2, 3)).tolist() == pytest.approx([1.0] * 3, abs=1e-4)
+
+
+def test_every_image_weighs_and_costs_the_same():
+    task, samples = task_of(), torch.tensor([5, 0, 7])
+    assert task.counts(samples).tolist() == task.cost(samples).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_images_that_could_not_be_decoded_weigh_nothing_and_are_counted():
+    logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [9.0, 0.0]])
+    batch = {"images": torch.zeros(3, 3, 2, 2), "labels": torch.tensor([0, 0, NO_LABEL])}
+    names, values = total([task_of().loss(lambda _: logits, batch, training=True)])
+    sums = dict(zip(names, values.tolist(), strict=True))
+    own = torch.nn.functional.cross_entropy(logits[:2], batch["labels"][:2], reduction="sum").item()
+    assert sums == {"loss": pytest.approx(own), "count": 2.0, "right": 1.0, UNREADABLE: 1.0}
+    assert task_of().metrics(sums) == {"loss": pytest.approx(own / 2), "accuracy": 0.5}
+
+
+def test_the_sums_of_parts_are_those_of_the_whole():
+    task, logits = task_of(label_smoothing=0.1), torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(6)
+
+    def sums(*parts):
+        batches = [(logits[part], {"images": torch.zeros(1), "labels": labels[part]}) for part in parts]
+        return total([task.loss(lambda _, out=out: out, batch, training=True) for out, batch in batches])
+
+    names, whole = sums(slice(0, 6))
+    assert names == ["loss", "count", "right", UNREADABLE]
+    torch.testing.assert_close(sums(slice(0, 4), slice(4, 4), slice(4, 6))[1], whole)
+    assert whole.dtype == torch.float64
+
+
+def test_noise_is_drawn_anew_for_each_epoch_and_is_the_same_when_an_epoch_comes_again():
+    images = images_of(split(40), split(4))
+    options = task_of(images).augmentations.__class__(crop=True, flip=True)
+    task = task_of(images, augmentations=options, seed=3)
+
+    def seen(epoch):
+        samples = torch.arange(40)
+        return task.prepare(images.train.tensors, samples, epoch)["images"]
+
+    first, second, again = seen(0), seen(1), seen(0)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
