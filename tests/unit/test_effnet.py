@@ -1,5 +1,7 @@
 import math
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,8 +9,11 @@ import torch
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.record.tracker import Tracker
+from hvdtrain.safety import faults, watchdog
 from hvdtrain.train import optim
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, layers
+from hvdtrain.train.loop import measures_of
 from hvdtrain.train.order import batch_sizes, micro_batches
 from hvdtrain.train.preflight import require_batches
 from hvdtrain.vision import config
@@ -108,6 +113,17 @@ def test_batch_norm_is_over_all_ranks_if_asked_for(sync_bn):
     assert training.step.comm.size == 2
 
 
+def test_the_moving_average_remembers_epochs_not_steps():
+    step = assembled(ema_epochs=2.0).step  # 23 steps an epoch
+    average, weight = next(step.average.parameters()), next(step.model.parameters())
+    step.average.n_averaged.fill_(1_000_000)  # the memory has grown to its full length
+    before = average.clone()
+    with torch.no_grad():
+        weight.add_(1.0)
+    step.average.update_parameters(step.model)
+    torch.testing.assert_close(average - before, torch.full_like(before, 1 / 46), rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("groups", [None, 3])
 def test_fusion_groups_and_compression_reach_the_sync(groups):
     training = assembled(fusion_groups=groups, compression="fp16")
@@ -136,3 +152,32 @@ def test_limits_are_those_of_the_settings():
     [report] = training.epoch(Position())
     assert [number for number, _ in report.skipped] == [1, 2]
     assert report.end.status == 3
+
+
+@pytest.mark.parametrize("done", [0, 1, 2])
+def test_a_run_that_goes_on_trains_the_epochs_that_are_left(tmp_path, done):
+    training = begun(epochs=3)  # of 4 steps
+    lines, saved = [], []
+    run = SimpleNamespace(
+        folder=tmp_path,
+        leave=threading.Event(),
+        watch=watchdog.OFF,
+        faults=faults.NONE,
+        profile=lambda *_, **__: None,
+        console=SimpleNamespace(events=list, epoch_done=lines.append),
+        tracker=Tracker(tmp_path, writes=False, measures=measures_of(training.step.task), result={}),
+    )
+    effnet.train(
+        training.config,
+        training.step,
+        training.feed,
+        training.images,
+        Position(step=4 * done, epoch=done),
+        lr=training.lr,
+        limits=training.limits,
+        reports=training.reports,
+        saves=SimpleNamespace(save=saved.append, save_best=lambda *_, **__: None, wait=lambda _: True),
+        run=run,
+    )
+    assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"][done:]
+    assert saved == [Position(step=12, epoch=3)]

@@ -90,6 +90,12 @@ def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
     assert [rank["environment"]["NCCL_IB_HCA"] for rank in ranks] == ["=mlx5_0,mlx5_1", "=mlx5_0,mlx5_1", "=mlx5_0"]
 
 
+def test_this_host_gets_the_first_ranks_wherever_it_is_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "is_local", lambda host: host == "h1")
+    run = prepared(tmp_path, np=3, hosts=hosts(h2=2, h1=1))
+    assert [slot.host for slot in run.spec.slots] == ["h1", "h2", "h2"]
+
+
 def test_a_login_node_meets_its_daemons_over_its_own_network(tmp_path, world, monkeypatch):
     monkeypatch.setattr(prepare, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
     monkeypatch.setattr(prepare, "address_toward", lambda address: {"10.0.0.1": "192.168.0.9"}[address])

@@ -8,6 +8,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.save_points import Decision
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.gauges import Gauges, none
@@ -509,6 +510,32 @@ def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():
     evaluated(step, 8)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {id(one) for one in step.comm.averaged} >= {id(model[1].running_mean), id(model[1].running_var)}
+
+
+class Asked:
+    """Save points that count how often they were asked, and want nothing."""
+
+    def __init__(self):
+        self.times = 0
+
+    def decide(self, step):
+        self.times += 1
+        return lambda: Decision(save=False, leave=False)
+
+    def saved(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("images", "micro_batch", "times"), [(7, 3, 1), (8, 3, 2), (9, 3, 2), (3, 1, 1), (1, 4, 0)])
+def test_all_ranks_ask_equally_often_whether_to_leave_an_evaluation(images, micro_batch, times):
+    step, _ = train_really()
+    asked = []
+    for rank in range(2):
+        step.comm = Rank(rank, 2)
+        points = Asked()
+        evaluate(step, split(images), 0, micro_batch=micro_batch, save_points=points)
+        asked.append(points.times)
+    assert asked == [times, times]
 
 
 def test_evaluation_in_bf16_is_close_to_fp32():

@@ -8,6 +8,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from hvdtrain.train import optim
+from hvdtrain.train.average import moving_average
 from hvdtrain.train.finite import Skipped
 from hvdtrain.vision import models
 from tests.ranks import Rank
@@ -458,10 +459,12 @@ def test_the_step_after_a_skipped_one_is_the_one_without_it(wrap, bad, source, o
     found = []
     for batches in ([good(1), bad(), good(2), good(3)], [good(1), good(2), good(3)]):
         model = wrap(small()).train()
-        step = step_of(model, optimizer=optimizer_for(optimizer, model))
+        average = moving_average(model, horizon_steps=50.0)
+        step = step_of(model, optimizer=optimizer_for(optimizer, model), average=average)
         done = [take(step, one, lr=0.01) for one in batches]
         assert [one.skipped for one in done if one.skipped] == [Skipped(rank=0, source=source)] * (len(batches) - 3)
-        found.append(([*floats(model)], state_of(step.optimizer), [one.totals["loss"] for one in done[-2:]]))
+        weights = [*floats(model), *floats(average), average.n_averaged]
+        found.append((weights, state_of(step.optimizer), [one.totals["loss"] for one in done[-2:]]))
     assert same(*found)
 
 

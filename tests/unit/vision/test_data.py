@@ -5,6 +5,7 @@ from urllib.error import URLError
 import pytest
 
 from hvdtrain.vision import data
+from tests.ranks import Rank
 from tests.refusals import refused
 from tests.unit.vision.data_sets import load
 
@@ -72,3 +73,11 @@ def test_fetch_into_a_place_that_cannot_be_written_names_it(tmp_path):
     (tmp_path / "file").write_text("")
     where = tmp_path / "file" / "data"
     assert refused(lambda: data.fetch("cifar10", where)).startswith(f"--data-dir {where}: cannot be written (Not a dir")
+
+
+def test_one_rank_of_each_host_fetches(monkeypatch, tmp_path):
+    fetched = []
+    for rank, local_rank in enumerate([0, 1, 0, 1]):
+        monkeypatch.setattr(data, "fetch", lambda *_, rank=rank: fetched.append(rank))
+        data.load_on_all(Rank(rank, 4, local_rank=local_rank, local_size=2), "digits", tmp_path, height=32)
+    assert fetched == [0, 2]

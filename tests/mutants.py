@@ -1,0 +1,218 @@
+"""Sixty single-line breaks of hvdtrain and launch: does the suite find them? No part of CI, and no test.
+
+    python tests/mutants.py --check                            every text that is replaced occurs exactly once
+    nice python tests/mutants.py --out mutants.jsonl           each break against its room's unit tests: half an hour
+    nice python tests/mutants.py --out mutants.jsonl --whole   what they do not find against the whole suite: hours
+
+Every break is made in a new copy of HEAD, so nothing here is touched; what is not committed is not tested. A command
+that was cut off goes on where it was: what is known stands in the file, line by line, and a line that is deleted is
+tried again. The tests must pass unbroken first. The table comes at the end.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOM_S, WHOLE_S = 600, 1200  # tests that take longer have found the break
+WHOLE = ("-n", "2", "--dist", "worksteal")
+UNIT_TESTS = {  # where they are not in tests/unit/ROOM
+    "effnet.py": ("tests/unit/test_effnet.py",),
+    "process.py": ("tests/unit/reach", "tests/unit/watch"),
+    "cores.py": ("tests/unit/machine/test_topology.py",),
+    "machine/show": ("tests/unit/machine",),
+}
+
+
+class Mutant(NamedTuple):
+    """One break: a text within one line, and what a careless programmer might have written."""
+
+    file: str
+    original: str
+    replacement: str
+
+    @property
+    def room(self) -> str:
+        """Its folder below the package, or the name of a file that is in none."""
+        _, *folders, name = Path(self.file).parts
+        return "/".join(folders) or name
+
+
+MUTANTS = [
+    Mutant("hvdtrain/effnet.py", "range(first_epoch, config.epochs)", "range(config.epochs)"),
+    Mutant("hvdtrain/effnet.py", "config.ema_epochs * sizes.steps_per_epoch", "config.ema_epochs"),
+    Mutant("hvdtrain/vision/augment.py", "rows = shift[:, 0, None]", "rows = shift[:, 1, None]"),
+    Mutant("hvdtrain/vision/data.py", "fetch(name, folder) if comm.local_rank", "fetch(name, folder) if comm.rank"),
+    Mutant("hvdtrain/vision/files.py", "dtype=torch.uint8), NO_LABEL", "dtype=torch.uint8), label"),
+    Mutant("hvdtrain/train/batch_norm.py", "count / (count - 1).clamp(min=1)", "count / count.clamp(min=1)"),
+    Mutant("hvdtrain/train/loop.py", "len(split) // group.size / micro_batch", "len(split) / group.size / micro_batch"),
+    Mutant("hvdtrain/train/optim.py", '1 - second_decay ** state["step"]', '1 - first_decay ** state["step"]'),
+    Mutant("hvdtrain/train/order.py", "size - 1 - seat", "size - seat"),
+    Mutant("hvdtrain/train/schedule.py", "round(min(config.warmup_epochs", "round(max(config.warmup_epochs"),
+    Mutant("hvdtrain/train/step.py", "if finite and self.average is not None", "if self.average is not None"),
+    Mutant("hvdtrain/checkpoint/files.py", 'in reversed(numbered(root, "step"))', 'in numbered(root, "step")'),
+    Mutant("hvdtrain/checkpoint/folder.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
+    Mutant("hvdtrain/checkpoint/save_points.py", "bool(save or leave or by_steps)", "bool(save or by_steps)"),
+    Mutant("hvdtrain/checkpoint/state.py", "_unpacked(ranks[state.comm.rank])", "_unpacked(ranks[0])"),
+    Mutant("hvdtrain/checkpoint/writer.py", "[-self._keep[kind] :]", "[: self._keep[kind]]"),
+    Mutant("hvdtrain/record/files.py", "self._waiting.popleft()", "self._waiting.pop()"),
+    Mutant("hvdtrain/record/run.py", "comm.waiting = watch.collective", "pass"),
+    Mutant("hvdtrain/record/tracker.py", "_started -= memory", "_started += memory"),
+    Mutant("hvdtrain/timing/phases.py", "if self._begun > 0:", "if self._begun >= 0:"),
+    Mutant("hvdtrain/timing/verdict.py", 'min(means.phases_s["sync"]', 'max(means.phases_s["sync"]'),
+    Mutant("hvdtrain/ranks/comm.py", "self._mpi.allgather(text)", "[text] * self.size"),
+    Mutant("hvdtrain/ranks/comm.py", 'op=hvd.Average, name="average"', 'op=hvd.Sum, name="average"'),
+    Mutant("hvdtrain/ranks/replicas.py", "usual = max(wholes", "usual = min(wholes"),
+    Mutant("hvdtrain/ranks/sync.py", "                op=hvd.Sum,", "                op=hvd.Average,"),
+    Mutant("hvdtrain/ranks/sync.py", "gradient.contiguous(), op=hvd.Sum", "gradient.contiguous(), op=hvd.Average"),
+    Mutant("hvdtrain/ranks/sync.py", "hooks.synchronize()", "pass"),
+    Mutant("hvdtrain/safety/exits.py", "os._exit(FAILED)", "sys.exit(FAILED)"),
+    Mutant("hvdtrain/safety/guard.py", "-QUIET_S) < QUIET_S", "-QUIET_S) > QUIET_S"),
+    Mutant("hvdtrain/safety/watchdog.py", "(limit_s, exit=True", "(limit_s, exit=False"),
+    Mutant("hvdtrain/compare/groups.py", "if run.settings and run.ended == FINISHED else", "if run.settings else"),
+    Mutant("hvdtrain/compare/spread.py", "stdtrit(freedom, 0.975)", "stdtrit(freedom, 0.95)"),
+    Mutant("hvdtrain/compare/study.py", "_broken_limits(study, size)][-1]", "_broken_limits(study, size)][0]"),
+    Mutant("launch/cores.py", "runs[-1][-1] == core - 1", "runs[-1][-1] == core + 1"),
+    Mutant("launch/cores.py", "if not first <= last < MAX_CORES", "if not first < last < MAX_CORES"),
+    Mutant("launch/process.py", "128 - status if status < 0", "128 + status if status < 0"),
+    Mutant("launch/process.py", "for number in (signal.SIGTERM, signal.SIGKILL)", "for number in (signal.SIGTERM,)"),
+    Mutant("launch/process.py", "_age_s(pid) > BIND_S", "_age_s(pid) < BIND_S"),
+    Mutant("launch/cli/main.py", "sys.exit(128 + number)", "sys.exit(number)"),
+    Mutant("launch/cli/main.py", "if options.source is None:", "if options.source is not None:"),
+    Mutant("launch/study/sweep.py", "1 if missing or drawn.status else 0", "1 if missing else 0"),
+    Mutant("launch/study/sweep.py", '"HVDLAUNCH_SEED": str(seed)', '"HVDLAUNCH_SEED": str(np)'),
+    Mutant("launch/watch/failure.py", "in fired if not traces[rank].waited", "in fired if traces[rank].waited"),
+    Mutant("launch/watch/fleet.py", "slots=min(host.slots, free)", "slots=max(host.slots, free)"),
+    Mutant("launch/watch/supervise.py", "tally.failures > policy.restarts", "tally.failures >= policy.restarts"),
+    Mutant("launch/start/environment.py", " and not SECRET.search(name)", ""),
+    Mutant("launch/start/prepare.py", "lambda host: not is_local(", "lambda host: is_local("),
+    Mutant("launch/choose/placement.py", "if any(len(run) < parts", "if all(len(run) < parts"),
+    Mutant("launch/choose/rings.py", "in enumerate(row) if weight >= floor", "in enumerate(row) if weight > floor"),
+    Mutant("launch/choose/selection.py", "-len({self.gpus[v].numa", "len({self.gpus[v].numa"),
+    Mutant("launch/reach/ask.py", "timeout_s=REACH_TIMEOUT_S).status == 0", "timeout_s=REACH_TIMEOUT_S).status != 0"),
+    Mutant("launch/reach/probe.py", "address=connection[2] if", "address=connection[0] if"),
+    Mutant("launch/machine/nvidia_smi.py", 'mig=mig == "Enabled"', 'mig=mig != "Enabled"'),
+    Mutant("launch/machine/system.py", "deepest <= 1", "deepest < 1"),
+    Mutant("launch/machine/show/canvas.py", "text[: most - 1]", "text[:most]"),
+    Mutant("launch/machine/show/table.py", "best = min(kinds", "best = max(kinds"),
+    Mutant("launch/hosts/host.py", "host.max_slots < host.slots", "host.max_slots <= host.slots"),
+    Mutant("launch/hosts/slurm.py", "for n in range(first, last + 1)", "for n in range(first, last)"),
+    Mutant("launch/rank/bind.py", "int(last or first) + 1)", "int(last or first))"),
+    Mutant("launch/rank/bind.py", "signal.SIG_BLOCK, {signal.SIGUSR1}", "signal.SIG_UNBLOCK, {signal.SIGUSR1}"),
+]
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--whole", action="store_true")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # pytest is ended, too
+    with tempfile.TemporaryDirectory(prefix="unbroken-") as folder:
+        unbroken = Path(folder)
+        subprocess.run(["git", "clone", "--quiet", "--shared", Path(__file__).parents[1], unbroken], check=True)
+        if wrong := [one for one in MUTANTS if (unbroken / one.file).read_text().count(one.original) != 1]:
+            sys.exit("not exactly once in its file:\n" + "\n".join(map(str, wrong)))
+        if options.check or options.out is None:
+            return
+        found = Findings(options.out)
+        for mutant in MUTANTS:
+            for stage in ["room", "whole"] if options.whole else ["room"]:
+                if not found.is_known(mutant, stage):
+                    found.add(mutant, stage, unbroken)
+        print(table(found))
+
+
+class Findings:
+    """What is known of each break, in a file of JSON lines: the test that failed at a stage, or None."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        lines = file.read_text().splitlines() if file.exists() else []
+        self.known = {(Mutant(*line["mutant"]), line["stage"]): line["failed"] for line in map(json.loads, lines)}
+
+    def failed(self, mutant: Mutant, stage: str) -> str | None:
+        """The test that has found it at this stage."""
+        return self.known.get((mutant, stage))
+
+    def is_known(self, mutant: Mutant, stage: str) -> bool:
+        """Whether it need not run: it has run already, or was found before."""
+        return (mutant, stage) in self.known or self.failed(mutant, "room") is not None
+
+    def add(self, mutant: Mutant, stage: str, project: Path) -> None:
+        """Run the tests of this stage on a broken copy of the project, and before that once on an unbroken one."""
+        tests = UNIT_TESTS.get(mutant.room, (f"tests/unit/{mutant.room}",)) if stage == "room" else WHOLE
+        limit_s = ROOM_S if stage == "room" else WHOLE_S
+        unbroken = Mutant("", "", " ".join(tests))
+        for one in (unbroken, mutant):
+            if (one, stage) in self.known:
+                continue
+            with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+                copy = shutil.copytree(project, Path(folder) / "copy", symlinks=True)
+                if one is mutant:
+                    path = copy / mutant.file
+                    path.write_text(path.read_text().replace(mutant.original, mutant.replacement))
+                failed = first_failed(copy, tests, limit_s)
+            if one is unbroken and failed is not None:
+                sys.exit(f"unbroken, {failed} fails: see to that first")
+            self.known[one, stage] = failed
+            with self.file.open("a") as out:
+                out.write(json.dumps({"mutant": list(one), "stage": stage, "failed": failed}) + "\n")
+            print(f"{one.file or 'unbroken'} {one.replacement.strip()}: {failed or 'passed'}", flush=True)
+
+
+def first_failed(copy: Path, tests: tuple[str, ...], limit_s: float) -> str | None:
+    """The first test that fails in this copy, None if all pass."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "200"}
+    with tempfile.TemporaryFile("w+") as output:  # not a pipe, which what a test has left behind would keep open
+        process = subprocess.Popen(
+            words, cwd=copy, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"no end within {limit_s} s"
+        finally:
+            _end(process)
+        output.seek(0)
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output.read(), re.MULTILINE)
+    return (failed[1] if failed else f"pytest ended with status {status}") if status else None
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End pytest as Ctrl-C does, so that it ends what its tests have started; then for certain."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+
+
+def table(found: Findings) -> str:
+    """By room how many breaks were found, as Markdown, and those that were not."""
+    lines = ["| room | breaks | found by its unit tests | by the whole suite | not found |", "|---|--:|--:|--:|--:|"]
+    rooms = {mutant.room: [one for one in MUTANTS if one.room == mutant.room] for mutant in MUTANTS}
+    for room, mutants in {**rooms, "all": MUTANTS}.items():
+        counts = [sum(found.failed(one, stage) is not None for one in mutants) for stage in ("room", "whole")]
+        lines.append(f"| {room} | {len(mutants)} | {counts[0]} | {counts[1]} | {len(mutants) - sum(counts)} |")
+    lines += ["", f"{100 * sum(counts) / len(MUTANTS):.0f} % found. Not found:", ""]
+    for one in MUTANTS:
+        if not any(found.failed(one, stage) for stage in ("room", "whole")):
+            tried = "the whole suite" if (one, "whole") in found.known else "its unit tests"
+            lines.append(f"- {one.file}: `{one.original.strip()}` -> `{one.replacement.strip()}`, not by {tried}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
