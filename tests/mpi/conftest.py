@@ -40,6 +40,11 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def long(*values: Any) -> Any:
+    """Parameters that CI has no time for; others of the same test stay in it."""
+    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.long])
+
+
 def command(launcher: str, ranks: int, words: list[str]) -> list[str]:
     python = [sys.executable, *words]
     if launcher == "mpirun":

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS
+from tests.mpi.conftest import PROGRAMS, long
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
 
 
@@ -56,13 +56,9 @@ MIX = {
 }
 
 
-def long(name):
-    """More starts of ranks than CI has time for, of what the others mix in another way."""
-    return pytest.param(name, marks=pytest.mark.long)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+# Left to make test-long: more starts of ranks, of what the others mix in another way.
 @pytest.mark.parametrize("name", [long("adamw"), "bf16", long("lamb"), "lars", long("adam"), "one"])
 def test_every_way_to_train(runs, reference, pools, name):
     ranks, words, ends = MIX[name]
