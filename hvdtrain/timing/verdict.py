@@ -33,7 +33,7 @@ NAMES: dict[Phase, str] = {
 _HELP: dict[str, str] = {
     "read": "more cores per rank (they are its loader workers), smaller image files, or data that fit on the device",
     "augment": "leave out --cutout or set --no-augment",
-    "to_device": "data that fit on the device, or more images per step",
+    "to_device": "data that fit on the device, or larger batches",
     "communication-bound": "a larger --accumulate-steps, --compression fp16, a larger --fusion-threshold-mb, or fewer "
     "hosts and faster links between them",
     "straggler": "look at that host: other jobs, GPU clocks and temperature, cores per rank, its disk",

@@ -28,11 +28,11 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
     def __deepcopy__(self, memo: dict[int, object]) -> "SyncBatchNorm2d":
         return SyncBatchNorm2d(self, self._group, self._name)  # the ranks are not copied
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """(N, C, H, W) to the same shape and type; statistics in float32."""
         if not self.training:
-            return super().forward(images)
-        values = images.float()
+            return super().forward(features)
+        values = features.float()
         here = torch.tensor([values.numel() / self.num_features], device=values.device)
         sums = self._sum(torch.cat([values.sum((0, 2, 3)), here]), "mean")  # (C + 1,)
         count = sums[-1].detach()
@@ -41,7 +41,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         variance = self._sum(centred.square().sum((0, 2, 3)), "variance") / count  # (C,)
         self._remember(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
         scale = self.weight * torch.rsqrt(variance + self.eps)  # (C,)
-        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(images.dtype)
+        return (centred * scale[:, None, None] + self.bias[:, None, None]).to(features.dtype)
 
     def _sum(self, values: Tensor, what: str) -> Tensor:
         return self._group.differentiable_allreduce(values, f"{self._name}.{what}")

@@ -124,7 +124,9 @@ def train_epoch(
     epoch_begin = start.epoch * feed.sizes.steps_per_epoch  # by the schedule
     window = Window()
     arriving = feed.inputs(batches, start.epoch)
-    for number, (batch, (passes, inputs)) in enumerate(zip(batches, arriving, strict=True), start=start.step + 1):
+    for number, (batch, (backward_passes, inputs)) in enumerate(
+        zip(batches, arriving, strict=True), start=start.step + 1
+    ):
         watchdog.working(number)
         faults.at("step", number, model=step.model)
         phases.enter("other")
@@ -133,7 +135,13 @@ def train_epoch(
             inputs = map(_poisoned, inputs)  # noqa: PLW2901
         is_due = reports.is_due(number, last=last)
         rate = lr(epoch_begin + visited / feed.sizes.global_batch)
-        done = step(inputs, backward_passes=passes, global_count=batch.global_count, lr=rate, measure=is_due)
+        done = step(
+            inputs,
+            backward_passes=backward_passes,
+            global_count=batch.global_count,
+            lr=rate,
+            measure=is_due,
+        )
         visited += batch.global_size
         window.add(number, done, count=batch.count)
         if not done.skipped and done.totals["count"]:

@@ -2,9 +2,11 @@
 
 import ast
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages
 
 from hvdtrain.record import environment
 
@@ -40,6 +42,12 @@ def test_every_folder_with_code_is_a_room():
         for path in (PROJECT / package).rglob("*.py")
     }
     assert folders - {Path("hvdtrain"), Path("launch")} == set(ROOMS)
+
+
+def test_every_room_is_packaged():
+    config = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    packages = find_packages(str(PROJECT), **config["tool"]["setuptools"]["packages"]["find"])
+    assert {Path(*name.split(".")) for name in packages} == {Path("hvdtrain"), Path("launch"), *ROOMS}
 
 
 def test_the_code_hash_sees_a_change_in_any_room(tmp_path, monkeypatch):
