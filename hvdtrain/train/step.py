@@ -120,7 +120,7 @@ class TrainingStep:
         grad_norm = total_norm(gradients, self.comm.stages).item() if measure else math.nan
         skipped = None
         if finite:
-            self._clip_and_step(lr)
+            self._clip_and_step(gradients, lr)
         else:
             forward = None
             if not bool(torch.stack(finite_forward).all()):
@@ -145,12 +145,11 @@ class TrainingStep:
         self.phases.enter("loss")
         return outputs
 
-    def _clip_and_step(self, lr: float) -> None:
+    def _clip_and_step(self, gradients: list[Tensor], lr: float) -> None:
         parameters = self._parameters()
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
         if self.clip_norm is not None:
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, total_norm(gradients, self.comm.stages))
         for group in self.optimizer.param_groups:
             group["lr"] = lr

@@ -19,7 +19,6 @@ class EffnetConfig(RunConfig):
     """EfficientNet with Horovod; recipe sets the defaults, other options change them."""
 
     SHAPING: ClassVar[tuple[str, ...]] = (*RunConfig.SHAPING, "stem_stride")
-
     COLUMNS: ClassVar[tuple[str, ...]] = (*RunConfig.COLUMNS, "sync_bn", "seed")
 
     recipe: str = "scaled"
