@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from launch.choose.network import LOOPBACK
 from launch.choose.placement import RankSlot
 from launch.errors import CommandError
 from launch.hosts.host import Host
@@ -112,7 +113,7 @@ def _parameters(spec: LaunchSpec) -> list[str]:
     if spec.daemon_networks:
         daemons[runtime.interfaces] = spec.daemon_networks
     if spec.horovodrun is None:
-        ranks["btl_tcp_if_include"] = spec.network or "127.0.0.0/8"
+        ranks["btl_tcp_if_include"] = spec.network or LOOPBACK
     else:
         ranks = {}  # horovodrun gives the same ones itself
     return [
