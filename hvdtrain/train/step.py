@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,15 @@ class StepDone:
     totals: Totals  # sums over its samples; 'loss' is not finite where the rank's forward pass failed
     skipped: Skipped | None  # the same on all ranks
     grad_norm: float = math.nan  # 2-norm of the summed gradients before clipping; NaN where it was not measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LastPass:
+    """What tells whether this rank's own gradients were finite, once the sum over ranks has taken their place."""
+
+    batch: Batch
+    random: list[Tensor]  # the generators' states before it
+    finite_before: Tensor  # whether the gradients of the passes before it were
 
 
 @dataclass(kw_only=True)
@@ -87,15 +96,16 @@ class TrainingStep:
         """
         if self._statistics:
             torch._foreach_copy_(self._before, self._statistics)
-        random = _random_state()
-        kept: list[Batch] = []
+        last_pass = None
         finite_forward: list[Tensor] = []
         done: list[Sums] = []
         self.optimizer.zero_grad(set_to_none=True)
         self.sync.expect(backward_passes)
-        for batch in micro_batches:
+        for number, batch in enumerate(micro_batches, start=1):
+            if number == backward_passes:
+                finite_before = torch.isfinite(nn.utils.get_total_norm(self._gradients(), norm_type=torch.inf))
+                last_pass = _LastPass(batch=batch, random=_random_state(), finite_before=finite_before)
             self.phases.enter("forward")
-            kept.append(batch)
             sums = self._loss(batch)
             self.phases.enter("backward")
             # A loss or a running statistic that is not finite does not always have such gradients: this makes sure of
@@ -103,15 +113,16 @@ class TrainingStep:
             finite_forward.append(torch.isfinite(sums.loss.detach()) & self._statistics_are_finite(sums.loss.device))
             factor = torch.where(finite_forward[-1], 1.0, torch.nan)
             self.scaler.scale(sums.loss * factor / global_count).backward()
-            done.append(sums)
-        assert len(kept) == backward_passes
+            done.append(replace(sums, loss=sums.loss.detach()))
+        assert len(done) == backward_passes
+        assert last_pass is not None
         self.phases.enter("sync")
         self.sync.finish()
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
         names, values = total(done)
         totals = dict(zip(names, values.tolist(), strict=True))
-        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        gradients = self._gradients()
         # Every rank of the data group has the same summed gradients, and NaN and infinity survive a sum, so its ranks
         # decide alike without asking each other. That would not hold for Adasum (it divides by norms), inside process
         # sets (their sums differ), or for sparse gradients (gathered, not summed). Reading the answer costs little:
@@ -125,7 +136,7 @@ class TrainingStep:
             forward = None
             if not bool(torch.stack(finite_forward).all()):
                 forward = "batch norm" if math.isfinite(totals["loss"]) else "loss"
-            skipped = self._find_source(kept, random, forward, global_count)
+            skipped = self._find_source(last_pass, forward, global_count)
         self.scaler.update()
         if finite and self.average is not None:
             self.average.update_parameters(self.model)
@@ -133,6 +144,9 @@ class TrainingStep:
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
 
     def _loss(self, batch: Batch) -> Sums:
         few = len(next(iter(batch.values()))) < 2
@@ -155,9 +169,7 @@ class TrainingStep:
             group["lr"] = lr
         self.scaler.step(self.optimizer)
 
-    def _find_source(
-        self, kept: list[Batch], random: list[Tensor], forward: str | None, global_count: float
-    ) -> Skipped:
+    def _find_source(self, last_pass: _LastPass, forward: str | None, global_count: float) -> Skipped:
         """The first rank whose forward pass, or else whose gradients, were not finite. All ranks call this together.
 
         `forward` is what was not finite in this rank's. Batch norm over all ranks spreads one rank's trouble in the
@@ -170,13 +182,12 @@ class TrainingStep:
                 return Skipped(rank=rank, source=source)
         # Once more without Horovod: autograd.grad does not reach the hooks that communicate.
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        _restore_random_state(random)
-        bad_here = False
-        for batch in kept:
-            scaled = self.scaler.scale(self._loss(batch).loss / global_count)
-            self.phases.enter("other")
-            gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
-            bad_here |= not all(bool(torch.isfinite(own).all()) for own in gradients if own is not None)
+        _restore_random_state(last_pass.random)
+        scaled = self.scaler.scale(self._loss(last_pass.batch).loss / global_count)
+        self.phases.enter("other")
+        gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
+        bad_here = not all(bool(torch.isfinite(own).all()) for own in gradients if own is not None)
+        bad_here |= not last_pass.finite_before
         self._restore_statistics()
         bad_gradients = self.comm.allgather(bad_here)
         # Where each rank's are finite it is their sum that is not: rank 0 stands for all.
