@@ -99,7 +99,7 @@ def trained(comm: Comm, config: EffnetConfig, split: Images) -> tuple[float, int
     cpu = torch.device("cpu")
     sizes = effnet.cut(comm, config, split)
     task = image_task(config, split, cpu)
-    lr = learning_rate(config, global_batch=sizes.global_batch, steps_per_epoch=sizes.steps_per_epoch)
+    lr = learning_rate(config, samples=len(split.train), steps_per_epoch=sizes.steps_per_epoch)
     torch.manual_seed(config.seed)
     model = models.build(config.model, classes=10)
     step = effnet.step_for(comm, config, model, task, cpu, lr=lr.peak, sizes=sizes)

@@ -24,7 +24,7 @@ from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.timing.phases import OFF, Phases
-from hvdtrain.train import batch_norm, optim
+from hvdtrain.train import batch_norm, optim, schedule
 from hvdtrain.train.average import moving_average
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, state_of, train_epoch
@@ -66,7 +66,7 @@ def main() -> None:
     with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
         phases = step_clock(config, folder.path, comm.rank, device)
         task = image_task(config, images, device)
-        lr = learning_rate(config, global_batch=sizes.global_batch, steps_per_epoch=sizes.steps_per_epoch)
+        lr = learning_rate(config, samples=len(images.train), steps_per_epoch=sizes.steps_per_epoch)
         step = step_for(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases)
         feed = Feed(images.train, task, comm.data, sizes, seed=config.seed, device=device, phases=phases)
         reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
@@ -78,7 +78,7 @@ def main() -> None:
         torch.manual_seed((config.seed << 16) + comm.rank)  # dropout differs between ranks
         parts = state_of(step, limits, reports, seed=config.seed)
         found = folder.resume_from
-        position = Position() if found is None else resume(parts, found)
+        position = Position() if found is None else feed.placed(resume(parts, found))
         derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device)}
         run.begin(
             asdict(config),
@@ -124,10 +124,13 @@ def step_for(
     model.to(memory_format=config.memory_format)  # type: ignore[call-overload]
     if config.sync_bn:
         batch_norm.convert(model, comm.data)
+    groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
+    horizon_steps = min(config.ema_epochs, schedule.MOST_EMA * config.epochs) * sizes.steps_per_epoch
+    average = moving_average(model, horizon_steps=horizon_steps) if config.ema_epochs else None
     if config.compile:
         model.compile()
-    groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
-    horizon_steps = config.ema_epochs * sizes.steps_per_epoch
+        if average is not None:
+            average.module.compile()  # it is evaluated, and no copy of a model is compiled with it
     return TrainingStep(
         model=model,
         task=task,
@@ -135,7 +138,7 @@ def step_for(
         comm=comm,
         sync=comm.data.gradient_sync(model, compression=compression(config, device), groups=config.fusion_groups),
         scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
-        average=moving_average(model, horizon_steps=horizon_steps) if config.ema_epochs else None,
+        average=average,
         precision=config.precision,
         clip_value=config.clip_value,
         clip_norm=config.clip_norm,
@@ -184,7 +187,7 @@ def train(
             epoch + 1,
             count=len(images.train),
             train_s=position.train_s,
-            lr=lr((epoch + 1) * feed.sizes.steps_per_epoch - 1),
+            lr=lr((epoch + 1) * feed.sizes.steps_per_epoch - 1, lr.batch),
             train=step.task.metrics(position.totals),
             test=test,
         )

@@ -5,6 +5,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.train.feed import Resident
+from hvdtrain.train.schedule import LearningRate
 from hvdtrain.train.step import TrainingStep
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.images import Images
@@ -48,6 +49,13 @@ def step_of(model, *, comm=None, sync=None, scaler=None, optimizer=None, task=No
         sync=sync or SerialComm().gradient_sync(model, compression="none"),
         scaler=scaler or GradScaler("cpu", enabled=False),
         **{"precision": "fp32", **changes},
+    )
+
+
+def rate_of(peak, total_steps, shape="constant", **options):
+    """A schedule without warm-up, the same for every batch."""
+    return LearningRate(
+        **{"batch": 1.0, "scaling": None, "warmup_steps": 0, **options}, peak=peak, total_steps=total_steps, shape=shape
     )
 
 

@@ -1,14 +1,16 @@
 """From the samples of a split to batches on the device. N samples of a batch, S of a split."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import Group
 from hvdtrain.timing.phases import OFF, Phases
-from hvdtrain.train.order import BatchSizes, RankBatch, micro_batches, permutation, rank_batches
+from hvdtrain.train.order import BatchSizes, RankBatch, cut, permutation, rank_batches
 from hvdtrain.train.task import Batch, Task
 
 
@@ -84,24 +86,34 @@ class Feed:
         self._device = device
         self._phases = phases
 
-    def batches(self, epoch: int, *, visited: int) -> list[RankBatch]:
-        """This rank's part of each step that is left of an epoch, of which `visited` samples were seen."""
+    def placed(self, position: Position) -> Position:
+        """Where these batches go on from there: with others than before, what is left of the epoch is cut anew."""
+        ends = {position.cut_from, *(position.cut_from + batch.stop for batch in self._cut(position.cut_from))}
+        return position if position.visited in ends else replace(position, cut_from=position.visited)
+
+    def batches(self, position: Position) -> list[RankBatch]:
+        """This rank's part of each step that is left of the epoch."""
+        order = permutation(len(self.split), seed=self._seed, epoch=position.epoch)
+        done = [batch.stop <= position.visited - position.cut_from for batch in self._cut(position.cut_from)]
         return rank_batches(
-            permutation(len(self.split), seed=self._seed, epoch=epoch)[visited:],
+            order[position.cut_from :],
             global_batch=self.sizes.global_batch,
+            micro_batch=self.sizes.micro_batch,
             rank=self._group.rank,
             size=self._group.size,
             counts=self._task.counts,
             cost=self._task.cost,
-        )
+        )[sum(done) :]
+
+    def _cut(self, cut_from: int) -> list[slice]:
+        return cut(len(self.split) - cut_from, self.sizes.global_batch)
 
     def inputs(self, batches: Sequence[RankBatch], epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
         """For each batch how many micro-batches it has, and these themselves, read one by one as they are asked for."""
-        size, at_most = self._group.size, self.sizes.micro_batch
-        parts = [micro_batches(batch, size=size, at_most=at_most) for batch in batches]
-        raw = self.split.batches([samples for of_batch in parts for samples in of_batch], self._device, self._phases)
-        for of_batch in parts:
-            yield len(of_batch), self._prepared(of_batch, raw, epoch)
+        indices = [samples for batch in batches for samples in batch.micro_batches]
+        raw = self.split.batches(indices, self._device, self._phases)
+        for batch in batches:
+            yield len(batch.micro_batches), self._prepared(batch.micro_batches, raw, epoch)
 
     def _prepared(self, parts: Iterable[Tensor], raw: Iterator[Batch], epoch: int) -> Iterator[Batch]:
         for samples in parts:

@@ -114,14 +114,13 @@ def train_epoch(
 ) -> Iterator[Report]:
     """Visit each training sample once that is left of an epoch; report at report and save points and at the end.
 
-    The learning rate follows the share of the epoch that was visited, so that it does not mind if the samples before
-    `start` came in batches of another size. At a limit the epoch ends early.
+    The learning rate follows the batch's size and the share of the epoch that was visited, so that it does not mind if
+    the samples before `start` came in batches of another size. At a limit the epoch ends early.
     """
     phases = step.phases
     step.model.train()
-    batches = feed.batches(start.epoch, visited=start.visited)
+    batches = feed.batches(start)
     visited, last = start.visited, start.step + len(batches)
-    epoch_begin = start.epoch * feed.sizes.steps_per_epoch  # by the schedule
     window = Window()
     arriving = feed.inputs(batches, start.epoch)
     for number, (batch, (backward_passes, inputs)) in enumerate(
@@ -134,7 +133,8 @@ def train_epoch(
         if faults.poisons_loss(number):
             inputs = map(_poisoned, inputs)  # noqa: PLW2901
         is_due = reports.is_due(number, last=last)
-        rate = lr(epoch_begin + visited / feed.sizes.global_batch)
+        epochs_done = start.epoch + visited / len(feed.split)
+        rate = lr(epochs_done * feed.sizes.steps_per_epoch, batch.global_size)
         done = step(
             inputs,
             backward_passes=backward_passes,

@@ -56,7 +56,8 @@ class RunConfig:
     global_batch_size: Annotated[int | None, AT_LEAST_1] = None
     """Samples per optimizer step of all ranks together, in place of batch-size-per-rank."""
     accumulate_steps: Annotated[int, AT_LEAST_1] = 1
-    """Batches per optimizer step; global batch = ranks x batch-size-per-rank x accumulate-steps."""
+    """Batches per optimizer step; global batch = ranks x batch-size-per-rank x accumulate-steps, at most: an epoch is
+    cut evenly."""
     optimizer: str = "sgd"
     """sgd, rmsprop, adam, adamw, lars or lamb."""
     lr: Annotated[float | None, POSITIVE] = None

@@ -19,7 +19,7 @@ class BatchSizes:
     """How an epoch is cut."""
 
     micro_batch: int  # samples that a rank takes through the model at a time
-    global_batch: int  # samples per optimizer step of all ranks together
+    global_batch: int  # most samples per optimizer step of all ranks together
     steps_per_epoch: int
 
 
@@ -27,7 +27,7 @@ class BatchSizes:
 class RankBatch:
     """One rank's part of one global batch."""
 
-    samples: Tensor  # (N,) indices into the split; N differs by at most one between ranks
+    micro_batches: tuple[Tensor, ...]  # (N,) indices into the split each: as many on every rank and for every batch
     count: float  # what they weigh
     global_size: int  # samples of the global batch
     global_count: float  # what they weigh together
@@ -47,7 +47,7 @@ def batch_sizes(config: RunConfig, *, samples: int, ranks: int) -> BatchSizes:
             )
     global_batch = micro_batch * parts
     return BatchSizes(
-        micro_batch=micro_batch, global_batch=global_batch, steps_per_epoch=math.ceil(samples / global_batch)
+        micro_batch=micro_batch, global_batch=global_batch, steps_per_epoch=len(cut(samples, global_batch))
     )
 
 
@@ -74,24 +74,42 @@ def deal(samples: Tensor, cost: Tensor, *, rank: int, size: int) -> Tensor:
     return samples[cost.argsort(descending=True, stable=True)][dealt_to == rank]
 
 
+def cut(samples: int, global_batch: int) -> list[slice]:
+    """As few batches of at most `global_batch` samples as there can be; their sizes differ by at most one.
+
+    A last batch of what is left over could be of two samples, and would move the weights as far as any other.
+    """
+    batches = math.ceil(samples / global_batch)
+    return [shard(samples, place, batches) for place in range(batches)]
+
+
 def rank_batches(
     order: Tensor,
     *,
     global_batch: int,
+    micro_batch: int,
     rank: int,
     size: int,
     counts: Callable[[Tensor], Tensor],
     cost: Callable[[Tensor], Tensor],
 ) -> list[RankBatch]:
-    """Cut an epoch's order (S,) into global batches, the last maybe smaller, and each into the ranks' parts."""
+    """Cut an epoch's order (S,) into global batches, and each into the ranks' parts, of at most two sizes per rank.
+
+    A part is taken in as few micro-batches of at most `micro_batch` samples as that of any rank and batch needs.
+    """
     batches = []
-    for batch in order.split(global_batch) if len(order) else ():
+    cuts = cut(len(order), global_batch)
+    passes = math.ceil(math.ceil(math.ceil(len(order) / max(1, len(cuts))) / size) / micro_batch)
+    for place in cuts:
+        batch = order[place]
         mine = deal(batch, cost(batch), rank=rank, size=size)
         count, global_count = counts(mine).sum().item(), counts(batch).sum().item()
-        batches.append(RankBatch(samples=mine, count=count, global_size=len(batch), global_count=global_count))
+        batches.append(
+            RankBatch(
+                micro_batches=mine.tensor_split(passes),
+                count=count,
+                global_size=len(batch),
+                global_count=global_count,
+            )
+        )
     return batches
-
-
-def micro_batches(batch: RankBatch, *, size: int, at_most: int) -> tuple[Tensor, ...]:
-    """The rank's samples in as many parts as every one of the `size` ranks makes, of at most so many samples."""
-    return batch.samples.tensor_split(math.ceil(math.ceil(batch.global_size / size) / at_most))

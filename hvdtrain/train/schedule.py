@@ -9,10 +9,19 @@ from hvdtrain.train.options import RunConfig
 
 REFERENCE_BATCH = 256
 
+# Of the run's steps at most: a run of a dozen steps would warm up for half of them.
+MOST_WARMUP = 0.5
+MOST_EMA = 1.0
 
-def scaled_lr(base: float, *, scaling: Literal["linear", "sqrt"], global_batch: int) -> float:
-    """The learning rate for `global_batch` samples, from `base` for 256."""
-    factor = global_batch / REFERENCE_BATCH
+
+Scaling = Literal["linear", "sqrt"] | None  # None: the same rate for every batch
+
+
+def scaled_lr(base: float, *, scaling: Scaling, batch: float, reference: float = REFERENCE_BATCH) -> float:
+    """The learning rate for a global batch of `batch` samples, from `base` for one of `reference`."""
+    if scaling is None:
+        return base
+    factor = batch / reference
     return base * (factor if scaling == "linear" else math.sqrt(factor))
 
 
@@ -20,30 +29,37 @@ def scaled_lr(base: float, *, scaling: Literal["linear", "sqrt"], global_batch: 
 class LearningRate:
     """Linear warm-up to the peak, then constant, or a cosine down to nearly zero at the last step."""
 
-    peak: float
+    peak: float  # for a batch of `batch` samples
+    batch: float  # mean size of an epoch's batches
+    scaling: Scaling  # how the rate follows a batch of another size
     warmup_steps: int
     total_steps: int
     shape: Literal["cosine", "constant"]
 
-    def __call__(self, step: float) -> float:
-        """The rate of step 0, 1, ... total_steps - 1, or between two of them."""
+    def __call__(self, step: float, samples: float) -> float:
+        """The rate of step 0, 1, ... total_steps - 1, or between two of them, with a global batch of `samples`."""
+        return scaled_lr(self.peak * self._share(step), scaling=self.scaling, batch=samples, reference=self.batch)
+
+    def _share(self, step: float) -> float:
+        """Of the peak."""
         if step < self.warmup_steps:
-            return self.peak * min(1.0, (step + 1) / self.warmup_steps)
+            return min(1.0, (step + 1) / self.warmup_steps)
         if self.shape == "constant":
-            return self.peak
+            return 1.0
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        return self.peak * 0.5 * (1 + math.cos(math.pi * done))
+        return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def learning_rate(config: RunConfig, *, global_batch: int, steps_per_epoch: int) -> LearningRate:
-    """The schedule of a run, its peak scaled to the global batch if the settings say so."""
+def learning_rate(config: RunConfig, *, samples: int, steps_per_epoch: int) -> LearningRate:
+    """The schedule of a run on `samples` training samples, its peak scaled to the batches if the settings say so."""
     kind = OPTIMIZERS[config.optimizer]
-    peak = kind.base_lr if config.lr is None else config.lr
-    if config.scale_lr:
-        peak = scaled_lr(peak, scaling=kind.scaling, global_batch=global_batch)
+    batch = samples / steps_per_epoch
+    scaling = kind.scaling if config.scale_lr else None
     return LearningRate(
-        peak=peak,
-        warmup_steps=round(min(config.warmup_epochs, config.epochs / 2) * steps_per_epoch),
+        peak=scaled_lr(kind.base_lr if config.lr is None else config.lr, scaling=scaling, batch=batch),
+        batch=batch,
+        scaling=scaling,
+        warmup_steps=round(min(config.warmup_epochs, MOST_WARMUP * config.epochs) * steps_per_epoch),
         total_steps=config.epochs * steps_per_epoch,
         shape=config.schedule,
     )

@@ -14,7 +14,7 @@ from hvdtrain.safety import faults, watchdog
 from hvdtrain.train import optim
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, layers
 from hvdtrain.train.loop import measures_of
-from hvdtrain.train.order import batch_sizes, micro_batches
+from hvdtrain.train.order import batch_sizes
 from hvdtrain.train.preflight import require_batches
 from hvdtrain.vision import config
 from hvdtrain.vision.data import load_on_all
@@ -62,9 +62,10 @@ def test_the_global_batch_is_shared_by_ranks_and_passes(ranks, changes, micro_ba
     sizes = training.feed.sizes
     assert (sizes.micro_batch, sizes.global_batch) == (micro_batch, global_batch)
     assert sizes.steps_per_epoch == math.ceil(len(training.images.train) / global_batch)
-    first = training.feed.batches(0, visited=0)[0]
-    assert len(micro_batches(first, size=ranks, at_most=micro_batch)) == changes.get("accumulate_steps", 1)
-    assert training.lr.peak == pytest.approx(optim.OPTIMIZERS["sgd"].base_lr * global_batch / 256)
+    first = training.feed.batches(Position())[0]
+    assert len(first.micro_batches) == changes.get("accumulate_steps", 1)
+    batch = len(training.images.train) / sizes.steps_per_epoch
+    assert training.lr.peak == pytest.approx(optim.OPTIMIZERS["sgd"].base_lr * batch / 256)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +125,33 @@ def test_the_moving_average_remembers_epochs_not_steps():
     torch.testing.assert_close(average - before, torch.full_like(before, 1 / 46), rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("ema_epochs", [0.0, 2.0])
+def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
+    compiled = []
+
+    def compile_it(model):
+        compiled.append(model)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", compile_it)
+    step = assembled(ema_epochs=ema_epochs, compile=True).step
+    assert set(compiled) == {step.model, step.evaluated}
+    compiled.clear()
+    assembled(ema_epochs=ema_epochs)
+    assert compiled == []
+
+
 @pytest.mark.parametrize("groups", [None, 3])
 def test_fusion_groups_and_compression_reach_the_sync(groups):
     training = assembled(fusion_groups=groups, compression="fp16")
     assert training.step.comm.syncs == [("fp16", groups)]
 
 
-@pytest.mark.parametrize(("name", "kind", "factor"), [("lars", optim.Lars, 0.25), ("lamb", optim.Lamb, 0.5)])
-def test_layerwise_optimizers_have_their_own_rate(name, kind, factor):
-    training = assembled(optimizer=name)  # a global batch of 64
+@pytest.mark.parametrize(("name", "kind", "power"), [("lars", optim.Lars, 1.0), ("lamb", optim.Lamb, 0.5)])
+def test_layerwise_optimizers_have_their_own_rate(name, kind, power):
+    training = assembled(optimizer=name)
     assert type(training.step.optimizer) is kind
-    assert training.lr.peak == pytest.approx(optim.OPTIMIZERS[name].base_lr * factor)
+    batch = 1438 / 23  # a global batch of at most 64
+    assert training.lr.peak == pytest.approx(optim.OPTIMIZERS[name].base_lr * (batch / 256) ** power)
 
 
 def test_an_epoch_with_sync_bn_and_a_global_batch_goes_through():

@@ -21,10 +21,9 @@ from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, train_epoch
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.reports import Reports
-from hvdtrain.train.schedule import LearningRate
 from hvdtrain.vision import images, models
 from hvdtrain.vision.augment import Augmentations
-from tests.steps import CPU, step_of, task_of
+from tests.steps import CPU, rate_of, step_of, task_of
 
 folder, global_batch, micro_batch = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 compression, batch_norm = sys.argv[4], sys.argv[5]
@@ -81,7 +80,7 @@ for epoch in range(EPOCHS):
         step,
         feed,
         Position(step=epoch * steps, epoch=epoch),
-        lr=LearningRate(peak=0.02, warmup_steps=0, total_steps=EPOCHS * steps, shape="constant"),
+        lr=rate_of(0.02, EPOCHS * steps),
         limits=Limits(max_skipped_steps=1, check_replicas_every=0),
         reports=reports,
     ):

@@ -16,10 +16,9 @@ from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, evaluate, measures_of, train_epoch
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.reports import Reports
-from hvdtrain.train.schedule import LearningRate
 from hvdtrain.train.task import Sums
 from tests.ranks import Rank
-from tests.steps import CPU, step_of
+from tests.steps import CPU, rate_of, step_of
 
 SENTENCES, LONGEST, WORDS = 21, 9, 5
 PAD = -100
@@ -88,7 +87,7 @@ def epoch_of(rank, size, *, micro_batch, epoch=0):
     feed = Feed(
         split, task, comm, BatchSizes(micro_batch=micro_batch, global_batch=8, steps_per_epoch=3), seed=0, device=CPU
     )
-    lr = LearningRate(peak=0.0, warmup_steps=0, total_steps=3, shape="constant")
+    lr = rate_of(0.0, 3)
     limits = Limits(max_skipped_steps=1, check_replicas_every=0)
     reports = Reports(comm, Gauges(none), task, every_steps=100, device=CPU)
     made = list(train_epoch(step, feed, Position(epoch=epoch), lr=lr, limits=limits, reports=reports))

@@ -1,7 +1,12 @@
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hvdtrain.train.feed import Resident
-from tests.steps import CPU
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.train.feed import Feed, Resident
+from hvdtrain.train.order import BatchSizes
+from tests.ranks import Rank
+from tests.steps import CPU, split, task_of
 
 
 def test_resident_split_gives_the_images_of_the_indices_in_their_order():
@@ -22,3 +27,59 @@ def test_resident_split_gives_an_empty_batch_for_no_indices():
     assert [tuple(raw.shape) for raw, _ in found] == [(0, 3, 4, 4), (1, 3, 4, 4), (0, 3, 4, 4)]
     assert [labels.tolist() for _, labels in found] == [[], [2], []]
     assert {(raw.dtype, labels.dtype) for raw, labels in found} == {(torch.uint8, torch.int64)}
+
+
+# --- an epoch that goes on
+
+EPOCH = 53
+
+
+def feed_of(global_batch, rank=0, size=1):
+    """Micro-batches of at most 4."""
+    sizes = BatchSizes(micro_batch=4, global_batch=global_batch, steps_per_epoch=-(-EPOCH // global_batch))
+    return Feed(split(EPOCH, side=4), task_of(), Rank(rank, size), sizes, seed=0, device=CPU)
+
+
+def visits(batches):
+    return [[part.tolist() for part in batch.micro_batches] for batch in batches]
+
+
+@given(global_batch=st.integers(2, 60), steps=st.integers(0, 30))
+def test_with_the_same_batch_it_goes_on_as_if_it_had_never_stopped(global_batch, steps):
+    feed = feed_of(global_batch)
+    whole = feed.batches(Position())
+    steps = min(steps, len(whole))
+    position = Position(visited=sum(batch.global_size for batch in whole[:steps]))
+    assert feed.placed(position) == position
+    assert visits(feed.batches(position)) == visits(whole[steps:])
+
+
+@given(first=st.integers(2, 60), second=st.integers(2, 60), third=st.integers(2, 60), data=st.data())
+def test_with_another_batch_what_is_left_is_cut_evenly_and_each_image_is_seen_once(first, second, third, data):
+    """Twice on the way, with the last batch once more where the run was stopped a third time."""
+    position, seen = Position(), []
+    for global_batch in (first, second, third, third):
+        feed = feed_of(global_batch)
+        position = feed.placed(position)
+        left = feed.batches(position)
+        lengths = [batch.global_size for batch in left]
+        assert sum(lengths) == EPOCH - position.visited
+        assert not lengths or max(lengths) <= global_batch
+        assert not lengths or max(lengths) - min(lengths) <= 1
+        taken = left[: data.draw(st.integers(0, len(left)))]
+        seen += [sample for batch in visits(taken) for part in batch for sample in part]
+        visited = position.visited + sum(batch.global_size for batch in taken)
+        position = Position(visited=visited, cut_from=position.cut_from)
+    rest = feed_of(third).batches(position)
+    seen += [sample for batch in visits(rest) for part in batch for sample in part]
+    assert sorted(seen) == list(range(EPOCH))
+
+
+def test_what_is_left_after_a_change_is_cut_where_the_change_was():
+    """32 images by 10 are four batches of 8, also for whoever goes on after the second of them."""
+    position = feed_of(10).placed(Position(visited=21))
+    assert position.cut_from == 21
+    assert [batch.global_size for batch in feed_of(10).batches(position)] == [8, 8, 8, 8]
+    later = Position(visited=37, cut_from=21)
+    assert feed_of(10).placed(later) == later
+    assert [batch.global_size for batch in feed_of(10).batches(later)] == [8, 8]

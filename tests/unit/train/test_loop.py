@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import dataclass, replace
 
@@ -20,12 +21,11 @@ from hvdtrain.train.finite import Skipped, Spike
 from hvdtrain.train.loop import Limits, evaluate, train_epoch
 from hvdtrain.train.order import BatchSizes, permutation
 from hvdtrain.train.reports import Reports
-from hvdtrain.train.schedule import LearningRate
 from hvdtrain.train.step import StepDone
 from hvdtrain.train.task import added
 from hvdtrain.vision.augment import Augmentations
 from tests.ranks import Rank
-from tests.steps import CPU, images_of, split, step_of, task_of
+from tests.steps import CPU, images_of, rate_of, split, step_of, task_of
 
 TRAIN, TEST = 53, 29
 
@@ -33,6 +33,10 @@ TRAIN, TEST = 53, 29
 def alone_of(rank, size):
     """One rank of several of which the others have nothing to say."""
     return Rank(rank, size, answers=lambda value: [value])
+
+
+COUNTS = (10, 11, 10, 11, 11)  # of the batches of an epoch, with a global batch of 12
+RATE = rate_of(1.0, 100, "cosine", batch=12.0, scaling="linear")
 
 
 def random_images():
@@ -140,7 +144,7 @@ def watch_epoch(
         step,
         Feed(images.train, task, step.comm.data, sizes_of(global_batch, micro_batch), seed=7, device=CPU),
         Position(step=epoch * math.ceil(TRAIN / global_batch), epoch=epoch),
-        lr=LearningRate(peak=1.0, warmup_steps=0, total_steps=100, shape="cosine"),
+        lr=RATE,
         limits=ends or limits(),
         reports=reports_of(step.comm, every_steps, spikes),
     )
@@ -156,9 +160,9 @@ def test_ranks_together_see_each_training_image_once(size):
     watched = [watch_epoch(rank, size, labels=torch.arange(TRAIN))[0] for rank in range(size)]
     assert sorted(sample for step in watched for sample in samples_of(step)) == list(range(TRAIN))
     counts = {tuple(call["global_count"] for call in step.calls) for step in watched}
-    assert counts == {(12, 12, 12, 12, 5)}
+    assert counts == {COUNTS}
     passes = {tuple(len(call["found"]) for call in step.calls) for step in watched}
-    assert passes == {tuple(math.ceil(math.ceil(count / size) / 5) for count in (12, 12, 12, 12, 5))}
+    assert passes == {(math.ceil(math.ceil(11 / size) / 5),) * 5}
     assert max(len(labels) for step in watched for call in step.calls for _, labels in call["found"]) <= 5
 
 
@@ -211,10 +215,11 @@ def test_labels_stay_with_their_images():
 
 
 def test_learning_rate_goes_on_over_epochs():
-    rate = LearningRate(peak=1.0, warmup_steps=0, total_steps=100, shape="cosine")
     for epoch in (0, 2):
         step = watch_epoch(epoch=epoch)[0]
-        assert [call["lr"] for call in step.calls] == [rate(5 * epoch + number) for number in range(5)]
+        visited = [0, *itertools.accumulate(COUNTS)]
+        rates = [RATE(5 * (epoch + visited[number] / TRAIN), COUNTS[number]) for number in range(5)]
+        assert [call["lr"] for call in step.calls] == pytest.approx(rates, rel=1e-12)
 
 
 def test_means_are_over_the_images_of_all_ranks():
@@ -234,7 +239,7 @@ def test_reports_come_at_report_steps_and_at_the_end_of_an_epoch(every, epoch, a
     step, whole = watch_epoch(step=Watching(alone_of(0, 1), losses=losses), every_steps=every, epoch=epoch)
     assert [report.step for report in whole.reports] == at
     first = 5 * epoch
-    counts = [12, 12, 12, 12, 5]
+    counts = COUNTS
     for report, since in zip(whole.reports, [first, *at], strict=False):
         steps = range(since - first, report.step - first)
         assert report.totals["loss"] == sum(losses[call] * counts[call] for call in steps)
@@ -269,8 +274,8 @@ def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_mea
     ]
     for step, trained in found:
         assert len(step.calls) == 5
-        assert [values.tolist()[:3] for values in step.comm.summed] == [[3.0 * 12 + 2.0 * 24, 36, 36 - 3]]
-        assert trained.means["loss"] == pytest.approx(84 / 36)
+        assert [values.tolist()[:3] for values in step.comm.summed] == [[3.0 * 10 + 2.0 * 21, 31, 31 - 3]]
+        assert trained.means["loss"] == pytest.approx(72 / 31)
         assert (trained.spikes, trained.end) == ([], None)
 
 
@@ -290,7 +295,7 @@ def test_too_many_skipped_steps_end_the_epoch_early():
     assert trained.skipped == [(6, LOSS_OF_2), (8, LOSS_OF_2), (9, GRADIENTS_OF_0)]
     assert trained.end.status == TOO_MANY_SKIPPED == 3
     assert "step 9;" in str(trained.end)
-    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 12, 12, 11]]  # the other ranks sum as well
+    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 11, 11, 10]]  # the other ranks sum as well
     assert len(step.comm.said) == 1  # the names of the gauges, before the epoch
 
 
@@ -418,7 +423,7 @@ def train_really(*, average_steps=None):
             step,
             feed,
             Position(step=epoch * math.ceil(TRAIN / 12), epoch=epoch),
-            lr=LearningRate(peak=0.1, warmup_steps=0, total_steps=10, shape="cosine"),
+            lr=rate_of(0.1, 10, "cosine"),
             limits=limits(),
             reports=reports_of(SerialComm()),
         )
@@ -440,12 +445,11 @@ def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():
     plain = net().train()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     stored = random_images().train.tensors
-    rate = LearningRate(peak=0.1, warmup_steps=0, total_steps=10, shape="cosine")
-    number = 0
+    rate = rate_of(0.1, 10, "cosine")
     for epoch in range(2):
-        loss_sum = right = 0
-        for chosen in permutation(TRAIN, seed=0, epoch=epoch).split(12):
-            optimizer.param_groups[0]["lr"] = rate(number)
+        loss_sum = right = visited = 0
+        for chosen in permutation(TRAIN, seed=0, epoch=epoch).split(COUNTS):
+            optimizer.param_groups[0]["lr"] = rate(5 * (epoch + visited / TRAIN), len(chosen))
             logits, labels = plain(stored["images"][chosen].float() / 255), stored["labels"][chosen]
             loss = functional.cross_entropy(logits, labels)
             optimizer.zero_grad()
@@ -453,7 +457,7 @@ def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():
             optimizer.step()
             loss_sum += loss.item() * len(labels)
             right += (logits.argmax(1) == labels).sum().item()
-            number += 1
+            visited += len(chosen)
     for one, other in zip(step.model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     assert means["loss"] == pytest.approx(loss_sum / TRAIN, rel=1e-4)

@@ -8,9 +8,14 @@ from hvdtrain.train import optim
 from hvdtrain.train.schedule import LearningRate, learning_rate, scaled_lr
 from hvdtrain.vision import config
 
+BATCH = 100.0
+
 
 def cosine(**changes):
-    return LearningRate(**{"peak": 0.4, "warmup_steps": 4, "total_steps": 12, "shape": "cosine", **changes})
+    """The rate of a step with a batch of the usual size."""
+    settings = {"peak": 0.4, "batch": BATCH, "scaling": "linear", "warmup_steps": 4, "total_steps": 12}
+    lr = LearningRate(**{**settings, "shape": "cosine", **changes})
+    return lambda step: lr(step, BATCH)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +36,7 @@ def test_warms_up_linearly_and_falls_as_a_cosine(step, lr):
 
 def test_last_step_is_nearly_but_not_quite_zero():
     lr = cosine(total_steps=1000)
-    assert 0 < lr(999) < 1e-5 * lr.peak
+    assert 0 < lr(999) < 1e-5 * 0.4
 
 
 def test_rises_then_falls_without_a_jump():
@@ -39,8 +44,8 @@ def test_rises_then_falls_without_a_jump():
     values = [lr(step) for step in range(100)]
     assert values[:10] == sorted(values[:10])
     assert values[10:] == sorted(values[10:], reverse=True)
-    assert max(abs(a - b) for a, b in itertools.pairwise(values)) <= lr.peak / 10 + 1e-12
-    assert max(values) == lr.peak
+    assert max(abs(a - b) for a, b in itertools.pairwise(values)) <= 0.4 / 10 + 1e-12
+    assert max(values) == 0.4
 
 
 def test_constant_stays_at_the_peak_after_warm_up():
@@ -77,25 +82,42 @@ def test_warm_up_may_take_the_whole_run():
 )
 def test_scaled_lr_is_linear_for_sgd_and_lars_and_square_root_for_adam_and_lamb(optimizer, global_batch, expected):
     scaling = optim.OPTIMIZERS[optimizer].scaling
-    assert scaled_lr(0.1, scaling=scaling, global_batch=global_batch) == pytest.approx(expected)
+    assert scaled_lr(0.1, scaling=scaling, batch=global_batch) == pytest.approx(expected)
+
+
+# --- a batch of another size
+
+
+@pytest.mark.parametrize(
+    ("scaling", "samples", "expected"),
+    [("linear", 2, 0.008), ("linear", 50, 0.2), ("sqrt", 25, 0.2), ("linear", 101, 0.404), (None, 2, 0.4)],
+)
+def test_the_rate_follows_the_batch_at_hand(scaling, samples, expected):
+    """What is left of an epoch that goes on with another batch may be a batch of 2."""
+    lr = LearningRate(peak=0.4, batch=BATCH, scaling=scaling, warmup_steps=0, total_steps=10, shape="constant")
+    assert lr(3, samples) == pytest.approx(expected)
 
 
 # --- that of a run
 
 
 def test_scaled_recipe_follows_the_global_batch():
-    lr = learning_rate(config.scaled(), global_batch=1024, steps_per_epoch=10)
+    lr = learning_rate(config.scaled(), samples=10 * 1024, steps_per_epoch=10)
     assert lr.peak == pytest.approx(4 * optim.OPTIMIZERS["sgd"].base_lr)
+    assert (lr.batch, lr.scaling) == (1024, "linear")
     assert (lr.warmup_steps, lr.total_steps, lr.shape) == (50, 250, "cosine")
 
 
+def test_the_peak_is_that_of_the_batches_that_are_taken_not_of_the_largest_that_are_allowed():
+    lr = learning_rate(config.scaled(), samples=1438, steps_per_epoch=5)  # of at most 359
+    assert lr.peak == pytest.approx(0.1 * 287.6 / 256)
+
+
 def test_book_recipe_has_one_rate_whatever_the_global_batch():
-    lr = learning_rate(config.book(), global_batch=4096, steps_per_epoch=10)
-    assert {lr(step) for step in range(250)} == {1e-4}
+    lr = learning_rate(config.book(), samples=10 * 4096, steps_per_epoch=10)
+    assert {lr(step, samples) for step in range(250) for samples in (1, 4096)} == {1e-4}
 
 
-def test_given_rate_is_scaled_and_a_short_run_warms_up_in_half_of_it():
-    settings = replace(config.scaled(), lr=0.02, optimizer="adamw", epochs=4)
-    lr = learning_rate(settings, global_batch=1024, steps_per_epoch=5)
-    assert lr.peak == pytest.approx(0.04)
-    assert (lr.warmup_steps, lr.total_steps) == (10, 20)
+def test_a_given_rate_is_scaled():
+    settings = replace(config.scaled(), lr=0.02, optimizer="adamw")
+    assert learning_rate(settings, samples=5 * 1024, steps_per_epoch=5).peak == pytest.approx(0.04)

@@ -93,7 +93,7 @@ def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), setting
         stochastic_depth=settings.stochastic_depth, stem_stride=settings.stem_stride,
     )  # fmt: skip
     sizes = effnet.cut(comm, settings, found)
-    lr = learning_rate(settings, global_batch=sizes.global_batch, steps_per_epoch=sizes.steps_per_epoch)
+    lr = learning_rate(settings, samples=len(found.train), steps_per_epoch=sizes.steps_per_epoch)
     task = image_task(settings, found, CPU)
     step = effnet.step_for(comm, settings, model, task, CPU, lr=lr.peak, sizes=sizes)
     torch.manual_seed(settings.seed + comm.rank)
