@@ -24,8 +24,8 @@ from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.timing.phases import OFF, Phases
-from hvdtrain.train import batch_norm, optim, schedule
-from hvdtrain.train.average import moving_average
+from hvdtrain.train import batch_norm, optim
+from hvdtrain.train.average import averages_of_run
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, state_of, train_epoch
 from hvdtrain.train.order import BatchSizes
@@ -125,8 +125,7 @@ def step_for(
     if config.sync_bn:
         batch_norm.convert(model, comm.data)
     groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
-    horizon_steps = min(config.ema_epochs, schedule.MOST_EMA * config.epochs) * sizes.steps_per_epoch
-    average = moving_average(model, horizon_steps=horizon_steps) if config.ema_epochs else None
+    average = averages_of_run(model, config, steps_per_epoch=sizes.steps_per_epoch)
     if config.compile:
         model.compile()
         if average is not None:

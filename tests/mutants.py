@@ -1,4 +1,4 @@
-"""Sixty single-line breaks of hvdtrain and launch: does the suite find them? No part of CI, and no test.
+"""Single-line breaks of hvdtrain and launch: does the suite find them? No part of CI, and no test.
 
     python tests/mutants.py --check                            every text that is replaced occurs exactly once
     nice python tests/mutants.py --out mutants.jsonl           each break against its room's unit tests: half an hour
@@ -48,14 +48,18 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant("hvdtrain/effnet.py", "range(first_epoch, config.epochs)", "range(config.epochs)"),
-    Mutant("hvdtrain/effnet.py", "config.ema_epochs * sizes.steps_per_epoch", "config.ema_epochs"),
+    Mutant("hvdtrain/effnet.py", "feed.placed(resume(parts, found))", "resume(parts, found)"),
     Mutant("hvdtrain/vision/augment.py", "rows = shift[:, 0, None]", "rows = shift[:, 1, None]"),
     Mutant("hvdtrain/vision/data.py", "fetch(name, folder) if comm.local_rank", "fetch(name, folder) if comm.rank"),
     Mutant("hvdtrain/vision/files.py", "dtype=torch.uint8), NO_LABEL", "dtype=torch.uint8), label"),
+    Mutant("hvdtrain/train/average.py", "config.ema_epochs * steps_per_epoch", "config.ema_epochs"),
+    Mutant("hvdtrain/train/average.py", "max(layer.momentum, 1", "min(layer.momentum, 1"),
+    Mutant("hvdtrain/train/feed.py", "batch.stop <= position.visited", "batch.stop < position.visited"),
     Mutant("hvdtrain/train/batch_norm.py", "count / (count - 1).clamp(min=1)", "count / count.clamp(min=1)"),
     Mutant("hvdtrain/train/loop.py", "len(split) // group.size / micro_batch", "len(split) / group.size / micro_batch"),
     Mutant("hvdtrain/train/optim.py", '1 - second_decay ** state["step"]', '1 - first_decay ** state["step"]'),
     Mutant("hvdtrain/train/order.py", "size - 1 - seat", "size - seat"),
+    Mutant("hvdtrain/train/order.py", "math.ceil(samples / global_batch)", "samples // global_batch"),
     Mutant("hvdtrain/train/schedule.py", "round(min(config.warmup_epochs", "round(max(config.warmup_epochs"),
     Mutant("hvdtrain/train/step.py", "if finite and self.average is not None", "if self.average is not None"),
     Mutant("hvdtrain/checkpoint/files.py", 'in reversed(numbered(root, "step"))', 'in numbered(root, "step")'),

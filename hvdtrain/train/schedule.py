@@ -9,11 +9,6 @@ from hvdtrain.train.options import RunConfig
 
 REFERENCE_BATCH = 256
 
-# Of the run's steps at most: a run of a dozen steps would warm up for half of them.
-MOST_WARMUP = 0.5
-MOST_EMA = 1.0
-
-
 Scaling = Literal["linear", "sqrt"] | None  # None: the same rate for every batch
 
 
@@ -59,7 +54,7 @@ def learning_rate(config: RunConfig, *, samples: int, steps_per_epoch: int) -> L
         peak=scaled_lr(kind.base_lr if config.lr is None else config.lr, scaling=scaling, batch=batch),
         batch=batch,
         scaling=scaling,
-        warmup_steps=round(min(config.warmup_epochs, MOST_WARMUP * config.epochs) * steps_per_epoch),
+        warmup_steps=round(min(config.warmup_epochs, config.epochs / 2) * steps_per_epoch),
         total_steps=config.epochs * steps_per_epoch,
         shape=config.schedule,
     )
