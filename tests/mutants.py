@@ -104,6 +104,7 @@ MUTANTS = [
     Mutant("launch/reach/ask.py", "timeout_s=REACH_TIMEOUT_S).status == 0", "timeout_s=REACH_TIMEOUT_S).status != 0"),
     Mutant("launch/reach/probe.py", "address=connection[2] if", "address=connection[0] if"),
     Mutant("launch/machine/nvidia_smi.py", 'mig=mig == "Enabled"', 'mig=mig != "Enabled"'),
+    Mutant("launch/machine/nvidia_smi.py", "titles[1:] if len(tail)", "titles if len(tail)"),
     Mutant("launch/machine/system.py", "deepest <= 1", "deepest < 1"),
     Mutant("launch/machine/show/canvas.py", "text[: most - 1]", "text[:most]"),
     Mutant("launch/machine/show/table.py", "best = min(kinds", "best = max(kinds"),

@@ -22,7 +22,7 @@ _TAB = 8
 @dataclass(frozen=True, kw_only=True)
 class _Header:
     devices: tuple[str, ...]  # GPU0, GPU1, ..., then NICs, as the columns go
-    affinities: tuple[tuple[str, int], ...]  # the words of a column behind them, and where on the line it starts
+    affinities: tuple[str, ...]  # the words of the columns behind them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
     lines = [(number, line) for number, line in lines if line]
     if not lines:
         raise TopologyError(f"{name}: empty; expected what `nvidia-smi topo -m` prints")
-    header = _header(name, *lines[0])
     end = next((i for i, (_, line) in enumerate(lines) if line.strip() in {"Legend:", "NIC Legend:"}), len(lines))
+    header = _header(name, *lines[0], labels=[line.split()[0] for _, line in lines[1:end]])
     rows: dict[str, _Row] = {}
     for number, line in lines[1:end]:
         label = line.split()[0]
@@ -77,10 +77,12 @@ def _is_gpu(device: str) -> bool:
     return re.fullmatch(r"GPU[0-9]{1,4}", device) is not None
 
 
-def _header(name: str, number: int, line: str) -> _Header:
+def _header(name: str, number: int, line: str, *, labels: list[str]) -> _Header:
     found = list(_AFFINITY.finditer(line))
     devices = line[: found[0].start()].split() if found else line.split()
-    affinities = tuple((" ".join(match[0].split()), match.start()) for match in found)
+    if "".join(devices) == "".join(labels):
+        devices = labels  # old drivers, and terminals, leave out the space between the header's names
+    affinities = tuple(" ".join(match[0].split()) for match in found)
     between = _AFFINITY.sub("", line[found[0].start() :]) if found else ""
     if not any(_is_gpu(device) for device in devices) or between.strip():
         _wrong(
@@ -92,7 +94,7 @@ def _header(name: str, number: int, line: str) -> _Header:
     for device in devices:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", device) or (device.startswith("GPU") and not _is_gpu(device)):
             _wrong(name, number, f"column {device[:40]!r}", "GPU<n> or the name of a NIC such as mlx5_0 or NIC0")
-    columns = [*(int(d[3:]) if _is_gpu(d) else d for d in devices), *(words for words, _ in affinities)]
+    columns = [*(int(d[3:]) if _is_gpu(d) else d for d in devices), *affinities]
     twice = next((column for column in columns if columns.count(column) > 1), None)
     if twice is not None:
         _wrong(name, number, f"{f'GPU{twice}' if isinstance(twice, int) else twice} appears twice", "each column once")
@@ -111,13 +113,11 @@ def _row(name: str, number: int, line: str, header: _Header) -> _Row:
             f"{label[0]} has {len(cells)} cells",
             f"{width}, one for each GPU and NIC of the header" + (f", and up to {most} of affinity" if most else ""),
         )
-    # Cells may be missing at the end, where nvidia-smi knows nothing. A cell that is missing before another moves that
-    # one from the start of its column, by at least a tab; N/A tells nothing, wherever it stands.
-    if tail and len(tail) < most and any(cell[0] != "N/A" for cell in tail):
-        title, start = header.affinities[0]
-        if abs(tail[0].start() - start) >= _TAB:
-            _wrong(name, number, f"no cell under {title!r}, but some behind it", "no cell missing before another")
-    titles = [title for title, _ in header.affinities]
+    # Cells may be missing at the end, where nvidia-smi knows nothing. In a container without a core near the GPU the
+    # first one is empty, which leaves a tab or more before the next; if yet another is missing, no one knows which.
+    titles = header.affinities
+    if tail and len(tail) < most and tail[0].start() - cells[width - 1].end() >= _TAB:
+        titles = titles[1:] if len(tail) == most - 1 else ()
     affinity = {title: cell[0] for title, cell in zip(titles, tail, strict=False)}
     return _Row(number=number, words=tuple(cell[0] for cell in cells[:width]), affinity=affinity)
 

@@ -25,7 +25,7 @@ def plan_text(prepared: PreparedRun) -> str:
                 str(slot.local_rank),
                 gpu,
                 slot.gpu_uuid or "-",
-                core_list(slot.numa) or "-",
+                core_list(slot.numa) or "unknown",
                 core_list(slot.cores) or "any",
                 ",".join(nics) or "-",
             ]

@@ -108,11 +108,11 @@ def _nodes(topology: Topology) -> list[_Node]:
         here = [_Card(name=name, kind=kind, gpus=best) for name, kind, best in near if best and best[0] in gpus]
         cores = sorted({core for gpu in gpus for core in topology.gpus[gpu].cores})
         clusters = tuple(_clusters(topology, gpus, [card for card in here if card.kind in _SWITCHED]))
-        title = f"NUMA node{'s' * (len(numa) > 1)} {core_list(numa)}" if numa else "NUMA node not known"
+        title = f"NUMA node{'s' * (len(numa) > 1)} {core_list(numa)}" if numa else "NUMA node unknown"
         nodes.append(
             _Node(
                 title=" · ".join([title, *_kinds_inside(topology, clusters)]),
-                cores=f"cores {core_list(cores)}" if cores else "",
+                cores=f"cores {core_list(cores) or 'unknown'}",
                 clusters=clusters,
                 nics=_nics_below(
                     [gpu for cluster in clusters for gpu in cluster.gpus],

@@ -133,7 +133,7 @@ def _legend(topology: Topology) -> str:
 
 
 def _gpus(topology: Topology) -> str:
-    """One line for each GPU; a column without any known value is left out."""
+    """One line for each GPU; of the columns that bind no rank, one without any known value is left out."""
     near: dict[int, list[str]] = {gpu.index: [] for gpu in topology.gpus}
     for place, nic in enumerate(topology.nics):
         kind, indices = nearest(topology, place)
@@ -142,8 +142,8 @@ def _gpus(topology: Topology) -> str:
                 near[index].append(f"{nic.name} ({kind})")
     columns: dict[str, list[str]] = {
         "GPU": [str(gpu.index) for gpu in topology.gpus],
-        "NUMA": [core_list(gpu.numa) for gpu in topology.gpus],
-        "cores": [core_list(gpu.cores) for gpu in topology.gpus],
+        "NUMA": [core_list(gpu.numa) or "unknown" for gpu in topology.gpus],
+        "cores": [core_list(gpu.cores) or "unknown" for gpu in topology.gpus],
         "PCI": [gpu.pci or "" for gpu in topology.gpus],
         "UUID": [gpu.uuid or "" for gpu in topology.gpus],
         "not usable": [gpu.unusable or "" for gpu in topology.gpus],

@@ -57,6 +57,14 @@ def test_ranks_are_not_bound_to_fewer_cores_than_ranks():
     assert [slot.threads for slot in slots] == [1] * 4
 
 
+@pytest.mark.parametrize("binding", ["numa", "cores", "none"])
+def test_ranks_are_not_bound_where_the_cores_near_their_gpus_are_unknown(binding):
+    known = machine()
+    unknown = replace(known, gpus=tuple(replace(gpu, cores=(), numa=()) for gpu in known.gpus))
+    slots = placed(hosts(a=4), {"a": unknown}, 4, binding=binding)
+    assert [(slot.numa, slot.cores, slot.threads) for slot in slots] == [((), (), 4)] * 4  # of all 16 cores
+
+
 @pytest.mark.parametrize("binding", ["numa", "cores"])
 def test_a_gpu_of_which_nobody_knows_the_cores_leaves_its_rank_unbound(binding):
     known = machine()

@@ -206,6 +206,42 @@ def test_topo_shows_the_matrix(capsys):
     assert access.startswith("May these GPUs copy straight to each other? (p2p.txt)")
 
 
+# In a container that may use no core of node 1; and one whose driver tells nothing, pasted from a terminal.
+IN_CONTAINERS = {
+    "some.txt": """\
+\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
+GPU0\t X \tNV4\tNODE\tNODE\t0-3\t0\t\tN/A
+GPU1\tNV4\t X \tNODE\tNODE\t0-3\t0\t\tN/A
+GPU2\tNODE\tNODE\t X \tNV4\t\t1\t\tN/A
+GPU3\tNODE\tNODE\tNV4\t X \t\t1\t\tN/A
+""",
+    "none.txt": """\
+GPU0GPU1GPU2GPU3CPU AffinityNUMA Affinity
+GPU0\t X \tNV4\tNODE\tNODE\t\tN/A
+GPU1\tNV4\t X \tNODE\tNODE\t\tN/A
+GPU2\tNODE\tNODE\t X \tNV4\t\tN/A
+GPU3\tNODE\tNODE\tNV4\t X \t\tN/A
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [("some.txt", ["0", "0-3"], ["1", "unknown"]), ("none.txt", ["unknown"] * 2, ["unknown"] * 2)],
+)
+def test_cores_that_the_driver_does_not_tell_are_unknown_everywhere(capsys, folder, name, first, last):
+    (folder / name).write_text(IN_CONTAINERS[name])
+    rows = [line.split() for line in output(capsys, "topo", "--from", name).splitlines()]
+    assert [row[1:3] for row in rows if row and row[0] in "0123"] == [first, first, last, last]
+    assert output(capsys, "topo", "--from", name, "--picture", "out.svg") == ""
+    assert "cores unknown" in (folder / "out.svg").read_text()
+    assert output(capsys, "gpus", "--from", name, "-k", "2").startswith("GPUs 0,1, ring 0-1")
+    for binding in ("numa", "cores", "none"):
+        words = ("plan", "-np", "4", "--topology", f"a={name}", "--bind", binding, *PROGRAM)
+        ranks = [line.split() for line in output(capsys, *words).splitlines()[1:5]]
+        assert [rank[5:7] for rank in ranks if rank[3] in "23"] == [[last[0], "any"]] * 2
+
+
 def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
     text = output(capsys, *TOPO, "--json")
     (folder / "saved.json").write_text(text)

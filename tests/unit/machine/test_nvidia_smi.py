@@ -102,17 +102,62 @@ def test_affinities_may_be_missing_from_the_end(extras, cells, cores, numa):
     assert (gpu.cores, gpu.numa) == (cores, numa)
 
 
+# As in a container that may use no core near its GPU: the cell of its cores is empty, and the rest moves.
 @pytest.mark.parametrize(
-    "text",
+    ("text", "numa"),
     [
-        "\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t\t0",
-        "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t\t0",
-        "      GPU0  CPU Affinity  NUMA Affinity\nGPU0   X                  0",
+        ("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t\t0", (0,)),
+        ("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t0\t\tN/A", (0,)),
+        ("      GPU0  CPU Affinity  NUMA Affinity\nGPU0   X                  0", (0,)),
+        ("    GPU0    CPU Affinity    NUMA Affinity    GPU NUMA ID\nGPU0     X         1        N/A", (1,)),
+        ("GPU0CPU AffinityNUMA Affinity\nGPU0\t X \t\t0", (0,)),
+        ("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t\t0", ()),  # whose 0 is not known
     ],
 )
-def test_a_numa_node_is_not_taken_for_a_core(text):
-    with pytest.raises(TopologyError, match="t:2: no cell under 'CPU Affinity', but some behind it"):
-        parse(text, name="t")
+def test_a_cell_without_cores_means_that_they_are_unknown(text, numa):
+    (gpu,) = parse(text, name="t").gpus
+    assert (gpu.cores, gpu.numa) == ((), numa)
+
+
+def test_one_gpu_without_cores_leaves_the_others_theirs():
+    text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNODE\t0-7\t0\nGPU1\tNODE\t X \t\t1\n"
+    assert [(gpu.cores, gpu.numa) for gpu in parse(text, name="t").gpus] == [(tuple(range(8)), (0,)), ((), (1,))]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GPU0GPU1NIC0NIC1CPU AffinityNUMA AffinityGPU NUMA ID",
+        "\tGPU0\tGPU1\tNIC0\tNIC1CPU AffinityNUMA AffinityGPU NUMA ID",
+        "\tGPU0\tGPU1NIC0\tNIC1\tCPU Affinity\tNUMA AffinityGPU NUMA ID",
+    ],
+)
+def test_names_without_a_space_between_are_read_from_the_rows(head):
+    assert parse(head + TEXT[TEXT.index("\nGPU0") :], name="t") == EXPECTED
+
+
+def test_names_of_nics_without_a_space_between_are_read_from_the_rows():
+    text = "GPU0GPU1mlx5_0mlx5_bond_0CPU Affinity\n" + "".join(
+        f"{name}\t{words}\n"
+        for name, words in {
+            "GPU0": " X \tNV2\tPIX\tSYS\t0-3",
+            "GPU1": "NV2\t X \tSYS\tPIX\t4-7",
+            "mlx5_0": "PIX\tSYS\t X \tSYS",
+            "mlx5_bond_0": "SYS\tPIX\tSYS\t X ",
+        }.items()
+    )
+    topology = parse(text, name="t")
+    assert [(nic.name, [link.kind for link in nic.links]) for nic in topology.nics] == [
+        ("mlx5_0", ["PIX", "SYS"]),
+        ("mlx5_bond_0", ["SYS", "PIX"]),
+    ]
+    assert [gpu.cores for gpu in topology.gpus] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert parse("GPU0GPU1\n GPU0\tX\tOK\n GPU1\tOK\tX", name="t").words == (("X", "OK"), ("OK", "X"))
+
+
+def test_names_without_a_space_between_and_without_their_rows_are_refused():
+    with pytest.raises(TopologyError, match="t:1: "):
+        parse("GPU0GPU1mlx5_0\nGPU0\tX\tSYS\tPIX\nGPU1\tSYS\tX\tPIX", name="t")
 
 
 @pytest.mark.parametrize(

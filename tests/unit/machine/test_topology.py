@@ -223,10 +223,10 @@ GPU0  -     40    10
 GPU2  40    -     10
 GPU5  10    10    -
 
-GPU  NUMA  cores  PCI           UUID   not usable   NICs near it
-0    0     0-1    0000:06:00.0  GPU-a  -            mlx5_0 (PIX)
-2    0     0-1    -             -      -            -
-5    1     -      -             -      busy: pid 7  -
+GPU  NUMA  cores    PCI           UUID   not usable   NICs near it
+0    0     0-1      0000:06:00.0  GPU-a  -            mlx5_0 (PIX)
+2    0     0-1      -             -      -            -
+5    1     unknown  -             -      busy: pid 7  -
 
 NUMA node  usable cores
 0          0-1

@@ -66,14 +66,14 @@ def test_a_plan_is_a_table_the_files_the_environment_and_the_command():
     assert "s3cret!" not in plan_text(run)
 
 
-def test_what_is_not_known_or_not_there_is_a_dash():
+def test_what_is_not_there_is_a_dash_and_what_is_not_known_says_so():
     run = prepared(
         hosts(h1=1), gpus="none", interfaces={}, adapters={}, remarks=("no GPU found: the ranks run on CPUs",)
     )
     unbound = tuple(replace(slot, cores=(), numa=()) for slot in run.spec.slots)
     found = plan_text(replace(run, spec=replace(run.spec, slots=unbound))).splitlines()
     assert found[0] == "no GPU found: the ranks run on CPUs"
-    assert found[2].split() == ["0", "h1", "0", "-", "-", "-", "any", "-"]
+    assert found[2].split() == ["0", "h1", "0", "-", "-", "unknown", "any", "-"]
 
 
 def test_the_line_of_a_dry_run_is_one_that_a_shell_can_run():
