@@ -67,6 +67,7 @@ MUTANTS = [
     Mutant("hvdtrain/checkpoint/save_points.py", "bool(save or leave or by_steps)", "bool(save or by_steps)"),
     Mutant("hvdtrain/checkpoint/state.py", "_unpacked(ranks[state.comm.rank])", "_unpacked(ranks[0])"),
     Mutant("hvdtrain/checkpoint/writer.py", "[-self._keep[kind] :]", "[: self._keep[kind]]"),
+    Mutant("hvdtrain/record/environment.py", "if names == [branch]", "if names"),
     Mutant("hvdtrain/record/files.py", "self._waiting.popleft()", "self._waiting.pop()"),
     Mutant("hvdtrain/record/run.py", "comm.waiting = watch.collective", "pass"),
     Mutant("hvdtrain/record/tracker.py", "_started -= memory", "_started += memory"),

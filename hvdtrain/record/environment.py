@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,16 +18,23 @@ _SECRET = re.compile(r"[\w-]*(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)
 
 
 def environment() -> dict[str, Any]:
-    """Versions, host, command and commit of this process."""
+    """Versions, host, command, commit and code of this process."""
     return {
         "host": socket.gethostname(),
-        "platform": platform.platform(),
+        "platform": _platform(),
         **versions(),
         "command": _command(),
         "commit": _commit(),
+        "code_sha256": code_hash(),
         "horovod_settings": _variables("HOROVOD_"),
         "nccl_settings": _variables("NCCL_"),
     }
+
+
+def _platform() -> str:
+    """Kernel, machine and C library, as platform.platform() spells them, which starts `uname -p`."""
+    kernel = os.uname()
+    return "-".join((kernel.sysname, kernel.release, kernel.machine, "with", "".join(platform.libc_ver())))
 
 
 def _variables(prefix: str) -> dict[str, str]:
@@ -68,17 +74,31 @@ def versions() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """The commit that the image was built from, or git's answer; None where there is neither."""
+    """The commit that the image was built from, or that is checked out; None where neither is known."""
     if (built := os.environ.get("HVDTRAIN_COMMIT")) is not None:
         return built
-    where = Path(__file__).parent
     try:
-        done = subprocess.run(
-            ["git", "-C", str(where), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
+        found = _checked_out(Path(__file__).parents[2])
+    except (OSError, UnicodeDecodeError):
         return None
-    return done.stdout.strip() or None
+    return found if re.fullmatch("[0-9a-f]{40,64}", found) else None
+
+
+def _checked_out(folder: Path) -> str:
+    """What git's own files say of this folder: git would be a process, and after MPI_Init a fork is not safe."""
+    git = folder / ".git"
+    if git.is_file():  # of a worktree or a submodule
+        git = folder / git.read_text().removeprefix("gitdir:").strip()
+    head = (git / "HEAD").read_text().strip()
+    branch = head.removeprefix("ref: ")
+    if branch == head:
+        return head
+    shared = git / "commondir"  # worktrees have their branches in common
+    common = git / shared.read_text().strip() if shared.exists() else git
+    if (common / branch).exists():
+        return (common / branch).read_text().strip()
+    packed = (line.split(" ") for line in (common / "packed-refs").read_text().splitlines())
+    return next((commit for commit, *names in packed if names == [branch]), "")
 
 
 def code_hash() -> str:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import platform
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,14 +67,15 @@ class Run:
         }
         self.tracker = Tracker(self.folder, writes=comm.rank == 0, measures=measures, result=result, memory=memory)
         self.tracker.rank_facts(comm.rank, **facts)
-        found = environment()
-        self.tracker.describe(
-            columns=events.columns({"ranks": comm.size, **{name: known[name] for name in columns}}),
-            command=found["command"],
-            config={**settings, "derived": derived},
-            environment=found,
-            placement={"ranks": placement, "plan": json.loads(os.environ.get("HVDLAUNCH_PLAN", "null"))},
-        )
+        if comm.rank == 0:
+            found = environment()
+            self.tracker.describe(
+                columns=events.columns({"ranks": comm.size, **{name: known[name] for name in columns}}),
+                command=found["command"],
+                config={**settings, "derived": derived},
+                environment=found,
+                placement={"ranks": placement, "plan": json.loads(os.environ.get("HVDLAUNCH_PLAN", "null"))},
+            )
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
         self.leave = exits.on_early_end(errors, self.tracker.conclude, step=lambda: self.watch.step)
         self.console = Console(shown=comm.rank == 0, epochs=settings["epochs"], done=epochs_done)
@@ -142,7 +142,7 @@ def rank_facts(comm: Comm, device: torch.device) -> dict[str, Any]:
         "local_rank": comm.local_rank,
         "pid": os.getpid(),
         "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else os.uname().machine,
         "cores": sorted(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),

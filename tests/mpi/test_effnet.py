@@ -2,9 +2,11 @@
 
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hvdtrain
-from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, left_in, one_torn_image, rank_pids, slow, wait_until
+from tests.mpi.conftest import EFFNET, PROJECT, QUICK, TIMEOUT_S, left_in, one_torn_image, rank_pids, slow, wait_until
 
 LONG = [*QUICK[:-1], "1000", "--run", "r"]
 
@@ -88,13 +90,34 @@ def test_a_compiled_model_trains_alike_on_two_ranks(run, tmp_path):
     assert len(hashes) == 1
 
 
-def test_one_process_needs_no_mpi(run, tmp_path):
+NO_PROCESS = """\
+import sys
+
+STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
+
+
+def refuse(event, arguments):
+    if event in STARTS:
+        raise RuntimeError(f"{event} {arguments}")
+
+
+sys.addaudithook(refuse)
+"""
+
+
+def test_one_process_needs_no_mpi_and_starts_no_other(run, tmp_path):
     hidden = tmp_path / "hidden"
     for package in ("mpi4py", "horovod"):
         (hidden / package).mkdir(parents=True)
         (hidden / package / "__init__.py").write_text("raise ImportError('hidden')\n")
-    done = run("python", 1, [*EFFNET, *QUICK, "--run", "r"], PYTHONPATH=str(hidden))
+    (hidden / "sitecustomize.py").write_text(NO_PROCESS)
+    done = run("python", 1, [*EFFNET, *QUICK, "--run", "r"], PYTHONPATH=f"{hidden}:{PROJECT}")
     assert done.returncode == 0, done.stderr
+    environment = json.loads((tmp_path / "runs" / "effnet" / "r" / "environment.json").read_text())
+    assert environment["platform"] == platform.platform()
+    if (PROJECT / ".git").exists() and "HVDTRAIN_COMMIT" not in os.environ:
+        said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=PROJECT, capture_output=True, text=True, check=True)
+        assert environment["commit"] == said.stdout.strip()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The rooms of both packages: each says what lives there, and CONTRIBUTING.md says the same."""
 
 import ast
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from setuptools import find_packages
 
 from hvdtrain.record import environment
+from scripts import check_loads
 
 PROJECT = Path(__file__).parents[2]
 ROOMS = sorted(
@@ -60,3 +62,47 @@ def test_the_code_hash_sees_a_change_in_any_room(tmp_path, monkeypatch):
             file.write("# changed\n")
         hashes.append(environment.code_hash())
     assert len(set(hashes)) == len(hashes)
+
+
+# A process that is started after MPI_Init is not safe, and one that nobody ends is left behind.
+STARTS = re.compile(
+    r"(subprocess|_posixsubprocess|multiprocessing|torch\.multiprocessing|concurrent\.futures\.process|pty)(\.\w+)*"
+    r"|concurrent\.futures\.ProcessPoolExecutor|asyncio\.create_subprocess_\w+"
+    r"|(os|posix)\.(system|popen|fork|forkpty|(posix_)?spawn\w*)"
+    r"|platform\.(platform|processor|uname|architecture)"  # they ask the programs uname and file
+)
+MAY_START = {PROJECT / "launch" / "process.py"}
+
+
+def starters(source):
+    """The names in a file of what starts processes."""
+    tree = ast.parse(source)
+    imported = check_loads._imported(tree)
+    named = {check_loads._name(node, imported) for node in ast.walk(tree) if isinstance(node, ast.expr)}
+    found = {name for name in {*named, *imported.values()} if name}
+    return {name for name in found if STARTS.fullmatch(name)}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import subprocess", "subprocess"),
+        ("import subprocess as s\ns.run(words)", "subprocess"),
+        ("def f():\n    from subprocess import run", "subprocess.run"),
+        ("import os\nos.system(words)", "os.system"),
+        ("from os import fork as split\nsplit()", "os.fork"),
+        ("import os\nos.posix_spawnp(name, words, {})", "os.posix_spawnp"),
+        ("from multiprocessing import Process", "multiprocessing.Process"),
+        ("import torch.multiprocessing as mp\nmp.spawn(f)", "torch.multiprocessing"),
+        ("from torch import multiprocessing", "torch.multiprocessing"),
+        ("from concurrent.futures import ProcessPoolExecutor", "concurrent.futures.ProcessPoolExecutor"),
+        ("import platform\nname = platform.processor()", "platform.processor"),
+    ],
+)
+def test_what_starts_a_process_is_seen(source, found):
+    assert found in starters(source)
+
+
+def test_one_file_starts_processes():
+    files = [file for package in ("hvdtrain", "launch") for file in (PROJECT / package).rglob("*.py")]
+    assert {file for file in files if starters(file.read_text())} == MAY_START

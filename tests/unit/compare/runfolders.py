@@ -11,7 +11,14 @@ CONFIG = {
     "lr": None,
     "augment": True,
 }
-ENVIRONMENT = {"host": "one", "torch": "2.11.0", "commit": "abc1234", "horovod_settings": {}, "nccl_settings": {}}
+ENVIRONMENT = {
+    "host": "one",
+    "torch": "2.11.0",
+    "commit": "abc1234",
+    "code_sha256": "9b31",
+    "horovod_settings": {},
+    "nccl_settings": {},
+}
 
 
 def make_run(folder, *, np=2, seed=0, accuracy=0.97, speed=1000.0, result=None, config=None, environment=None, **more):

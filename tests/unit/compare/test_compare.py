@@ -68,7 +68,8 @@ def test_nothing_is_claimed_of_a_single_run(tmp_path, capsys):
     [
         ({"config": {"lr": 0.5}}, "lr (not set, 0.5)"),
         ({"environment": {"torch": "2.12.0"}}, "torch (2.11.0, 2.12.0)"),
-        ({"environment": {"commit": "abc1234-dirty"}}, "commit (abc1234, abc1234-dirty)"),
+        ({"environment": {"commit": "def5678"}}, "commit (abc1234, def5678)"),
+        ({"environment": {"code_sha256": "1f0c"}}, "code_sha256 (9b31, 1f0c)"),
         ({"environment": {"nccl_settings": {"NCCL_ALGO": "Ring"}}}, "NCCL_ALGO (-, Ring)"),
         ({"hosts": ["one", "two"]}, "hosts (1, 2)"),
         ({"device": "cuda:0"}, "device (cpu, cuda:0)"),

@@ -1,0 +1,28 @@
+import json
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.record import run
+from hvdtrain.record.console import Console
+from hvdtrain.safety import faults
+from tests.ranks import Rank
+from tests.steps import CPU
+from tests.unit.train.reported import IMAGES
+
+
+@pytest.mark.parametrize(("rank", "asked"), [(0, 1), (1, 0)])
+def test_only_the_rank_that_writes_asks_for_the_environment(monkeypatch, tmp_path, rank, asked):
+    times = []
+    monkeypatch.setattr(run, "environment", lambda: times.append(rank) or {"command": ["it"]})
+    monkeypatch.setattr(run.exits, "on_early_end", lambda *_, **__: Event())
+    (tmp_path / "ranks").mkdir()
+    one = run.Run(Rank(rank, 2), tmp_path, SimpleNamespace(step=None), faults.NONE)
+    settings = {"model": "m", "data": "d", "recipe": "scaled", "epochs": 1}
+    one.begin(settings, {"global_batch": 8}, device=CPU, columns=["model"], measures=IMAGES, memory=None, epochs_done=0)
+    assert isinstance(one.console, Console)
+    assert len(times) == asked
+    documents = {"config.json", "environment.json", "placement.json"}
+    assert documents & {file.name for file in tmp_path.iterdir()} == (documents if rank == 0 else set())
+    assert json.loads((tmp_path / "ranks" / f"rank-{rank}.json").read_text())["rank"] == rank
