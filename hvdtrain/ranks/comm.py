@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hvdtrain.ranks.launchers import require_joined
 from hvdtrain.ranks.sync import DifferentiableAllreduce, GradientSync, HorovodSync, NoSync
 from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
 
@@ -240,7 +241,8 @@ def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, t
     are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
     run); ranks that fill their cores are made to yield while they wait, and a rank
     that does not come to a sum ends the job after STALL_SHUTDOWN_S, unless the environment says otherwise. `timeline`
-    says that `start` will be given a file for one; raises BadInput where there is no Horovod to write it.
+    says that `start` will be given a file for one; raises BadInput where there is no Horovod to write it, and where
+    another launcher has started processes that do not meet.
     """
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
@@ -263,9 +265,12 @@ def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, t
         from mpi4py import MPI
 
         comm = HorovodComm(MPI.COMM_WORLD)
-    elif timeline:
-        raise BadInput("--timeline: only Horovod has one, so start with horovodrun or mpirun, or leave it out")
+        if comm.size == 1:
+            require_joined(os.environ)
     else:
+        require_joined(os.environ)
+        if timeline:
+            raise BadInput("--timeline: only Horovod has one, so start with horovodrun or mpirun, or leave it out")
         return SerialComm()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores_together(comm.local_size) // comm.local_size))

@@ -4,6 +4,7 @@ import contextlib
 import getpass
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
+from tests.mpi.conftest import EFFNET, PROGRAMS, PROJECT, QUICK, TIMEOUT_S, left_in, wait_until
 from tests.mpi.launched import ON_CPUS, PLACE, argv, bind_of, dry_run, environment, finished, ranks, running, signals
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -169,3 +170,28 @@ def test_srun_puts_the_ranks_where_the_plan_says(tmp_path, slurm):
     assert done.returncode == 0, done.stderr
     places = [(one["rank"], one["local_rank"], one["death_signal"]) for one in ranks(tmp_path)]
     assert places == [(0, 0, signal.SIGKILL), (1, 1, signal.SIGKILL)]
+
+
+ALONE = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+
+
+def test_sruns_ranks_that_do_not_meet_are_refused_and_train_nothing(tmp_path, slurm):
+    train = [sys.executable, *EFFNET, *QUICK, "--run", "r"]
+    done = finished(tmp_path, ["srun", "--ntasks=2", "--mpi=none", *train], **path(slurm), **ALONE)
+    said = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
+    assert done.returncode == 2
+    assert [line.partition(",")[0] for line in said] == [
+        "hvdtrain: srun has started 2 processes that do not meet over MPI"
+    ]
+    assert "with mpirun -np 2, " in said[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_process_of_a_batch_script_trains_alone_wherever_it_was_submitted(tmp_path, slurm):
+    train = shlex.join([sys.executable, *EFFNET, *QUICK, "--run", "r"])
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\necho $SLURM_NTASKS $SLURM_STEP_NUM_TASKS\n{train}\n")
+    words = "[ $SLURM_PROCID = 0 ] && sbatch --parsable --ntasks=2 --output=python-%j.out job.sh || true"
+    job = slurms(tmp_path, {**slurm, **ALONE}, "srun", "--ntasks=2", "--mpi=none", "bash", "-c", words)
+    status, (told, *lines) = status_of(tmp_path, slurm, job)
+    assert (status, told) == ("0:0", "2 2"), lines
+    assert json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())["np"] == 1

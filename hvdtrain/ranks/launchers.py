@@ -1,0 +1,47 @@
+"""What launchers other than MPI's say of the processes that they have started together."""
+
+import re
+import sys
+import time
+from collections.abc import Mapping
+
+from hvdtrain.safety.exits import BAD_INPUT, BadInput
+
+FIRST_S = 10.0  # for the first process to say why: once one has ended, its launcher may end the others
+
+
+def require_joined(environment: Mapping[str, str]) -> None:
+    """Raise BadInput in a process that is alone in MPI but was started among others, on the first of them.
+
+    The others wait and leave without a word. torchrun's processes meet over torch, those of srun without PMI not at
+    all. SLURM_NTASKS tells nothing, since a batch script has it too; and where mpirun has started this process, the
+    tasks of its step are mpirun's daemons.
+    """
+    if "TORCHELASTIC_RUN_ID" in environment:
+        _require_alone("torchrun", environment, size="WORLD_SIZE", rank="RANK")
+    if "OMPI_COMM_WORLD_SIZE" not in environment and not _is_outside(environment):
+        _require_alone("srun", environment, size="SLURM_STEP_NUM_TASKS", rank="SLURM_PROCID")
+
+
+def _is_outside(environment: Mapping[str, str]) -> bool:
+    """Whether the step of Slurm that the variables tell of is another one.
+
+    A batch script that was submitted within a step inherits its variables. But it is the only task on its node.
+    """
+    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # of the first node, as in 2(x3),1
+    here = environment.get("SLURM_GTIDS", "").split(",")  # the tasks on this node
+    return tasks is not None and environment.get("SLURM_PROCID") == "0" and int(tasks[0]) != len(here)
+
+
+def _require_alone(launcher: str, environment: Mapping[str, str], *, size: str, rank: str) -> None:
+    count = int(environment.get(size, "1"))
+    if count == 1:
+        return
+    if environment.get(rank, "0") != "0":
+        time.sleep(FIRST_S)
+        sys.exit(BAD_INPUT)
+    raise BadInput(
+        f"{launcher} has started {count} processes that do not meet over MPI, and each would train a model of its own: "
+        f"start them with mpirun -np {count}, horovodrun -np {count} or hvdlaunch run -np {count} in place of "
+        f"{launcher}, or one alone with mpirun -np 1"
+    )

@@ -1,0 +1,84 @@
+import sys
+
+import pytest
+
+from hvdtrain.ranks import comm, launchers
+from hvdtrain.ranks.comm import SerialComm
+from tests.refusals import refused
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"}
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "3(x2),2",
+    "SLURM_PROCID": "0",
+    "SLURM_GTIDS": "0,1,2",
+    "SLURM_NTASKS": "8",
+}
+
+
+def alone(monkeypatch, environment):
+    monkeypatch.setattr(comm.os, "environ", {"OMP_NUM_THREADS": "1", **environment})
+    return comm.connect(fusion_threshold_mb=None, cycle_time_ms=None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "launcher", "count"),
+    [
+        (TORCHRUN, "torchrun", 2),
+        (SRUN, "srun", 8),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "0"}, "srun", 8),  # all that a container lets through
+        ({**SRUN, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "1", "RANK": "0"}, "srun", 8),  # each starts one
+        ({**SRUN, **TORCHRUN}, "torchrun", 2),
+    ],
+)
+def test_processes_that_do_not_meet_are_refused_with_the_right_command(monkeypatch, environment, launcher, count):
+    assert refused(lambda: alone(monkeypatch, environment)) == (
+        f"{launcher} has started {count} processes that do not meet over MPI, and each would train a model of its own: "
+        f"start them with mpirun -np {count}, horovodrun -np {count} or hvdlaunch run -np {count} in place of "
+        f"{launcher}, or one alone with mpirun -np 1"
+    )
+
+
+@pytest.mark.parametrize(
+    "environment", [{**TORCHRUN, "RANK": "1"}, {**SRUN, "SLURM_PROCID": "7", "SLURM_GTIDS": "6,7"}]
+)
+def test_the_others_leave_the_line_to_the_first_one_and_time_for_it(monkeypatch, environment):
+    slept = []
+    monkeypatch.setattr(launchers.time, "sleep", slept.append)
+    with pytest.raises(SystemExit) as left:
+        alone(monkeypatch, environment)
+    assert (left.value.code, slept) == (2, [launchers.FIRST_S])
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0"},  # sbatch -n 8, and one process in the script
+        {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"},
+        {**SRUN, "SLURM_GTIDS": "0"},  # a batch script that was submitted within such a step
+        {**TORCHRUN, "WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "2", "RANK": "1"},  # of something else
+    ],
+)
+def test_one_process_may_be_alone(monkeypatch, environment):
+    assert isinstance(alone(monkeypatch, environment), SerialComm)
+
+
+@pytest.mark.parametrize(
+    ("size", "environment", "refuses"),
+    [
+        (1, {**SRUN, "PMI_RANK": "0"}, True),  # Slurm offers PMI, and this MPI does not take it
+        (2, {**SRUN, "PMI_RANK": "0"}, False),
+        (2, {**TORCHRUN, "OMPI_COMM_WORLD_RANK": "0"}, False),
+        (1, {**SRUN, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, False),  # the tasks are its daemons
+        (1, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, False),
+    ],
+)
+def test_what_mpi_says_counts(monkeypatch, size, environment, refuses):
+    monkeypatch.setattr(comm, "HorovodComm", lambda _: type("Joined", (SerialComm,), {"size": size})())
+    monkeypatch.setitem(sys.modules, "mpi4py", type("mpi4py", (), {"MPI": type("MPI", (), {"COMM_WORLD": 0})}))
+    if refuses:
+        assert refused(lambda: alone(monkeypatch, environment)).startswith("srun has started 8 processes")
+    else:
+        assert alone(monkeypatch, environment).size == size
