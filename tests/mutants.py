@@ -75,6 +75,7 @@ MUTANTS = [
     Mutant("hvdtrain/timing/verdict.py", 'min(means.phases_s["sync"]', 'max(means.phases_s["sync"]'),
     Mutant("hvdtrain/ranks/comm.py", "self._mpi.allgather(text)", "[text] * self.size"),
     Mutant("hvdtrain/ranks/comm.py", 'op=hvd.Average, name="average"', 'op=hvd.Sum, name="average"'),
+    Mutant("hvdtrain/ranks/device.py", "comm.size > 1 and not has_nccl()", "comm.size > 1 and has_nccl()"),
     Mutant("hvdtrain/ranks/launchers.py", "int(tasks[0]) != len(here)", "int(tasks[0]) == len(here)"),
     Mutant("hvdtrain/ranks/replicas.py", "usual = max(wholes", "usual = min(wholes"),
     Mutant("hvdtrain/ranks/sync.py", "                op=hvd.Sum,", "                op=hvd.Average,"),

@@ -36,5 +36,5 @@ def require_equal(comm: Comm, facts: Mapping[str, Any]) -> None:
             if first.get(name) != theirs.get(name):
                 raise BadInput(
                     f"ranks disagree on {name}: rank 0 on {first_host} has {first.get(name)!r}, rank {rank} on {host} "
-                    f"has {theirs.get(name)!r}; start all ranks with the same command and the same code"
+                    f"has {theirs.get(name)!r}; start all ranks with the same command, code and software"
                 )

@@ -11,7 +11,7 @@ from hvdtrain.safety.exits import BadInput
 def choose_device(comm: Comm) -> torch.device:
     """This rank's GPU: index 0 when one is visible, else the local rank's; the CPU where there is no GPU.
 
-    Raises BadInput where the host has fewer visible GPUs than ranks.
+    Raises BadInput where the host has fewer visible GPUs than ranks, or Horovod has no NCCL to sum on them.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if visible == 0:
@@ -21,9 +21,22 @@ def choose_device(comm: Comm) -> torch.device:
             f"{socket.gethostname()} has {comm.local_size} ranks but {visible} visible GPUs: "
             f"start at most {visible} ranks there"
         )
+    if comm.size > 1 and not has_nccl():
+        raise BadInput(
+            "Horovod was built without NCCL, so GPUs would sum their gradients on the CPU: rebuild it where the CUDA "
+            "toolkit is, with CUDA_HOME=/usr/local/cuda make setup, or train on CPUs, with CUDA_VISIBLE_DEVICES= or "
+            "hvdlaunch's --gpus none"
+        )
     device = torch.device("cuda", 0 if visible == 1 else comm.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def has_nccl() -> bool:
+    """Whether this Horovod was built with NCCL."""
+    import horovod.torch as hvd
+
+    return bool(hvd.nccl_built())
 
 
 def require_own_device(comm: Comm, device: torch.device) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from hvdtrain.ranks.libraries import library_versions
+
 # Names of variables and options whose values are not written down.
 _SECRET = re.compile(r"[\w-]*(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
 
@@ -63,14 +65,14 @@ def _without_secret(word: str) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Python and the packages whose version changes a result; None for one that is not installed."""
+    """Python, and the packages and libraries whose version changes a result; None for one that is not there."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("torch", "torchvision", "horovod", "mpi4py", "numpy"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = None
-    return found
+    return found | library_versions()
 
 
 def _commit() -> str | None:

@@ -20,6 +20,18 @@ def test_horovod_has_nccl_operations():
     assert "[X] NCCL" in done.stdout
 
 
+def test_versions_are_known_before_cuda_starts():
+    program = (
+        "import json, torch; from hvdtrain.ranks.libraries import library_versions; found = library_versions();"
+        "print(json.dumps([found, torch.cuda.is_initialized()]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found, started = json.loads(done.stdout)
+    assert not started
+    assert all(found[name][0].isdigit() for name in ("nccl", "cuda", "nvidia_driver"))
+    assert found["mpi"] is None
+
+
 def test_prefetched_batches_are_the_batches():
     device = torch.device("cuda", 0)
     batches = [

@@ -71,7 +71,9 @@ def test_options_that_change_the_step_work_together(run, tmp_path):
     folder = tmp_path / "runs" / "effnet" / "r"
     result = json.loads((folder / "result.json").read_text())
     assert (result["global_batch"], result["steps"]) == (64 * 2 * 3, -(-1438 // 384))
-    settings = json.loads((folder / "environment.json").read_text())["horovod_settings"]
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["mpi"].startswith("Open MPI v")
+    settings = environment["horovod_settings"]
     assert settings["HOROVOD_FUSION_THRESHOLD"] == str(8 * 2**20)
     assert settings["HOROVOD_CYCLE_TIME"] == "2.0"
     hashes = {json.loads((folder / "ranks" / f"rank-{rank}.json").read_text())["weights_sha256"] for rank in (0, 1)}

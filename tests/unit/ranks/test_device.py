@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hvdtrain.ranks import device
 from hvdtrain.ranks.device import choose_device, require_own_device
 from tests.ranks import saying
 from tests.refusals import refused
@@ -37,8 +38,8 @@ def test_without_gpus_the_cpu_is_chosen(gpus):
 )
 def test_each_local_rank_gets_its_gpu(gpus, visible, local_rank, index):
     chosen = gpus(visible)
-    device = choose_device(saying(None, local_rank=local_rank, local_size=visible))
-    assert device == torch.device("cuda", index)
+    own = choose_device(saying(None, local_rank=local_rank, local_size=visible))
+    assert own == torch.device("cuda", index)
     assert chosen == [index]
 
 
@@ -47,6 +48,26 @@ def test_more_ranks_than_gpus_names_host_and_counts(gpus):
     message = refused(lambda: choose_device(saying(None, local_rank=2, local_size=3)))
     assert message == f"{socket.gethostname()} has 3 ranks but 2 visible GPUs: start at most 2 ranks there"
     assert chosen == []
+
+
+@pytest.mark.parametrize(("built", "ranks", "refuses"), [(False, 2, True), (True, 2, False), (False, 1, False)])
+def test_gpus_whose_horovod_has_no_nccl_are_refused(gpus, monkeypatch, built, ranks, refuses):
+    chosen = gpus(2)
+    monkeypatch.setattr(device, "has_nccl", lambda: built)
+    those = saying(*[None] * ranks, local_rank=0, local_size=1)
+    if refuses:
+        message = refused(lambda: choose_device(those))
+        assert message.startswith("Horovod was built without NCCL, so GPUs would sum their gradients on the CPU: ")
+        assert "CUDA_HOME=/usr/local/cuda make setup" in message
+    else:
+        assert choose_device(those) == CUDA
+    assert chosen == ([] if refuses else [0])
+
+
+def test_ranks_on_cpus_need_no_nccl(gpus, monkeypatch):
+    gpus(0)
+    monkeypatch.setattr(device, "has_nccl", lambda: False)
+    assert choose_device(saying(None, None)) == torch.device("cpu")
 
 
 @pytest.fixture

@@ -1,0 +1,81 @@
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hvdtrain.ranks import libraries
+from hvdtrain.ranks.libraries import library_versions
+
+
+def nvml(monkeypatch, driver="580.65.06", *, gpus=1, fails=None):
+    """Make believe that there is such a driver with so many visible GPUs; returns what was asked of it."""
+    asked = []
+
+    def answer(question, value=None):
+        asked.append(question)
+        if question == fails:
+            raise libraries.pynvml.NVMLError(libraries.pynvml.NVML_ERROR_UNKNOWN)
+        return value
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    for name in ("nvmlInit", "nvmlShutdown"):
+        monkeypatch.setattr(libraries.pynvml, name, lambda name=name: answer(name))
+    monkeypatch.setattr(libraries.pynvml, "nvmlSystemGetDriverVersion", lambda: answer("driver", driver))
+    return asked
+
+
+def test_the_driver_is_nvmls_and_cuda_is_not_started_for_it(monkeypatch):
+    started = []
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: started.append(1))
+    asked = nvml(monkeypatch)
+    assert library_versions()["nvidia_driver"] == "580.65.06"
+    assert (asked, started) == (["nvmlInit", "driver", "nvmlShutdown"], [])
+
+
+@pytest.mark.parametrize("fails", ["nvmlInit", "driver"])
+def test_a_driver_that_does_not_answer_has_no_version(monkeypatch, fails):
+    asked = nvml(monkeypatch, fails=fails)
+    assert library_versions()["nvidia_driver"] is None
+    assert ("nvmlShutdown" in asked) is (fails == "driver")
+
+
+def test_a_rank_without_a_gpu_needs_no_driver(monkeypatch):
+    asked = nvml(monkeypatch, gpus=0)
+    assert (library_versions()["nvidia_driver"], asked) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"), [((2, 28, 9), "2.28.9"), ((2, 28, 9, "nvb"), "2.28.9.nvb"), (AttributeError(), None)]
+)
+def test_nccl_and_cuda_are_torchs(monkeypatch, answer, version):
+    def nccl():
+        if isinstance(answer, AttributeError):
+            raise answer  # as of a torch without CUDA
+        return answer
+
+    nvml(monkeypatch, gpus=0)
+    monkeypatch.setattr(torch.cuda.nccl, "version", nccl)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    found = library_versions()
+    assert (found["nccl"], found["cuda"]) == (version, "13.0")
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        ("Open MPI v4.1.8, package: Open MPI me@there Distribution, ident: 4.1.8\0", "Open MPI v4.1.8"),
+        ("MPICH Version:      4.1.2\nMPICH Release date: Wed Jun  7\n", "MPICH Version: 4.1.2"),
+    ],
+)
+def test_mpi_is_named_without_where_it_was_built(monkeypatch, says, version):
+    nvml(monkeypatch, gpus=0)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Get_library_version=lambda: says))
+    assert library_versions()["mpi"] == version
+
+
+def test_mpi_is_not_started_to_ask_it(monkeypatch):
+    nvml(monkeypatch, gpus=0)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    assert library_versions()["mpi"] is None
+    assert "mpi4py.MPI" not in sys.modules
