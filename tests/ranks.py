@@ -1,7 +1,9 @@
-"""One rank among others that are not there."""
+"""One rank among others that are not there, and ranks that are threads."""
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ class Rank(SerialComm):
 
     `answers` is what `allgather` returns: one list for each call in turn, with `...` for this rank's own value, or a
     function of that value; without it all ranks say the same. `others` are added by `allreduce_async`. `allreduce` and
-    `average_` change nothing unless `sums` and `averages` do, nor does `differentiable_allreduce`.
+    `average_` change nothing unless `sums` and `averages` do.
     """
 
     def __init__(
@@ -26,7 +28,6 @@ class Rank(SerialComm):
         others: Sequence[list[float]] = (),
         sums: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
         averages: Callable[[torch.Tensor], object] = id,
-        differentiable: Callable[[torch.Tensor, str], torch.Tensor] = lambda values, _: values,
         local_rank: int | None = None,
         local_size: int | None = None,
     ) -> None:
@@ -34,7 +35,7 @@ class Rank(SerialComm):
         self.local_rank = rank if local_rank is None else local_rank
         self.local_size = size if local_size is None else local_size
         self.answers = answers if answers is None or callable(answers) else list(answers)
-        self._others, self._sums, self._averages, self._differentiable = others, sums, averages, differentiable
+        self._others, self._sums, self._averages = others, sums, averages
         self.said, self.summed, self.averaged, self.syncs, self.names = [], [], [], [], []
 
     def allgather(self, value):
@@ -45,7 +46,8 @@ class Rank(SerialComm):
             return self.answers(value)
         return [value if answer is ... else answer for answer in self.answers.pop(0)]
 
-    def allreduce(self, values):
+    def allreduce(self, values, name="sum"):
+        self.names.append(name)
         self.summed.append(values.clone())
         return self._sums(values)
 
@@ -53,10 +55,6 @@ class Rank(SerialComm):
         self.summed.append(values.clone())
         total = values + sum(torch.tensor(other) for other in self._others)
         return lambda: total
-
-    def differentiable_allreduce(self, values, name):
-        self.names.append(name)
-        return self._differentiable(values, name)
 
     def average_(self, tensors):
         for tensor in tensors:
@@ -72,3 +70,34 @@ class Rank(SerialComm):
 def saying(*answers, **place):
     """Rank 0 of as many as there are answers to `allgather`."""
     return Rank(0, len(answers), answers=lambda _: list(answers), **place)
+
+
+class Threaded(SerialComm):
+    """One of several ranks that are threads of this process, and can sum."""
+
+    def __init__(self, rank: int, said: list[Any], meet: Barrier) -> None:
+        self.rank, self.size = rank, len(said)
+        self._said, self._meet = said, meet
+
+    def allreduce(self, values, name="sum"):
+        self._said[self.rank] = name, values.clone()
+        self._meet.wait()
+        names, parts = zip(*self._said, strict=True)
+        assert set(names) == {name}
+        self._meet.wait()
+        return sum(parts)
+
+
+def together(size, work):
+    """What `work(rank)` returns on each of so many ranks, that are given as `Threaded`."""
+    said, meet = [None] * size, Barrier(size, timeout=60)
+
+    def on(rank):
+        try:
+            return work(Threaded(rank, said, meet))
+        except BaseException:
+            meet.abort()  # or the others would wait
+            raise
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(on, range(size)))

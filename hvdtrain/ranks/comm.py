@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.ranks.launchers import require_joined
-from hvdtrain.ranks.sync import DifferentiableAllreduce, GradientSync, HorovodSync, NoSync
+from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync
 from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
 
 # Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
@@ -34,11 +34,12 @@ class Group(Protocol):
     def allgather(self, value: Any) -> list[Any]:
         """The JSON values of all ranks, by rank."""
 
-    def allreduce(self, values: Tensor) -> Tensor:
-        """The element-wise sum over ranks of a small tensor."""
+    def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
+        """The element-wise sum over ranks of a small tensor.
 
-    def differentiable_allreduce(self, values: Tensor, name: str) -> Tensor:
-        """The same with a backward pass over all ranks; `name` must be the same on all and used once at a time."""
+        `name` must be the same on all ranks and used once at a time; a sum that recurs at every step in a shape of its
+        own has a name of its own, since Horovod remembers one shape for each.
+        """
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         """Replace floating-point tensors by their average over ranks, in one all-reduce."""
@@ -108,14 +109,11 @@ class SerialComm:
     def start(self, timeline: Path | None = None) -> None:
         pass
 
-    def allreduce(self, values: Tensor) -> Tensor:
+    def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         return values
 
     def allreduce_async(self, values: Tensor) -> Callable[[], Tensor]:
         return lambda: values
-
-    def differentiable_allreduce(self, values: Tensor, name: str) -> Tensor:
-        return values
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         pass
@@ -178,11 +176,11 @@ class HorovodComm:
         if timeline is not None:
             hvd.start_timeline(str(timeline))
 
-    def allreduce(self, values: Tensor) -> Tensor:
+    def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         import horovod.torch as hvd
 
         with self.waiting():
-            total: Tensor = hvd.allreduce(values, op=hvd.Sum, name="sum")
+            total: Tensor = hvd.allreduce(values, op=hvd.Sum, name=name)
         return total
 
     def allreduce_async(self, values: Tensor) -> Callable[[], Tensor]:
@@ -196,10 +194,6 @@ class HorovodComm:
             return total
 
         return finish
-
-    def differentiable_allreduce(self, values: Tensor, name: str) -> Tensor:
-        total: Tensor = DifferentiableAllreduce.apply(values, name, self._wait)  # type: ignore[no-untyped-call]
-        return total
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         import horovod.torch as hvd

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hvdtrain.ranks.wire import Wire
 
@@ -100,23 +100,3 @@ class HorovodSync:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
-
-
-class DifferentiableAllreduce(torch.autograd.Function):
-    """hvd.allreduce with names of its own, the same at every step: Horovod's differentiable one makes up new ones."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, name: str, waiting: Waiting) -> Tensor:
-        import horovod.torch as hvd
-
-        ctx.name, ctx.waiting = name, waiting
-        with waiting():
-            total: Tensor = hvd.allreduce(values, op=hvd.Sum, name=f"{name}.forward")
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        import horovod.torch as hvd
-
-        with ctx.waiting():
-            return hvd.allreduce(gradient.contiguous(), op=hvd.Sum, name=f"{ctx.name}.backward"), None, None

@@ -95,4 +95,6 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
     if config.data not in data.NAMES:
         raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(data.NAMES)}")
     options.check(config, given)
+    if config.sync_bn and config.compile:
+        raise BadInput("--sync-bn sums over ranks inside the model, which --compile cannot trace: leave one out")
     return config

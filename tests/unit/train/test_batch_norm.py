@@ -3,12 +3,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.train.average import moving_average
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, convert, layers
 from hvdtrain.vision import models
-from tests.ranks import Rank
+from tests.ranks import Rank, together
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CHANNELS = 3
@@ -88,39 +89,69 @@ def test_single_values_per_channel_have_no_deviation_and_leave_finite_statistics
     assert torch.isfinite(layer.running_var).all()
 
 
-def other_half(mine, theirs):
-    """Adds what the other rank's images give, as part of the same graph."""
+def whole_and_shared(images, sizes, *, dtype=torch.float32):
+    """What batch norm makes of all images, in float64, and what ranks make of parts of so many, in `dtype`.
 
-    def add(values, name):
-        if name.endswith("mean"):
-            count = torch.tensor([theirs.numel() / CHANNELS])
-            return values + torch.cat([theirs.sum((0, 2, 3)), count])
-        mean = torch.cat([mine, theirs]).mean((0, 2, 3))
-        return values + (theirs - mean[:, None, None]).square().sum((0, 2, 3))
+    Each the output, the gradients of the images, of weight and of bias, and the running statistics of every rank.
+    """
+    pulls = torch.randn(images.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
-    return Rank(0, 2, differentiable=add)
-
-
-@pytest.mark.parametrize("first", [0, 1, 3, 5, 6])
-def test_two_ranks_are_the_whole_batch(first):
-    whole, like = plain(), plain()
-    images = features(6).requires_grad_()
-    out = whole(images)
-    pull(out).backward()
-
-    parts = [part.detach().requires_grad_() for part in (images[:first], images[first:])]
-    ranks = [SyncBatchNorm2d(like, other_half(mine, theirs), "bn") for mine, theirs in (parts, parts[::-1])]
-    outs = [layer(part) for layer, part in zip(ranks, parts, strict=True)]
-    assert [part.shape for part in outs] == [part.shape for part in parts]
-    pull(torch.cat(outs)).backward()
-    assert_same(torch.cat(outs), out)
-    assert_same(torch.cat([part.grad for part in parts]), images.grad)
-    assert_same(ranks[0].weight.grad + ranks[1].weight.grad, whole.weight.grad)
-    assert_same(ranks[0].bias.grad + ranks[1].bias.grad, whole.bias.grad)
-    for layer in ranks:
-        assert_same(layer.running_mean, whole.running_mean)
-        assert_same(layer.running_var, whole.running_var)
+    def results(layer, part, pull):
+        part.requires_grad_()
+        out = layer(part)
+        assert out.shape == part.shape
+        (out * pull).sum().backward()
         assert layer.num_batches_tracked == 1
+        return [out.detach(), part.grad, layer.weight.grad, layer.bias.grad, layer.running_mean, layer.running_var]
+
+    whole = results(plain().double(), images.double(), pulls)
+
+    def on(rank):
+        part, pull = (both.to(dtype).split(sizes)[rank.rank].clone() for both in (images, pulls))
+        return results(SyncBatchNorm2d(plain().to(dtype), rank, "bn"), part, pull)
+
+    outs, of_images, of_weight, of_bias, means, variances = zip(*together(len(sizes), on), strict=True)
+    assert all(torch.equal(one, means[0]) for one in means)
+    assert all(torch.equal(one, variances[0]) for one in variances)
+    return whole, [torch.cat(outs), torch.cat(of_images), sum(of_weight), sum(of_bias), means[0], variances[0]]
+
+
+SIZES = [(6,), (0, 6), (1, 5), (3, 3), (5, 1), (6, 0), (2, 0, 3, 1)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_ranks_together_are_the_whole_batch(sizes):
+    for one, other in zip(*whole_and_shared(features(6), sizes), strict=True):
+        assert_same(one.float(), other)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_in_float64_nothing_but_rounding_is_lost(sizes):
+    for one, other in zip(*whole_and_shared(features(6), sizes, dtype=torch.float64), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_its_backward_is_the_derivative_of_its_forward():
+    layer = SyncBatchNorm2d(plain().double(), SerialComm(), "bn")
+    values = features(3, side=2).double().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda images, weight, bias: functional_call(layer, {"weight": weight, "bias": bias}, images),
+        (values, layer.weight, layer.bias),
+    )
+
+
+@pytest.mark.parametrize("sizes", [(6,), (2, 0, 3, 1)])
+@pytest.mark.parametrize("mean", [1e4, 1e6])
+def test_a_mean_far_from_zero_does_not_drown_the_deviation(sizes, mean):
+    """Of squares in float32, 1e8 for 1e4, a variance of 1 is less than the last bit."""
+    images = torch.randn(6, CHANNELS, 5, 5, generator=torch.Generator().manual_seed(2)) + mean
+    images[2:] += 1.0  # the ranks' means differ
+    whole, shared = whole_and_shared(images, sizes)
+    rounding = mean * 2**-22  # of float32 around this mean
+    for one, other in zip(whole[:4], shared[:4], strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=0, atol=rounding * max(1, one.abs().max().item()))
+    torch.testing.assert_close(whole[4].float(), shared[4], rtol=2**-22, atol=0)
+    torch.testing.assert_close(whole[5].float(), shared[5], rtol=max(1e-5, rounding), atol=0)
 
 
 def tiny():
@@ -155,16 +186,27 @@ def test_a_converted_model_trains_and_evaluates_as_before():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_each_sum_has_a_name_of_its_own_and_the_same_at_every_step():
-    model, comm = tiny(), Rank()
+def test_a_step_of_b0_asks_the_ranks_twice_for_each_layer_by_names_that_stay():
+    comm = Rank()
+    model = models.build("efficientnet_b0", classes=10)
     convert(model, comm)
-    model(torch.randn(2, 3, 32, 32))
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
     first = list(comm.names)
-    assert len(first) == len(set(first)) == 2 * len(layers(model))
-    model(torch.randn(2, 3, 32, 32))
+    assert len(layers(model)) == 49
+    assert len(first) == len(set(first)) == 98
+    assert first[:49] == [f"sync_bn.{name}.forward" for name, layer in model.named_modules() if layer in layers(model)]
+    assert sorted(first[49:]) == sorted(name.replace("forward", "backward") for name in first[:49])
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert comm.names == 2 * first
     model.eval()(torch.randn(2, 3, 32, 32))
     assert comm.names == 2 * first  # an evaluation says nothing
+
+
+def test_what_is_sent_does_not_grow_with_the_ranks():
+    for size in (1, 1024):
+        comm = Rank(0, size)
+        SyncBatchNorm2d(plain(), comm, "bn")(features(2).requires_grad_()).sum().backward()
+        assert [values.numel() for values in comm.summed] == [2 * CHANNELS + 1, 2 * CHANNELS]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -182,7 +224,7 @@ def test_a_deep_copy_shares_nothing_but_the_ranks(training):
         twin.weight.add_(1.0)
     comm.names.clear()
     twin.train()(features(2, seed=4))
-    assert comm.names == ["bn.mean", "bn.variance"]
+    assert comm.names == ["bn.forward"]
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 

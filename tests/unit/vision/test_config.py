@@ -317,3 +317,10 @@ def test_layerwise_optimizers_are_refused_with_fp16(optimizer):
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw"])
 def test_other_optimizers_take_fp16(optimizer):
     assert parse(["--optimizer", optimizer, "--precision", "fp16"]).precision == "fp16"
+
+
+def test_batch_norm_over_all_ranks_is_not_compiled():
+    with pytest.raises(BadInput, match=r"^--sync-bn .* --compile .*: leave one out$"):
+        parse(["--sync-bn", "--compile"])
+    assert parse(["--sync-bn"]).sync_bn
+    assert parse(["--compile"]).compile
