@@ -82,6 +82,8 @@ MUTANTS = [
     Mutant("hvdtrain/ranks/replicas.py", "usual = max(wholes", "usual = min(wholes"),
     Mutant("hvdtrain/ranks/sync.py", "                op=hvd.Sum,", "                op=hvd.Average,"),
     Mutant("hvdtrain/ranks/sync.py", "hooks.synchronize()", "pass"),
+    Mutant("hvdtrain/ranks/wire.py", "ranks.bit_length() - 1", "ranks.bit_length()"),
+    Mutant("hvdtrain/ranks/wire.py", "self._scale /= 2", "self._scale *= 2"),
     Mutant("hvdtrain/safety/exits.py", "os._exit(FAILED)", "sys.exit(FAILED)"),
     Mutant("hvdtrain/safety/guard.py", "-QUIET_S) < QUIET_S", "-QUIET_S) > QUIET_S"),
     Mutant("hvdtrain/safety/watchdog.py", "(limit_s, exit=True", "(limit_s, exit=False"),

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.launchers import require_joined
 from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
 
 # Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
@@ -216,7 +217,7 @@ class HorovodComm:
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def gradient_sync(self, model: nn.Module, *, compression: str, groups: int | None = None) -> GradientSync:
-        return HorovodSync(model, compression=compression, groups=groups, waiting=self._wait)
+        return HorovodSync(model, wire=Wire(compression, self.size), groups=groups, waiting=self._wait)
 
 
 def _allgather_by_horovod(content: bytes) -> list[bytes]:

@@ -24,6 +24,9 @@ class GradientSync(Protocol):
     def finish(self) -> None:
         """Wait until every `.grad` holds the sum over ranks."""
 
+    def update(self, *, overflowed: bool) -> None:
+        """End a step; `overflowed` is whether the sum was not finite though each rank's gradients were."""
+
     def state_dict(self) -> dict[str, Any]:
         """What this rank must remember from step to step, for a checkpoint."""
 
@@ -43,6 +46,9 @@ class NoSync:
     def finish(self) -> None:
         pass
 
+    def update(self, *, overflowed: bool) -> None:
+        pass
+
     def state_dict(self) -> dict[str, Any]:
         return {}
 
@@ -57,9 +63,9 @@ class HorovodSync:
     its constructor's arguments and its zero_grad(set_to_none=True), all of which the wrapper would break.
     """
 
-    def __init__(self, model: nn.Module, *, compression: str, groups: int | None, waiting: Waiting) -> None:
+    def __init__(self, model: nn.Module, *, wire: Wire, groups: int | None, waiting: Waiting) -> None:
         """`waiting` is entered while this rank waits for others."""
-        self._compression = compression
+        self._wire = wire
         self._groups = groups
         self._waiting = waiting
         self._parameters: list[nn.Parameter] = []
@@ -77,7 +83,7 @@ class HorovodSync:
             hvd.DistributedOptimizer(
                 torch.optim.SGD(parameters, lr=0.0),
                 named_parameters=trainable,
-                compression=Wire(self._compression),
+                compression=self._wire,
                 op=hvd.Sum,
                 groups=self._groups and min(self._groups, len(parameters)),
             )
@@ -95,8 +101,11 @@ class HorovodSync:
             for hooks in self._hooks:
                 hooks.synchronize()
 
+    def update(self, *, overflowed: bool) -> None:
+        self._wire.update(overflowed=overflowed)
+
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return self._wire.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        self._wire.load_state_dict(state)

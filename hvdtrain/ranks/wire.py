@@ -1,21 +1,34 @@
 """How a gradient travels: its memory as one block, in a type that Horovod and the sum can bear."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 Layout = tuple[tuple[int, ...], torch.dtype]  # order of the dimensions in memory, and the gradient's own type
 
+# Steps without an overflow after which the scale is doubled again, as torch's GradScaler does.
+GROWTH_STEPS = 2000
+
 
 class Wire:
     """Horovod's compression seam, with a view of the gradient's memory in place of a copy.
 
-    Horovod refuses tensors that are not contiguous, as channels_last kernels are, and bfloat16. In fp16 the sum does
-    not overflow where the mean does not, since the ranks' losses are divided by the global batch before the sum.
+    Horovod refuses tensors that are not contiguous, as channels_last kernels are, and bfloat16.
+
+    In fp16 what is not above 2^-25 becomes 0, and what is above 65504 infinite. The ranks' losses are divided by the
+    global batch, so that each rank's gradients shrink as ranks are added. They are sent times the largest power of two
+    that is not above the number of ranks: then no more of them vanish than with one rank. Their sum may overflow, and
+    the step is skipped. That halves the scale; after GROWTH_STEPS steps it is doubled again, up to where it began. All
+    ranks see the same sum, so their scales stay equal.
     """
 
-    def __init__(self, compression: str) -> None:
-        """`compression` is 'none' or 'fp16'."""
+    def __init__(self, compression: str, ranks: int) -> None:
+        """`compression` is 'none' or 'fp16'; the first does not scale."""
         self._half = compression == "fp16"
+        self._first_scale = 2.0 ** (ranks.bit_length() - 1)
+        self._scale = self._first_scale
+        self._calm_steps = 0  # since the scale has changed
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
         """A contiguous tensor to be summed, and what `decompress` needs."""
@@ -24,7 +37,7 @@ class Wire:
             order = tuple(sorted(order, key=gradient.stride().__getitem__, reverse=True))
         view = gradient.permute(order).contiguous()  # copies only what has gaps or overlaps
         if self._half:
-            view = view.half()
+            view = (view * self._scale).half()
         elif gradient.dtype == torch.bfloat16:
             view = view.float()
         return view, (order, gradient.dtype)
@@ -33,4 +46,24 @@ class Wire:
         """The sum in the gradient's shape, memory format and type."""
         order, dtype = layout
         back = [order.index(dimension) for dimension in range(len(order))]
-        return total.permute(back).to(dtype)
+        gradient = total.permute(back).to(dtype)
+        return gradient.div_(self._scale) if self._half else gradient
+
+    def update(self, *, overflowed: bool) -> None:
+        """End a step; `overflowed` is whether the sum was not finite though each rank's gradients were."""
+        if not self._half:
+            return
+        self._calm_steps = 0 if overflowed else self._calm_steps + 1
+        if overflowed:
+            self._scale /= 2
+        elif self._calm_steps == GROWTH_STEPS:
+            self._scale = min(2 * self._scale, self._first_scale)
+            self._calm_steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale, for a checkpoint."""
+        return {"scale": self._scale, "calm_steps": self._calm_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._scale, self._calm_steps = state["scale"], state["calm_steps"]

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import Group
 
+SUM = "summed gradients"  # each rank's own were finite; in fp16 on the wire their sum overflows at 65504
+
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
     """Why all ranks skipped a step."""
 
-    rank: int  # the first whose loss or gradients were not finite
-    source: str  # 'loss', 'batch norm' (its running statistics) or 'gradients'
+    rank: int  # the first whose loss or gradients were not finite; 0 stands for all where it was the SUM
+    source: str  # 'loss', 'batch norm' (its running statistics), 'gradients' or SUM
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
-from hvdtrain.train.finite import Skipped, all_finite, total_norm
+from hvdtrain.train.finite import SUM, Skipped, all_finite, total_norm
 from hvdtrain.train.task import Batch, Sums, Task, Totals, total
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -137,7 +137,10 @@ class TrainingStep:
             if not bool(torch.stack(finite_forward).all()):
                 forward = "batch norm" if math.isfinite(totals["loss"]) else "loss"
             skipped = self._find_source(last_pass, forward, global_count)
-        self.scaler.update()
+        # Each scale answers for its own overflow: that of the loss for a rank's gradients, the wire's for their sum.
+        overflowed = skipped is not None and skipped.source == SUM
+        self.scaler.update(self.scaler.get_scale() if overflowed else None)
+        self.sync.update(overflowed=overflowed)
         if finite and self.average is not None:
             self.average.update_parameters(self.model)
         return StepDone(totals=totals, skipped=skipped, grad_norm=grad_norm)
@@ -190,8 +193,9 @@ class TrainingStep:
         bad_here |= not last_pass.finite_before
         self._restore_statistics()
         bad_gradients = self.comm.allgather(bad_here)
-        # Where each rank's are finite it is their sum that is not: rank 0 stands for all.
-        return Skipped(rank=bad_gradients.index(True) if any(bad_gradients) else 0, source="gradients")
+        if not any(bad_gradients):
+            return Skipped(rank=0, source=SUM)
+        return Skipped(rank=bad_gradients.index(True), source="gradients")
 
     def _statistics_are_finite(self, device: torch.device) -> Tensor:
         if not self._statistics:

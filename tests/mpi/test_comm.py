@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from tests.mpi.conftest import slow
@@ -38,11 +40,16 @@ def test_gradients_are_summed_whatever_their_layout_and_number(run_program, laun
     assert all(answer == answers[0] for answer in answers)
     answer = answers[0]
     # 40000 / ranks has at most 11 significant bits lost in fp16: half a unit in the last place is 2^-11
-    assert answer["large"]["used"] == pytest.approx([40000.0] * 4, rel=2**-11 if compression == "fp16" else 1e-6)
+    large = pytest.approx([40000.0] * 4, rel=2**-11 if compression == "fp16" else 1e-6)
+    if compression == "fp16" and ranks > 1:  # at first 40000 is sent as twice as much, which fp16 does not hold
+        assert answer["large"] == [[math.inf] * 4, large, large]
+    else:
+        assert answer["large"] == [large] * 3
+    assert answer["plain"]["used"] == pytest.approx([3.0] * 4, rel=2**-11)
     assert answer["three_passes"]["used"] == [3.0 * sum(range(1, ranks + 1))] * 4
     assert answer["uneven_passes"]["used"] == [float(sum(range(1, ranks + 1)))] * 4
-    assert "frozen" not in answer["large"]
+    assert "frozen" not in answer["plain"]
     if ranks > 1:
-        assert answer["large"]["unused"] == [0.0, 0.0]
+        assert answer["plain"]["unused"] == [0.0, 0.0]
     assert answer["channels_last"]
     assert answer["empty_share"] == [float(one * max(1, ranks - 1)) for one in range(54)]

@@ -56,10 +56,26 @@ def empty_share_of_channels_last() -> list[float]:
     return synced(conv, [(conv.weight * kernel).sum()] if here else [])["weight"]
 
 
-large, passes, uneven = Two(), Two(), Two()
+def sums_of_large_gradients() -> list[list[float]]:
+    """Step by step; their mean over ranks is 40000, which fits into fp16; the sum of as much from each does not."""
+    model = Two()
+    sync = comm.gradient_sync(model, compression=sys.argv[2])
+    found = []
+    for _ in range(3):
+        model.zero_grad()
+        sync.expect(1)
+        (model.used * 40000.0 * share).sum().backward()
+        sync.finish()
+        assert model.used.grad is not None
+        found.append(model.used.grad.tolist())
+        sync.update(overflowed=not torch.isfinite(model.used.grad).all())
+    return found
+
+
+plain, passes, uneven = Two(), Two(), Two()
 answer = {
-    # the mean over ranks of 40000 is 40000, though the sum of two does not fit into fp16
-    "large": synced(large, [(large.used * 40000.0 * share).sum()]),
+    "large": sums_of_large_gradients(),
+    "plain": synced(plain, [(plain.used * 3.0 * share).sum()]),
     "three_passes": synced(passes, [(passes.used * (comm.rank + 1.0)).sum() for _ in range(3)]),
     "uneven_passes": synced(uneven, [uneven.used.sum() for _ in range(comm.rank + 1)]),
     "channels_last": channels_last(),

@@ -8,9 +8,10 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
+from hvdtrain.ranks.sync import NoSync
 from hvdtrain.train import optim
 from hvdtrain.train.average import moving_average
-from hvdtrain.train.finite import Skipped
+from hvdtrain.train.finite import SUM, Skipped
 from hvdtrain.vision import models
 from tests.ranks import Rank
 from tests.steps import step_of, take
@@ -84,11 +85,11 @@ def test_fp32_steps_equal_a_plain_torch_loop(build):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
-class Recording:
+class Recording(NoSync):
     """A sync that keeps what it was told and the gradients at the end, or puts others in their place."""
 
     def __init__(self, model, gradients=None):
-        self.model, self.gradients, self.calls = model, gradients, []
+        self.model, self.gradients, self.calls, self.overflows = model, gradients, [], []
 
     def expect(self, backward_passes):
         assert all(parameter.grad is None for parameter in self.model.parameters())
@@ -100,6 +101,9 @@ class Recording:
             for parameter, gradient in zip(self.model.parameters(), self.gradients, strict=True):
                 parameter.grad = gradient.clone()
         self.found = [None if one.grad is None else one.grad.clone() for one in self.model.parameters()]
+
+    def update(self, *, overflowed):
+        self.overflows.append(overflowed)
 
 
 def test_ranks_gradients_add_up_to_those_of_the_mean_loss():
@@ -541,7 +545,6 @@ def test_this_rank_tells_the_others_of_its_loss():
         (2, [False, False, ...], bad_gradient(), 2),
         (1, [True, ..., False], bad_gradient(), 0),
         (1, [False, ..., True], bad_gradient(), 1),
-        (1, [False, ..., False], good(1), 0),  # finite on each rank, but not their sum
         (1, [False, ..., True], batch(0), 2),
     ],
 )
@@ -549,6 +552,39 @@ def test_the_first_rank_whose_gradients_were_not_finite_is_named(rank, gradients
     comm = Rank(rank, 3, answers=[[None] * rank + [...] + [None] * (2 - rank), gradients])
     assert skip_with(comm, micro_batch=micro_batch) == Skipped(rank=first, source="gradients")
     assert comm.said == [None, bool(len(micro_batch[1])) and micro_batch[0][0, 0, 0, 0].item() == 0]
+
+
+@pytest.mark.parametrize(
+    ("others", "micro_batch", "source", "loss_scale"),
+    [
+        (False, good(1), SUM, 64.0),  # finite on each rank, but not their sum
+        (True, good(1), "gradients", 32.0),
+        (False, bad_gradient(), "gradients", 32.0),
+    ],
+)
+def test_the_loss_scale_answers_for_each_ranks_gradients_and_the_wires_for_their_sum(
+    others, micro_batch, source, loss_scale
+):
+    comm = Rank(0, 2, answers=[[..., None], [..., others]])
+    model = InfiniteGradient(small()).train()
+    sync = Recording(model)
+    scaler = GradScaler("cpu", enabled=True, init_scale=64.0)
+    step = step_of(model, comm=comm, sync=sync, scaler=scaler)
+    assert take(step, good(2), global_count=16).skipped is None
+    sync.gradients = [torch.full_like(one, math.inf) for one in model.parameters()]
+    done = take(step, micro_batch, global_count=16)
+    assert done.skipped is not None
+    assert done.skipped.source == source
+    assert scaler.get_scale() == loss_scale
+    sync.gradients = None
+    assert take(step, good(3), global_count=16).skipped is None
+    assert sync.overflows == [False, source == SUM, False]
+    assert scaler.get_scale() == loss_scale
+
+
+def test_of_a_sum_that_is_not_finite_rank_0_stands_for_all():
+    comm = Rank(1, 3, answers=[[None, ..., None], [False, ..., False]])
+    assert skip_with(comm) == Skipped(rank=0, source=SUM)
 
 
 def test_a_good_step_asks_the_other_ranks_nothing():

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from torch.nn import functional
+
+from hvdtrain.ranks.wire import GROWTH_STEPS, Wire
+from hvdtrain.vision import models
+
+
+def travelled(wire, *of_ranks):
+    """The sum over ranks as it comes off the wire."""
+    sent = [wire.compress(gradient) for gradient in of_ranks]
+    return wire.decompress(sum(tensor for tensor, _ in sent), sent[0][1])
+
+
+@pytest.fixture(scope="module")
+def gradients():
+    """Those of b0 on one rank of so many that have as many images each; it has learned a little."""
+    torch.manual_seed(0)
+    model = models.build("efficientnet_b0", classes=10, dropout=0.0, stochastic_depth=0.0)
+    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
+    adam = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(10):
+        adam.zero_grad()
+        functional.cross_entropy(model(images), labels).backward()
+        adam.step()
+    loss = functional.cross_entropy(model(images), labels)
+    return lambda ranks: torch.autograd.grad(loss / ranks, list(model.parameters()), retain_graph=True)
+
+
+def zeros(wire, tensors):
+    return sum(int((travelled(wire, tensor) == 0).sum()) for tensor in tensors)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 1024])
+def test_no_more_gradients_vanish_on_many_ranks_than_on_one(gradients, ranks):
+    of_one, of_many = gradients(1), gradients(ranks)
+    assert zeros(Wire("fp16", ranks), of_many) <= zeros(Wire("fp16", 1), of_one)
+
+
+def test_without_a_scale_more_than_a_third_would_vanish(gradients):
+    of_many = gradients(1024)
+    assert zeros(Wire("fp16", 1), of_many) > sum(tensor.numel() for tensor in of_many) / 3
+
+
+@pytest.mark.parametrize(("ranks", "scale"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (1000, 512), (1024, 1024)])
+def test_the_scale_is_the_largest_power_of_two_that_the_ranks_hold(ranks, scale):
+    gradient = torch.full((3,), 0.25)
+    assert Wire("fp16", ranks).compress(gradient)[0].tolist() == [0.25 * scale] * 3
+    assert Wire("none", ranks).compress(gradient)[0].tolist() == [0.25] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_a_sum_comes_back_in_shape_layout_and_type(compression, dtype):
+    generator = torch.Generator().manual_seed(0)
+    kernels = torch.randint(-8, 9, (2, 4, 3, 5, 5), generator=generator).to(dtype)
+    one, other = (kernel.contiguous(memory_format=torch.channels_last) for kernel in kernels)
+    total = travelled(Wire(compression, 6), one, other)
+    assert torch.equal(total, one + other)
+    assert total.dtype == dtype
+    assert total.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(one, kernels[0])  # not scaled in place
+
+
+def test_an_overflow_halves_the_scale_until_the_sum_fits():
+    wire = Wire("fp16", 8)
+    of_ranks = [torch.full((2,), 20480.0 / 8)] * 8  # 20480 together, 163840 at a scale of 8
+    sums = []
+    for _ in range(5):
+        sums.append(travelled(wire, *of_ranks)[0].item())
+        wire.update(overflowed=sums[-1] == torch.inf)
+    assert sums == [torch.inf, torch.inf, 20480.0, 20480.0, 20480.0]
+
+
+def test_a_scale_may_fall_below_one():
+    wire = Wire("fp16", 2)
+    for _ in range(3):
+        wire.update(overflowed=True)
+    assert travelled(wire, *[torch.full((1,), 98304.0)] * 2).item() == 2 * 98304.0  # more than fp16 holds
+
+
+def scales(wire, *overflows):
+    """The scale after each of these steps."""
+    found = []
+    for overflowed in overflows:
+        wire.update(overflowed=overflowed)
+        found.append(wire.compress(torch.ones(()))[0].item())
+    return found
+
+
+def test_the_scale_grows_back_to_its_start_and_no_further():
+    wire = Wire("fp16", 4)
+    assert torch.amp.GradScaler("cpu").get_growth_interval() == GROWTH_STEPS
+    assert scales(wire, True, True) == [2.0, 1.0]
+    calm = [False] * (GROWTH_STEPS - 1)
+    assert set(scales(wire, *calm)) == {1.0}
+    assert scales(wire, False) == [2.0]
+    assert scales(wire, *calm, True) == [2.0] * len(calm) + [1.0]  # an overflow begins the count anew
+    assert scales(wire, *calm, False) == [1.0] * len(calm) + [2.0]
+    assert scales(wire, *calm, False) == [2.0] * len(calm) + [4.0]
+    assert set(scales(wire, *calm, False)) == {4.0}
+
+
+def test_a_wire_that_does_not_scale_does_not_mind_an_overflow():
+    wire = Wire("none", 8)
+    assert scales(wire, True, False) == [1.0, 1.0]
+    later = Wire("fp16", 8)
+    later.load_state_dict(wire.state_dict())  # resumed with another --compression
+    assert scales(later, False) == [8.0]
+
+
+def test_a_checkpoint_brings_back_scale_and_count():
+    wire = Wire("fp16", 16)
+    scales(wire, True, True, *[False] * (GROWTH_STEPS - 1))
+    again = Wire("fp16", 16)
+    again.load_state_dict(wire.state_dict())
+    assert scales(again, False, True) == scales(wire, False, True) == [8.0, 4.0]
