@@ -22,6 +22,11 @@ from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
 # Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
 FUSION_THRESHOLD_MB = 128.0
 
+# Names of sums that Horovod remembers; beyond them it negotiates each anew at every step, and v2_l with --sync-bn has
+# 1,334, more than Horovod's own 1,024. More room is free: what ranks exchange is a bit for each name in use, and the
+# room itself takes 8 bytes a name (response_cache.cc of Horovod 0.28.1).
+CACHE_CAPACITY = 4096
+
 # A rank that waits so long for another ends the job; Horovod by itself would wait for ever.
 STALL_SHUTDOWN_S = 600
 
@@ -234,16 +239,17 @@ def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, t
 
     Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
     are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
-    run); ranks that fill their cores are made to yield while they wait, and a rank
-    that does not come to a sum ends the job after STALL_SHUTDOWN_S, unless the environment says otherwise. `timeline`
-    says that `start` will be given a file for one; raises BadInput where there is no Horovod to write it, and where
-    another launcher has started processes that do not meet.
+    run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
+    remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job after STALL_SHUTDOWN_S.
+    `timeline` says that `start` will be given a file for one; raises BadInput where there is no Horovod to write it,
+    and where another launcher has started processes that do not meet.
     """
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
     os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(FUSION_THRESHOLD_MB * 2**20)))
     if cycle_time_ms is not None:
         os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
+    os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(CACHE_CAPACITY))
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(STALL_SHUTDOWN_S))
     if timeline:
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # the file's name comes with `start`

@@ -4,6 +4,8 @@ import pytest
 
 from tests.mpi.conftest import slow
 
+HASHED = 100  # parameters
+
 LAUNCHES = [
     ("python", 1),
     slow("mpirun", 1),
@@ -52,4 +54,7 @@ def test_gradients_are_summed_whatever_their_layout_and_number(run_program, laun
     if ranks > 1:
         assert answer["plain"]["unused"] == [0.0, 0.0]
     assert answer["channels_last"]
+    assert all(hashes < 20 * HASHED for hashes in answer["hashes"])  # a hook that hashes its group: 300 * HASHED
+    if ranks > 1:
+        assert all(hashes > HASHED for hashes in answer["hashes"])
     assert answer["empty_share"] == [float(one * max(1, ranks - 1)) for one in range(54)]

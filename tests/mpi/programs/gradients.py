@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from hvdtrain.ranks.comm import connect
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()
 share = 1 / comm.size
+HASHED = 100
 
 
 def synced(model: nn.Module, losses: list[torch.Tensor]) -> dict[str, list[float]]:
@@ -72,6 +74,24 @@ def sums_of_large_gradients() -> list[list[float]]:
     return found
 
 
+def hashes_of_a_step_in_groups(parameters: int) -> list[float]:
+    """How often a parameter was hashed, by the number of groups; whatever looks through a group hashes all of it."""
+    found = []
+    for groups in (1, 3):
+        model = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(parameters)])
+        sync = comm.gradient_sync(model, compression=sys.argv[2], groups=groups)
+        for _ in range(2):
+            model.zero_grad()
+            sync.expect(1)
+            loss = sum(number * one.sum() for number, one in enumerate(model))
+            with patch.object(torch.Tensor, "__hash__", autospec=True, side_effect=id) as hashed:
+                loss.backward()
+                sync.finish()
+            assert [one.grad.item() for one in model] == [float(comm.size * number) for number in range(parameters)]
+        found.append(hashed.call_count)
+    return found
+
+
 plain, passes, uneven = Two(), Two(), Two()
 answer = {
     "large": sums_of_large_gradients(),
@@ -79,6 +99,7 @@ answer = {
     "three_passes": synced(passes, [(passes.used * (comm.rank + 1.0)).sum() for _ in range(3)]),
     "uneven_passes": synced(uneven, [uneven.used.sum() for _ in range(comm.rank + 1)]),
     "channels_last": channels_last(),
+    "hashes": hashes_of_a_step_in_groups(HASHED),
     "empty_share": empty_share_of_channels_last(),
 }
 (Path(sys.argv[1]) / f"rank-{comm.rank}.json").write_text(json.dumps(answer))

@@ -86,7 +86,11 @@ def test_fusion_threshold_option_comes_before_environment_before_default(
     monkeypatch.setattr(os, "environ", environment)
     found = comm.connect(fusion_threshold_mb=threshold_mb, cycle_time_ms=None)
     assert isinstance(found, SerialComm)
-    assert environment == {"HOROVOD_FUSION_THRESHOLD": expected, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600"}
+    assert environment == {
+        "HOROVOD_FUSION_THRESHOLD": expected,
+        "HOROVOD_CACHE_CAPACITY": "4096",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600",
+    }
 
 
 @pytest.mark.parametrize(("given", "expected"), [({}, "600"), ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7"}, "7")])
@@ -97,6 +101,16 @@ def test_a_stalled_rank_ends_the_job_after_ten_minutes_unless_the_environment_sa
     monkeypatch.setattr(os, "environ", environment)
     comm.connect(fusion_threshold_mb=None, cycle_time_ms=None)
     assert environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == expected
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "4096"), ({"HOROVOD_CACHE_CAPACITY": "0"}, "0")])
+def test_horovod_remembers_more_names_than_by_itself_unless_the_environment_says_otherwise(
+    monkeypatch, given, expected
+):
+    environment = dict(given)
+    monkeypatch.setattr(os, "environ", environment)
+    comm.connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    assert environment["HOROVOD_CACHE_CAPACITY"] == expected
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.comm import CACHE_CAPACITY, SerialComm
 from hvdtrain.train.average import moving_average
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, convert, layers
 from hvdtrain.vision import models
@@ -200,6 +200,20 @@ def test_a_step_of_b0_asks_the_ranks_twice_for_each_layer_by_names_that_stay():
     assert comm.names == 2 * first
     model.eval()(torch.randn(2, 3, 32, 32))
     assert comm.names == 2 * first  # an evaluation says nothing
+
+
+def sums_of(name):
+    """How many names the sums of a run with batch norm over all ranks have, as Horovod remembers them."""
+    with torch.device("meta"):
+        model = models.build(name, classes=10)
+    gradients, others = len(list(model.parameters())), len({"sum", "sum_later", "average"})
+    return gradients + 2 * len(layers(model)) + others
+
+
+def test_horovod_can_remember_the_names_of_every_models_sums_twice():
+    counts = {name: sums_of(name) for name in models.MODELS}
+    assert counts["efficientnet_v2_l"] == max(counts.values()) == 1334  # by itself it would remember 1,024
+    assert 2 * max(counts.values()) < CACHE_CAPACITY
 
 
 def test_what_is_sent_does_not_grow_with_the_ranks():
