@@ -18,9 +18,9 @@ class Wire:
 
     In fp16 what is not above 2^-25 becomes 0, and what is above 65504 infinite. The ranks' losses are divided by the
     global batch, so that each rank's gradients shrink as ranks are added. They are sent times the largest power of two
-    that is not above the number of ranks: then no more of them vanish than with one rank. Their sum may overflow, and
-    the step is skipped. That halves the scale; after GROWTH_STEPS steps it is doubled again, up to where it began. All
-    ranks see the same sum, so their scales stay equal.
+    that is not above the number of ranks, so that they are as large as those of one rank, or more than half of that.
+    Their sum may overflow, and the step is skipped. That halves the scale; after GROWTH_STEPS steps it is doubled, up
+    to where it began. All ranks see the same sum, so their scales stay equal.
     """
 
     def __init__(self, compression: str, ranks: int) -> None:

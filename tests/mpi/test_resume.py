@@ -48,7 +48,11 @@ def test_three_ranks(runs, reference, pools):
 
 MIX = {
     "adamw": (2, ["--accumulate-steps", "2", "--batch-size-per-rank", "32", "--dropout", "0.3"], [1, 7, 12, 13]),
-    "bf16": (2, ["--precision", "bf16", "--optimizer", "rmsprop", "--ema-epochs", "0", "--epochs", "1"], [5]),
+    "bf16": (
+        2,
+        ["--precision=bf16", "--compression=fp16", "--optimizer=rmsprop", "--ema-epochs", "0", "--epochs", "1"],
+        [5],
+    ),
     "lamb": (2, ["--optimizer", "lamb", "--sync-bn", "--clip-norm", "1", "--ema-epochs", "0"], [3, 12]),
     "lars": (3, ["--optimizer", "lars", "--deterministic", "--check-replicas-every", "3", "--cutout", "6"], [8, 11]),
     "adam": (3, ["--optimizer", "adam", "--deterministic", "--precision", "bf16", "--epochs", "1"], [2, 8]),
