@@ -77,7 +77,9 @@ def take(
             decision=Decision(save=False, leave=False),
             end=None,
         )
-        tracker.report(report.step, report.scalars(), happened=report.events(), counts=report.counts())
+        tracker.count(report.step, report.counts())
+        if tracker.writes:
+            tracker.report(report.scalars(), happened=report.events())
     return stepped - started, time.perf_counter() - stepped
 
 

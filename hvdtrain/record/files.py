@@ -6,39 +6,13 @@ import os
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 
 # Records that wait for disk space; with a report every 20 steps, those of 200,000 steps.
 MOST_WAITING = 10_000
 RESULT_BYTES = 16_384
-
-
-class Appends(Protocol):
-    """Appends records to a file."""
-
-    def append(self, record: bytes) -> None:
-        """Write a whole record, or keep it for later."""
-
-    def size(self) -> int:
-        """Bytes in the file."""
-
-    def close(self) -> None:
-        """Write the records that wait, if there is space; nothing can be appended afterwards."""
-
-
-class Nowhere:
-    """For ranks that write nothing."""
-
-    def append(self, record: bytes) -> None:
-        pass
-
-    def size(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
 
 
 class RecordFile:
@@ -61,17 +35,20 @@ class RecordFile:
         self._write()
 
     def append(self, record: bytes) -> None:
+        """Write a whole record, or keep it for later."""
         with self._lock:
             if not self._closed:
                 self._waiting.append(record)
                 self._write()
 
     def size(self) -> int:
+        """Bytes in the file."""
         with contextlib.suppress(OSError):
             return self.path.stat().st_size
         return 0
 
     def close(self) -> None:
+        """Write the records that wait, if there is space; nothing can be appended afterwards."""
         with self._lock:
             if self._waiting:
                 self._write()

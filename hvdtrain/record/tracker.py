@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.record import events, markdown
-from hvdtrain.record.files import (
-    Appends,
-    Nowhere,
-    RecordFile,
-    reserve,
-    write_json,
-    write_reserved,
-    write_whole,
-)
+from hvdtrain.record.files import RecordFile, reserve, write_json, write_reserved, write_whole
 from hvdtrain.safety import exits
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
 
@@ -62,12 +54,15 @@ class Measures:
 
 
 class Tracker:
-    """The run folder's metrics, events and result; on other ranks than 0 it writes nothing.
+    """The run folder's metrics, events and result; on other ranks than 0 it writes nothing, nor makes what it would.
 
-    `result` is what result.json will hold: `report` and `epoch_done` keep it up to date, `conclude` writes it. What
+    `result` is what result.json will hold: `count` and `epoch_done` keep it up to date, `conclude` writes it. What
     cannot be written is counted there and told once; no call raises for it. With the `memory` of an earlier process it
     goes on from there: what that one wrote later is cut off.
     """
+
+    _lines: RecordFile  # of the rank that writes
+    _events: RecordFile
 
     def __init__(
         self,
@@ -102,7 +97,7 @@ class Tracker:
         }
         self._started = time.perf_counter()
         self._count = 0.0
-        self._writes = writes
+        self.writes = writes
         self._resumed = memory is not None
         self.guard = Guard()
         events_file, lines_bytes, events_bytes = events.file_name(), None, None
@@ -115,8 +110,6 @@ class Tracker:
             events_file = Path(memory["events_file"]).name  # a stranger's may lead elsewhere
             lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
         self._facts: dict[str, Any] = {}
-        self._lines: Appends = Nowhere()
-        self._events: Appends = Nowhere()
         if writes:
             self._lines = RecordFile(folder / "metrics.jsonl", self.guard, keep=lines_bytes)
             self._events = RecordFile(folder / events_file, self.guard, keep=events_bytes)
@@ -132,8 +125,8 @@ class Tracker:
         """
         for name, document in documents.items():
             self.document(f"{name}.json", document)
-        if self._resumed:
-            return  # TensorBoard knows the run already
+        if self._resumed or not self.writes:
+            return  # TensorBoard knows a resumed run already
         self._events.append(events.hparams_start(columns, self.measures.hparam_metrics))
         self._events.append(events.text("command", f"`{shlex.join(command)}`"))
         for name, document in documents.items():
@@ -153,7 +146,7 @@ class Tracker:
 
     def document(self, name: str, value: Any) -> None:
         """Rank 0 writes a JSON file of this name into the run folder."""
-        if self._writes:
+        if self.writes:
             self._try(self.folder / name, lambda path: write_json(path, value))
 
     def rank_facts(self, rank: int, **facts: Any) -> None:
@@ -163,27 +156,21 @@ class Tracker:
 
     def picture(self, name: str, picture: "Figure | bytes", step: int) -> None:
         """Write a matplotlib figure, or a PNG's bytes, as <name>.png and show it on TensorBoard's images page."""
-        if not self._writes:
+        if not self.writes:
             return
         png = picture if isinstance(picture, bytes) else _drawn(picture)
         self._try(self.folder / f"{name}.png", lambda path: write_whole(path, png))
         self._events.append(events.image(name, png, step))
 
-    def report(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        *,
-        happened: Sequence[Mapping[str, Any]] = (),
-        counts: Mapping[str, int] | None = None,
-    ) -> None:
-        """Take in what all ranks have said at a report step.
-
-        `happened` are lines for metrics.jsonl, `counts` is added to the result.
-        """
+    def count(self, step: int, counts: Mapping[str, int]) -> None:
+        """Add to the result what all ranks have counted at a report step, on all of them."""
         self.result["steps"] = step
-        for name, count in (counts or {}).items():
+        for name, count in counts.items():
             self.result[name] += count
+
+    def report(self, scalars: Mapping[str, float], *, happened: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write what was told at the step of `count`, on rank 0; `happened` are lines for metrics.jsonl."""
+        step = self.result["steps"]
         for event in happened:
             self._line(event)
         numbers = {**scalars, **self._counts()}
@@ -219,6 +206,8 @@ class Tracker:
             "train/epoch_s": train_s,
             **{f"eval/{name}": value for name, value in test.items()},
         }
+        if not self.writes:
+            return metrics
         seconds = self._seconds()
         self._line({"step": result["steps"], "seconds": seconds, "epoch": epoch, **metrics})
         # Over an epoch: apart from the curves of report steps, which would jump.
@@ -246,10 +235,10 @@ class Tracker:
             return
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
-        self._events.append(events.hparams_end(finished=reason == exits.FINISHED))
-        self._lines.close()
-        self._events.close()
-        if self._writes:
+        if self.writes:
+            self._events.append(events.hparams_end(finished=reason == exits.FINISHED))
+            self._lines.close()
+            self._events.close()
             self.result["log_write_failures"] = self.guard.counts[LOG_WRITE]
             self.result["checkpoint_write_failures"] = self.guard.counts[CHECKPOINT_WRITE]
             self._try(self.folder / "result.json", lambda path: write_reserved(path, _finite(self.result)))

@@ -229,9 +229,11 @@ def follow(
     """
     started = time.perf_counter() - position.train_s
     for report in reports:
-        happened = report.events()
-        run.tracker.report(report.step, report.scalars(), happened=happened, counts=report.counts())
-        run.console.events(happened)
+        run.tracker.count(report.step, report.counts())
+        if run.tracker.writes:
+            happened = report.events()
+            run.tracker.report(report.scalars(), happened=happened)
+            run.console.events(happened)
         position = after(position, report, train_s=time.perf_counter() - started)
         if report.end is not None:
             raise report.end

@@ -70,8 +70,9 @@ def start(tmp_path):
 
     yield start
     for tracker in started:
-        tracker._lines.close()
-        tracker._events.close()
+        if tracker.writes:
+            tracker._lines.close()
+            tracker._events.close()
 
 
 SKIPPED = Skipped(rank=1, source="loss")

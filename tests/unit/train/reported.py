@@ -1,5 +1,7 @@
 """A report as two ranks would make it, and how a tracker takes it in."""
 
+import torch
+
 from hvdtrain.checkpoint.save_points import Decision
 from hvdtrain.record.tracker import Measures
 from hvdtrain.train.reports import Report
@@ -9,7 +11,10 @@ IMAGES = Measures(unit="images", metrics=("loss", "accuracy"), best_metric="accu
 
 
 def report_of(step=20, **changes):
+    """`units_per_s` is a list by rank, `usage` has the readings by rank and name, `spikes` counts its own."""
     totals = changes.pop("totals", {"loss": 10.0, "count": 20.0, "right": 5.0})
+    speeds = changes.pop("units_per_s", [100.0, 50.0])
+    usage = changes.pop("usage", {(0, "usage/one/cpu_percent"): 12.0})
     facts = {
         "step": step,
         "steps": 20,
@@ -18,12 +23,14 @@ def report_of(step=20, **changes):
         "metrics": task_of().metrics(totals),
         "unreadable": 0,
         "skipped": [],
+        "loss_spikes": len(changes.get("spikes", [])),
         "spikes": [],
         "lr": 0.1,
         "grad_norm": 2.5,
         "loss_scale": 1024.0,
-        "units_per_s": [100.0, 50.0],
-        "hosts": {"usage/one/cpu_percent": 12.0},
+        "units_per_s": torch.tensor(speeds, dtype=torch.float64),
+        "gauges": list(usage),
+        "readings": torch.tensor(list(usage.values()), dtype=torch.float64),
         "visited": 40,
         "decision": Decision(save=False, leave=False),
         "end": None,
@@ -32,5 +39,7 @@ def report_of(step=20, **changes):
 
 
 def tracked(tracker, report):
-    """As a script does it."""
-    tracker.report(report.step, report.scalars(), happened=report.events(), counts=report.counts())
+    """As `follow` does it."""
+    tracker.count(report.step, report.counts())
+    if tracker.writes:
+        tracker.report(report.scalars(), happened=report.events())

@@ -1,18 +1,26 @@
+import json
 import math
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import torch
 
+from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import Decision
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.record import events, tracker
 from hvdtrain.record.gauges import Gauges
+from hvdtrain.record.tracker import Tracker
+from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.train.finite import Skipped, Spike
-from hvdtrain.train.reports import MOST_CURVES, Reports, Window
+from hvdtrain.train.loop import Limits, follow
+from hvdtrain.train.reports import MOST_CURVES, Report, Reports, Window
 from hvdtrain.train.step import StepDone
 from hvdtrain.train.task import added
 from tests.ranks import Rank
 from tests.steps import CPU, task_of
-from tests.unit.train.reported import report_of
+from tests.unit.train.reported import IMAGES, report_of, tracked
 
 SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0)
 
@@ -22,20 +30,20 @@ class Together:
 
     def __init__(self, size, names):
         self.size, self.names = size, names
-        self.given, self.spikes = [], [[] for _ in range(size)]
+        self.total, self.spikes = 0.0, []
 
     def comm(self, rank):
-        asked = []
-
-        def answers(value):
-            asked.append(value)
-            return self.names if len(asked) == 1 else self.spikes
-
         def total(values):
-            self.given.append(values.clone())
-            return torch.stack(self.given).sum(0)
+            self.total = self.total + values
+            return self.total.clone()
 
-        return Rank(rank, self.size, answers=answers, sums=total)
+        def gather(content):
+            self.spikes.append(content)
+            return self.spikes if rank == 0 else []
+
+        comm = Rank(rank, self.size, answers=lambda _: self.names, sums=total)
+        comm.gather = gather
+        return comm
 
 
 def fixed(**readings):
@@ -76,24 +84,26 @@ def test_the_last_rank_of_three_sees_everybodys_numbers(monkeypatch):
         made = report(reports, window)
     assert made.metrics == {"loss": (2.0**30 + 4.0) / 60, "accuracy": 3 / 60}
     assert made.totals == {"loss": 2.0**30 + 4.0, "count": 60, "right": 3}
-    assert made.units_per_s == [5.0, 10.0, 15.0]
-    assert made.hosts.keys() == {"a", "b", "c"}
-    assert (made.hosts["a"], made.hosts["c"]) == (1.0, 3.0)
-    assert math.isnan(made.hosts["b"])
+    assert made.units_per_s.tolist() == [5.0, 10.0, 15.0]
+    assert made.gauges == [(0, "a"), (0, "b"), (2, "c")]
+    read = made.readings.tolist()
+    assert (read[0], read[2]) == (1.0, 3.0)
+    assert math.isnan(read[1])
     assert "b" not in made.scalars()
     assert made.spikes == []
     assert (made.step, made.lr, made.grad_norm, made.loss_scale) == (20, 0.1, 2.5, 1.0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_spikes_are_gathered_where_any_rank_has_one(rank):
+def test_spikes_are_counted_by_all_and_gathered_by_rank_0_where_any_rank_has_one(rank):
     together = Together(2, [[], []])
-    together.spikes = [[], [{"step": 3, "rank": 1, "loss": 9.0, "usual": 1.0}]]
     other = window_of(loss=1.0, right=1, count=1, spikes=[SPIKE] if rank == 0 else [])
     report(reports_of(together.comm(1 - rank), fixed()), other)
     mine = window_of(loss=1.0, right=1, count=1, spikes=[SPIKE] if rank == 1 else [])
+    together.spikes[:] = [json.dumps([asdict(SPIKE)]).encode()] if rank == 0 else [b"[]"]
     made = report(reports_of(together.comm(rank), fixed()), mine)
-    assert made.spikes == [SPIKE]
+    assert made.loss_spikes == made.counts()["loss_spikes"] == 1
+    assert made.spikes == ([SPIKE] if rank == 0 else [])
 
 
 def test_reports_are_due_every_so_many_steps_and_at_the_last_one():
@@ -116,15 +126,101 @@ def test_the_numbers_by_name():
     }
 
 
-def test_many_ranks_are_three_curves():
-    speeds = [float(speed) for speed in range(1, MOST_CURVES + 2)]
+def test_many_ranks_are_five_curves():
+    speeds = [8.0, 1.0, *map(float, range(2, 8)), *map(float, range(9, MOST_CURVES + 2))]
     by_rank = {name: value for name, value in report_of(units_per_s=speeds).scalars().items() if "by_rank" in name}
     assert by_rank == {
-        "train_by_rank/images_per_s_slowest": 1.0,
+        "train_by_rank/images_per_s_lowest": 1.0,
         "train_by_rank/images_per_s_mean": 9.0,
-        "train_by_rank/images_per_s_fastest": 17.0,
+        "train_by_rank/images_per_s_highest": 17.0,
+        "train_by_rank/images_per_s_lowest_rank": 1,
+        "train_by_rank/images_per_s_highest_rank": 16,
     }
     assert sum("by_rank" in name for name in report_of(units_per_s=speeds[:-1]).scalars()) == MOST_CURVES
+
+
+def usage_of(report):
+    return {name: value for name, value in report.scalars().items() if name.startswith("usage/")}
+
+
+def test_many_hosts_are_five_curves_for_each_gauge():
+    readings = {(8 * host, f"usage/node{host}/cpu_percent"): float(host) for host in range(MOST_CURVES + 1)}
+    few = dict(list(readings.items())[:-1])
+    assert usage_of(report_of(usage=few)) == {name: value for (_, name), value in few.items()}
+    silent = {(8 * host, f"usage/node{host}/gpu_power_w"): math.nan for host in range(MOST_CURVES + 1)}
+    silent[8, "usage/node1/gpu_power_w"] = 300.0  # the others' cannot be read
+    assert usage_of(report_of(usage={**readings, **silent})) == {
+        "usage/cpu_percent_lowest": 0.0,
+        "usage/cpu_percent_mean": 8.0,
+        "usage/cpu_percent_highest": 16.0,
+        "usage/cpu_percent_lowest_rank": 0,
+        "usage/cpu_percent_highest_rank": 128,
+        "usage/gpu_power_w_lowest": 300.0,
+        "usage/gpu_power_w_mean": 300.0,
+        "usage/gpu_power_w_highest": 300.0,
+        "usage/gpu_power_w_lowest_rank": 8,
+        "usage/gpu_power_w_highest_rank": 8,
+    }
+
+
+# --- 1,024 ranks on 128 hosts
+
+RANKS, PER_HOST = 1024, 8
+OF_GPU = ("utilisation_percent", "memory_gib", "power_w", "temperature_c")
+GAUGES = ("cpu_percent", "memory_gib", *(f"gpu_{one}" for one in OF_GPU))
+NAMES = [
+    [f"usage/node{rank // PER_HOST}/{gauge}" for gauge in GAUGES] if rank % PER_HOST == 0 else []
+    for rank in range(RANKS)
+]
+
+
+@pytest.fixture(scope="module")
+def of_many():
+    """The report of 1,024 ranks as the last one of them has it, and the bytes that each gave to the sum."""
+    together = Together(RANKS, NAMES)
+    for rank in range(RANKS):
+        comm = together.comm(rank)
+        reports = reports_of(comm, fixed(**dict.fromkeys(NAMES[rank], float(rank))))
+        made = report(reports, window_of(loss=1.0, right=1, count=2))
+    [given] = comm.summed
+    return made, given.numel() * given.element_size()
+
+
+def test_what_1024_ranks_say_stays_small(of_many, tmp_path):
+    made, summed_bytes = of_many
+    assert (made.totals["count"], len(made.scalars())) == (2 * RANKS, 41)
+    assert made.scalars()["usage/gpu_power_w_highest_rank"] == RANKS - PER_HOST
+    assert summed_bytes == 8 * (3 + 2 + RANKS + len(GAUGES) * RANKS // PER_HOST) < 15_000
+    writer = Tracker(tmp_path, writes=True, measures=IMAGES, result={})
+    before = writer._events.size()
+    tracked(writer, made)
+    assert len((tmp_path / "metrics.jsonl").read_bytes()) < 2_000
+    assert writer._events.size() - before < 2_000
+    writer.conclude("finished")
+
+
+def test_a_rank_that_writes_nothing_makes_nothing_to_write_and_keeps_its_limits(of_many, monkeypatch):
+    def unwanted(*_, **__):
+        raise AssertionError("made for nobody")
+
+    for where, name in ((Report, "scalars"), (Report, "events"), (tracker.json, "dumps"), (events, "_framed")):
+        monkeypatch.setattr(where, name, unwanted)
+    position = Position()
+    silent = Tracker(Path("nowhere"), writes=False, measures=IMAGES, result={})
+    run = SimpleNamespace(tracker=silent, console=SimpleNamespace(events=unwanted))
+    limits = Limits(max_skipped_steps=20, check_replicas_every=0, most={"unreadable_images": 4})
+    why = Skipped(rank=1, source="loss")
+    told = [report_of(20, unreadable=3, skipped=[(7, why)]), report_of(40, unreadable=2, spikes=[SPIKE])]
+    parts = {"limits": limits, "saves": None, "save_points": None, "run": run}
+    position = follow([of_many[0], told[0]], position, **parts)
+    assert (position.step, position.totals["count"]) == (20, 2 * RANKS + 20.0)
+    silent.describe(columns=[], command=["python"], config={})
+    silent.epoch_done(1, count=10, train_s=1.0, lr=0.1, train={"loss": 1.0}, test={"loss": 1.0, "accuracy": 0.5})
+    with pytest.raises(EndOfRun, match="5 images could not be decoded"):
+        follow(told[1:], position, **parts)
+    counted = ("steps", "skipped_steps", "loss_spikes", "unreadable_images")
+    assert [silent.result[name] for name in counted] == [40, 1, 1, 5]
+    silent.conclude("failed")
 
 
 def test_nothing_counted_has_no_means():
