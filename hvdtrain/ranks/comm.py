@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hvdtrain.ranks.launchers import require_joined
 from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync
 from hvdtrain.ranks.wire import Wire
+from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
 
 # Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
@@ -27,8 +28,9 @@ FUSION_THRESHOLD_MB = 128.0
 # room itself takes 8 bytes a name (response_cache.cc of Horovod 0.28.1).
 CACHE_CAPACITY = 4096
 
-# A rank that waits so long for another ends the job; Horovod by itself would wait for ever.
-STALL_SHUTDOWN_S = 600
+# Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog lets
+# them: 11 minutes, unless --hang-timeout-s is more than a minute.
+AFTER_WATCHDOG_S = 60
 
 
 class Group(Protocol):
@@ -234,15 +236,21 @@ def _allgather_by_horovod(content: bytes) -> list[bytes]:
     return [part.numpy().tobytes() for part in joined.split(lengths)]
 
 
-def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, timeline: bool = False) -> Comm:
+def connect(
+    *,
+    fusion_threshold_mb: float | None,
+    cycle_time_ms: float | None,
+    timeline: bool = False,
+    hang_timeout_s: float | None = None,
+) -> Comm:
     """Join the ranks that were launched together, or be alone.
 
     Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
     are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
     run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
-    remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job after STALL_SHUTDOWN_S.
-    `timeline` says that `start` will be given a file for one; raises BadInput where there is no Horovod to write it,
-    and where another launcher has started processes that do not meet.
+    remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
+    watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput where
+    there is no Horovod to write it, and where another launcher has started processes that do not meet.
     """
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
@@ -250,7 +258,8 @@ def connect(*, fusion_threshold_mb: float | None, cycle_time_ms: float | None, t
     if cycle_time_ms is not None:
         os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
     os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(CACHE_CAPACITY))
-    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(STALL_SHUTDOWN_S))
+    stall_s = max(watchdog.SLOW_S, watchdog.slow_s(hang_timeout_s)) + AFTER_WATCHDOG_S
+    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(stall_s)))
     if timeline:
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # the file's name comes with `start`
 

@@ -3,7 +3,8 @@
 The line is `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded with spaces before the line end. It is `start` or
 `step 17`, a space, and one of:
 
-    working     in its own code: reading, forward, backward, optimizer
+    working     in its own code: forward, backward, optimizer
+    reading     waiting for samples that come from files, in a step or in an evaluation
     waiting     inside a collective, for the other ranks
     evaluating  in the evaluation after that step
     saving      in the checkpoint after that step
@@ -11,6 +12,10 @@ The line is `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded with spaces bef
 
 It is written through a shared mapping, so that it survives however the process ends. To read it, split the text at
 white space; a missing file says nothing. In a hang every rank but the culprit is waiting.
+
+Disks stall for minutes and go on; computing does not. So reading has a limit of its own, the long one of a first step,
+and so do the ranks that wait meanwhile: where samples come from files, a rank that was stopped is found that late. One
+that hangs in its own work is not: that limit stays a step's.
 
 The timer is faulthandler's: a thread in C that fires even while the GIL is held. It writes `Timeout (0:01:00)!` and the
 stacks of all threads to `<run>/ranks/rank-<r>.err` and ends the process with status 1. The timer of a rank that is
@@ -29,16 +34,18 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 FIRST_STEPS = 3  # slow, for they choose kernels and start loader workers
 TIMES_MEDIAN = 10
 LEAST_S = 60.0
-SLOW_S = 600.0  # for a first step, the first batch of an evaluation, a checkpoint, and everything before the first step
+# For reading, a first step, the first batch of an evaluation, a checkpoint, and everything before the first step.
+SLOW_S = 600.0
 SLOW_TIMES = 10  # the same, as a multiple of --hang-timeout-s
 # The culprit began its work no later than the others began to wait for it, so its timer fires first.
 PATIENCE_S = 0.5
 
+_Batch = TypeVar("_Batch")
 _LINE_LENGTH = 64  # one cache line: a reader on this host never sees half of it
 
 
@@ -53,6 +60,9 @@ class Watchdog(Protocol):
     def working(self, step: int) -> None:
         """A step, numbered as in the log; a second call in the same step starts its limit again."""
 
+    def reading(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        """The same batches, read from files; each may take its time, and then the work goes on with its limit anew."""
+
     def evaluating(self, step: int) -> None:
         """The next batch of the evaluation after this step; from the second batch on with the limit of a step."""
 
@@ -60,7 +70,10 @@ class Watchdog(Protocol):
         """The checkpoint after this step; on all ranks, since they wait for each other."""
 
     def waiting(self, step: int | None) -> None:
-        """In a collective, None before the first step; the limit is that of the interrupted work plus PATIENCE_S."""
+        """In a collective, None before the first step; the limit is that of the others' work plus PATIENCE_S.
+
+        It is that of the interrupted work, or in a run that reads files the one of reading.
+        """
 
     def collective(self) -> AbstractContextManager[None]:
         """Inside, the rank waits for the others, with the limit of `waiting`. May be nested."""
@@ -81,6 +94,9 @@ class _Off:
 
     def working(self, step: int) -> None:
         self.step = step
+
+    def reading(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        return batches
 
     def evaluating(self, step: int) -> None:
         self.step = step
@@ -109,6 +125,11 @@ def watch(run_folder: Path, rank: int, *, hang_timeout_s: float | None) -> Watch
     return OFF if hang_timeout_s == 0 else RankWatchdog(run_folder / "ranks", rank, hang_timeout_s=hang_timeout_s)
 
 
+def slow_s(hang_timeout_s: float | None) -> float:
+    """The limit of what may be slow, with this timeout of a step."""
+    return SLOW_S if hang_timeout_s is None else SLOW_TIMES * hang_timeout_s
+
+
 class RankWatchdog:
     """Writes the line and arms the timer; if the disk is full it goes on without the line, and stacks go to stderr."""
 
@@ -121,9 +142,8 @@ class RankWatchdog:
         self._durations_s: deque[float] = deque(maxlen=50)
         self.step: int | None = None
         self._doing = "working"
-        self._limit_s = self._step_limit_s = self._slow_s = (
-            SLOW_S if hang_timeout_s is None else SLOW_TIMES * hang_timeout_s
-        )
+        self._limit_s = self._step_limit_s = self._slow_s = slow_s(hang_timeout_s)
+        self._reads = False  # this run reads files
         self._until_s = math.inf  # when the timer fires, on time.monotonic()
         self._timed: tuple[int, float] | None = None  # the last step that began, and when
         self._silent = False  # already in a collective, or left
@@ -141,16 +161,27 @@ class RankWatchdog:
             self._step_limit_s = self._next_step_limit_s()
         self._begin(step, "working", self._step_limit_s)
 
+    def reading(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        self._reads = True
+        while True:
+            self._note(self.step, "reading")
+            self._arm(self._long_limit_s())
+            batch = next(batches, None)  # after an error the line stays: the rank was reading when it failed
+            self._begin(self.step, self._doing, self._limit_s)
+            if batch is None:
+                return
+            yield batch
+
     def evaluating(self, step: int) -> None:
         is_evaluating = self._doing == "evaluating"
-        self._begin(step, "evaluating", self._step_limit_s if is_evaluating else max(self._slow_s, self._step_limit_s))
+        self._begin(step, "evaluating", self._step_limit_s if is_evaluating else self._long_limit_s())
 
     def saving(self, step: int) -> None:
-        self._begin(step, "saving", max(self._slow_s, self._step_limit_s))
+        self._begin(step, "saving", self._long_limit_s())
 
     def waiting(self, step: int | None) -> None:
         self._note(step, "waiting")
-        self._arm(self._limit_s + PATIENCE_S)
+        self._wait()
 
     @contextmanager
     def collective(self) -> Iterator[None]:
@@ -161,7 +192,7 @@ class RankWatchdog:
         self._note(self.step, "waiting")
         if not self._patient:  # once, for batch norm over all ranks runs a hundred collectives per step
             self._patient = True
-            self._arm(self._limit_s + PATIENCE_S)
+            self._wait()
         try:
             yield
         finally:
@@ -188,6 +219,13 @@ class RankWatchdog:
         if self._timeout_s is not None:
             return self._timeout_s
         return max(LEAST_S, TIMES_MEDIAN * statistics.median(self._durations_s))
+
+    def _long_limit_s(self) -> float:
+        return max(self._slow_s, self._step_limit_s)
+
+    def _wait(self) -> None:
+        others_s = self._long_limit_s() if self._reads else self._limit_s
+        self._arm(others_s + PATIENCE_S)
 
     def _begin(self, step: int | None, doing: str, limit_s: float) -> None:
         self.step, self._doing, self._limit_s = step, doing, limit_s

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import Group
+from hvdtrain.safety.watchdog import OFF as UNWATCHED
+from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.order import BatchSizes, RankBatch, cut, permutation, rank_batches
 from hvdtrain.train.task import Batch, Task
@@ -16,6 +18,8 @@ from hvdtrain.train.task import Batch, Task
 
 class Split(Protocol):
     """One split of a data set."""
+
+    reads_files: bool  # as it goes, so that a disk may keep it waiting
 
     def __len__(self) -> int: ...
 
@@ -25,6 +29,8 @@ class Split(Protocol):
 
 class Resident:
     """A split that lives on the device."""
+
+    reads_files = False
 
     def __init__(self, **tensors: Tensor) -> None:
         """By name, each (S, ...)."""
@@ -61,6 +67,19 @@ def prefetched(batches: Iterable[Batch], device: torch.device, phases: Phases = 
         phases.enter("read")
     if ready is not None:
         yield ready
+
+
+def arriving(
+    split: Split,
+    indices: Sequence[Tensor],
+    device: torch.device,
+    *,
+    phases: Phases = OFF,
+    watchdog: Watchdog = UNWATCHED,
+) -> Iterator[Batch]:
+    """The split's batches; the watchdog knows while they are read from files."""
+    batches = split.batches(indices, device, phases)
+    return watchdog.reading(batches) if split.reads_files else batches
 
 
 class Feed:
@@ -108,10 +127,12 @@ class Feed:
     def _cut(self, cut_from: int) -> list[slice]:
         return cut(len(self.split) - cut_from, self.sizes.global_batch)
 
-    def inputs(self, batches: Sequence[RankBatch], epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
+    def inputs(
+        self, batches: Sequence[RankBatch], epoch: int, watchdog: Watchdog = UNWATCHED
+    ) -> Iterator[tuple[int, Iterator[Batch]]]:
         """For each batch how many micro-batches it has, and these themselves, read one by one as they are asked for."""
         indices = [samples for batch in batches for samples in batch.micro_batches]
-        raw = self.split.batches(indices, self._device, self._phases)
+        raw = arriving(self.split, indices, self._device, phases=self._phases, watchdog=watchdog)
         for batch in batches:
             yield len(batch.micro_batches), self._prepared(batch.micro_batches, raw, epoch)
 

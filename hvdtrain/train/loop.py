@@ -21,7 +21,7 @@ from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.watchdog import OFF, Watchdog
 from hvdtrain.train import batch_norm
-from hvdtrain.train.feed import Feed, Split
+from hvdtrain.train.feed import Feed, Split, arriving
 from hvdtrain.train.finite import Skipped
 from hvdtrain.train.order import BatchSizes, shard
 from hvdtrain.train.reports import Report, Reports, Window
@@ -122,9 +122,9 @@ def train_epoch(
     batches = feed.batches(start)
     visited, last = start.visited, start.step + len(batches)
     window = Window()
-    arriving = feed.inputs(batches, start.epoch)
+    coming = feed.inputs(batches, start.epoch, watchdog)
     for number, (batch, (backward_passes, inputs)) in enumerate(
-        zip(batches, arriving, strict=True), start=start.step + 1
+        zip(batches, coming, strict=True), start=start.step + 1
     ):
         watchdog.working(number)
         faults.at("step", number, model=step.model)
@@ -209,7 +209,8 @@ def evaluate(
     parts = mine.split(micro_batch)  # an empty one where there is nothing for this rank
     batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
     done = []
-    for place, (samples, raw) in enumerate(zip(parts, split.batches(parts, step.device), strict=True)):
+    batches = arriving(split, parts, step.device, watchdog=watchdog)
+    for place, (samples, raw) in enumerate(zip(parts, batches, strict=True)):
         watchdog.evaluating(number)
         if place < batches_of_all and save_points.decide(number)().leave:
             torch._foreach_copy_(statistics, own)

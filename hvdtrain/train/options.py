@@ -101,7 +101,8 @@ class RunConfig:
     keep: Annotated[int, AT_LEAST_1] = 2
     """Newest checkpoints to keep; the best weights are kept apart."""
     hang_timeout_s: Annotated[float | None, AT_LEAST_0] = None
-    """A step that takes longer ends the run; 10 times the median step and at least 60 if not given, 0 for never."""
+    """A step that takes longer ends the run; 10 times the median step and at least 60 if not given, 0 for never.
+    Reading files may take ten times as long, 600 s if not given."""
     report_every_steps: Annotated[int, AT_LEAST_1] = 20
     """Steps between reports to TensorBoard and metrics.jsonl; an epoch's end is always one."""
     profile: Annotated[Literal["off", "on", "exact"], Alone(means="on")] = "off"

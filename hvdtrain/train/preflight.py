@@ -38,6 +38,7 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
         fusion_threshold_mb=0.0 if config.deterministic else config.fusion_threshold_mb,
         cycle_time_ms=config.cycle_time_ms,
         timeline=config.timeline,
+        hang_timeout_s=config.hang_timeout_s,
     )
 
     def require_good() -> None:

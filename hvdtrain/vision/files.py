@@ -119,6 +119,8 @@ def _die_with_rank(_worker: int) -> None:
 class Folder:
     """A split of image files, decoded by worker processes."""
 
+    reads_files = True
+
     def __init__(self, samples: list[tuple[str, int]], *, height: int, workers: int) -> None:
         self.samples = samples
         self._plan = _Plan()

@@ -1,7 +1,8 @@
 """Why a run failed: which rank was first, where it was, and its last words.
 
 A rank leaves two files in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`, one line
-with its place: "step 17 working" or, inside a collective, "step 17 waiting". Clocks are not compared.
+with its place: "step 17 working", "step 17 reading" while it reads its data or, inside a collective, "step 17 waiting".
+Clocks are not compared.
 """
 
 import itertools
@@ -34,6 +35,7 @@ class Trace:
 
     at: str | None  # "at step 17"; None where not known
     waited: bool  # for other ranks, inside a collective
+    read: bool  # its data
     words: str  # what its error file holds; may be empty
     file: Path  # its error file
 
@@ -75,8 +77,8 @@ def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
         file = folder / f"rank-{rank}.err"
         words, at = _text(file).strip(), AT.match(_text(file.with_suffix(".at")))
         if words or at:
-            waited = at is not None and at["doing"] == "waiting"
-            found[rank] = Trace(at=None if at is None else _place(at), waited=waited, words=words, file=file)
+            doing, place = (None, None) if at is None else (at["doing"], _place(at))
+            found[rank] = Trace(at=place, waited=doing == "waiting", read=doing == "reading", words=words, file=file)
     return found
 
 
@@ -109,7 +111,8 @@ def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int,
     if late := [other for other, left in traces.items() if left.at and not left.waited] or unknown:
         many = "they hang, were stopped, or their hosts are silent"
         why = "it hangs, was stopped, or its host is silent" if len(late) == 1 else many
-        return f"{_all_named(late, slots)} did not arrive{at} ({why})"
+        reading = "while reading: " if all(other in traces and traces[other].read for other in late) else ""
+        return f"{_all_named(late, slots)} did not arrive{at} ({reading}{why})"
     why = f": no progress for {after}; their collectives differ, or one was stopped in there"
     return _with_tail(f"all ranks wait for each other, {_named(rank, slots)}", trace, why)
 

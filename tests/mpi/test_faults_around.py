@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,8 @@ def test_after_kill_9_of_a_launcher_the_same_command_goes_on(tmp_path, clean, mo
 
 # --- data
 
+READS_S = 2  # for --hang-timeout-s; reading may take ten times as long
+
 
 @pytest.fixture
 def on_images(tmp_path):
@@ -119,7 +122,7 @@ def on_images(tmp_path):
             for number in range(8):
                 Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
     words = [*TRAIN, "--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4"]
-    return [*words, "--epochs", "100000", "--hang-timeout-s", "3"]
+    return [*words, "--epochs", "100000", "--hang-timeout-s", str(READS_S)]
 
 
 def replaced(folder, kind):
@@ -127,6 +130,7 @@ def replaced(folder, kind):
     path, beside = folder / "d" / "train" / "b" / "3.png", folder / "d" / "beside"
     if kind == "endless":
         os.mkfifo(beside)  # whoever opens it waits for a writer
+        os.link(beside, folder / "d" / "waited for")
     else:
         beside.symlink_to("/proc/self/mem")  # whoever reads from its beginning gets EIO
     beside.replace(path)
@@ -139,14 +143,50 @@ def test_an_image_whose_reading_never_ends(tmp_path, on_images):
         replaced(tmp_path, "endless")
         assert job.wait(60) == 1
         wait_until(lambda: not left_in(tmp_path), 5)
-    found = re.search(
-        r"^hvdlaunch: rank ([01]) on localhost hung at step \d+: no progress for 0:00:03;", said(tmp_path), re.M
-    )
+    hung = rf"hung at step \d+ while reading: no progress for 0:00:{10 * READS_S};"
+    found = re.search(rf"^hvdlaunch: rank ([01]) on localhost {hung}", said(tmp_path), re.M)
     assert found, said(tmp_path)
-    assert words_of(tmp_path, found[1]).startswith("Timeout (0:00:03)!")
+    assert words_of(tmp_path, found[1]).startswith(f"Timeout (0:00:{10 * READS_S})!")
     assert "dataloader.py" in said(tmp_path)  # where it stood
-    assert " working" in (run_folder(tmp_path) / "ranks" / f"rank-{found[1]}.at").read_text()
-    assert " waiting" in (run_folder(tmp_path) / "ranks" / f"rank-{1 - int(found[1])}.at").read_text()
+    assert doing(tmp_path).split()[2::3] == (["reading", "waiting"] if found[1] == "0" else ["waiting", "reading"])
+
+
+def doing(folder):
+    """What both ranks do, as their lines say: step 7 reading step 7 waiting."""
+    return " ".join(
+        word for rank in (0, 1) for word in (run_folder(folder) / "ranks" / f"rank-{rank}.at").read_text().split()
+    )
+
+
+@pytest.mark.slow
+def test_a_disk_that_stalls_for_longer_than_a_step_may_ends_nothing(tmp_path, on_images):
+    image = tmp_path / "d" / "train" / "b" / "3.png"
+    with started(tmp_path, argv(program=on_images)) as job:
+        wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
+        whole = image.read_bytes()
+        replaced(tmp_path, "endless")
+        begun = {}  # when each line was seen first
+        wait_until(
+            lambda: (
+                "reading" in (line := doing(tmp_path))
+                and time.monotonic() - begun.setdefault(line, time.monotonic()) > 2 * READS_S
+            ),
+            TIMEOUT_S,
+        )
+        before, beside = step_of(tmp_path), tmp_path / "d" / "beside"
+        beside.write_bytes(whole)
+        beside.replace(image)
+        os.close(os.open(tmp_path / "d" / "waited for", os.O_WRONLY | os.O_NONBLOCK))
+        wait_until(lambda: step_of(tmp_path) > before + 10, 60)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(60) == 0, said(tmp_path)
+
+
+@pytest.mark.slow
+def test_where_images_are_read_a_rank_that_hangs_in_its_own_work_ends_the_run_as_soon(tmp_path, on_images):
+    done = finished(tmp_path, argv(program=on_images), HVDTRAIN_FAULT="sleep@rank1:step9")
+    assert done.returncode == 1, done.stderr
+    assert f"hvdlaunch: rank 1 on localhost hung at step 9: no progress for 0:00:0{READS_S};" in done.stderr
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from torch import nn
 from hvdtrain.ranks import comm
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import RANK_VARIABLES
+from hvdtrain.safety.watchdog import PATIENCE_S, slow_s
 
 CUDA = torch.device("cuda", 0)
 
@@ -89,17 +90,28 @@ def test_fusion_threshold_option_comes_before_environment_before_default(
     assert environment == {
         "HOROVOD_FUSION_THRESHOLD": expected,
         "HOROVOD_CACHE_CAPACITY": "4096",
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "600",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "660",
     }
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "600"), ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7"}, "7")])
-def test_a_stalled_rank_ends_the_job_after_ten_minutes_unless_the_environment_says_otherwise(
-    monkeypatch, given, expected
+@pytest.mark.parametrize(
+    ("given", "hang_timeout_s", "expected"),
+    [
+        ({}, None, "660"),
+        ({}, 0.0, "660"),
+        ({}, 2.0, "660"),
+        ({}, 120.0, "1260"),
+        ({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "7"}, 120.0, "7"),
+    ],
+)
+def test_horovod_ends_a_stalled_job_later_than_any_watchdog_unless_the_environment_says_otherwise(
+    monkeypatch, given, hang_timeout_s, expected
 ):
     environment = dict(given)
     monkeypatch.setattr(os, "environ", environment)
-    comm.connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    comm.connect(fusion_threshold_mb=None, cycle_time_ms=None, hang_timeout_s=hang_timeout_s)
+    longest_s = slow_s(hang_timeout_s) + PATIENCE_S
+    assert given or float(expected) > longest_s
     assert environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == expected
 
 

@@ -168,6 +168,7 @@ def test_a_timeout_of_0_is_off(tmp_path, timer, monkeypatch):
     OFF.left(3)
     with OFF.collective(), OFF.collective():
         pass
+    assert [*OFF.reading(iter("ab"))] == ["a", "b"]
     OFF.close()
     assert timer.limits == []
     assert list(tmp_path.iterdir()) == []
@@ -255,6 +256,64 @@ def test_nothing_is_given_less_time_than_a_step(rank, timer, clock):
     dog.evaluating(4)
     dog.saving(4)
     assert timer.limits[-3:] == [1000.0] * 3
+
+
+def test_reading_may_take_longer_than_a_step_and_then_the_step_has_its_limit_anew(rank, timer, clock, tmp_path):
+    dog = rank(7.0)
+    take_steps(dog, clock, [0.1] * FIRST_STEPS)
+    told = []
+
+    def batches():
+        for batch in "ab":
+            told.append(line_in(tmp_path))
+            yield batch
+
+    timer.limits.clear()
+    coming = dog.reading(batches())
+    assert next(coming) == "a"
+    assert line_in(tmp_path) == "step 4 working"
+    with dog.collective():
+        pass
+    assert list(coming) == ["b"]
+    assert told == ["step 4 reading"] * 2
+    assert timer.limits == [70.0, 7.0, 70.5, 70.0, 7.0, 70.0, 7.0]
+    assert line_in(tmp_path) == "step 4 working"
+
+
+def test_where_files_are_read_the_ranks_that_wait_have_the_limit_of_reading_and_a_little_more(rank, timer, clock):
+    dog = rank(7.0)
+    take_steps(dog, clock, [0.1] * FIRST_STEPS)
+    assert [*dog.reading(iter("a"))] == ["a"]
+    for begin, others_s in ((dog.working, 70.5), (dog.evaluating, 70.5), (dog.evaluating, 70.5), (dog.saving, 70.5)):
+        begin(5)
+        with dog.collective():
+            pass
+        assert timer.limits[-1] == others_s
+    dog.waiting(5)
+    assert timer.limits[-1] == 70.5
+
+
+def test_each_batch_of_an_evaluation_may_be_read_as_slowly(rank, timer, clock, tmp_path):
+    dog = rank(7.0)
+    take_steps(dog, clock, [0.1] * FIRST_STEPS)
+    timer.limits.clear()
+    for _ in dog.reading(iter("abc")):
+        dog.evaluating(4)
+    assert line_in(tmp_path) == "step 4 evaluating"
+    assert timer.limits == [70.0, 7.0, 70.0, *[70.0, 70.0, 7.0], *[70.0, 7.0, 7.0], 70.0, 7.0]
+
+
+def test_a_rank_that_fails_while_it_reads_was_reading(rank, tmp_path):
+    dog = rank()
+    dog.working(5)
+
+    def torn():
+        raise OSError
+        yield
+
+    with pytest.raises(OSError):  # noqa: PT011
+        next(dog.reading(torn()))
+    assert line_in(tmp_path) == "step 5 reading"
 
 
 # --- real processes

@@ -543,6 +543,42 @@ def test_all_ranks_ask_equally_often_whether_to_leave_an_evaluation(images, micr
     assert asked == [times, times]
 
 
+class Noting:
+    """In place of a watchdog: notes what the rank does, and when it reads."""
+
+    def __init__(self):
+        self.told = []
+
+    def working(self, step):
+        self.told.append(f"working {step}")
+
+    def evaluating(self, step):
+        self.told.append(f"evaluating {step}")
+
+    def reading(self, batches):
+        for batch in batches:
+            self.told.append("reading")
+            yield batch
+
+
+@pytest.mark.parametrize("reads_files", [True, False])
+def test_the_watchdog_is_told_of_every_reading_of_a_split_that_reads_files(reads_files):
+    images = random_images()
+    images.train.reads_files = images.test.reads_files = reads_files
+    sizes = sizes_of(20, 10)  # 3 steps, the first two in 2 passes
+    feed = Feed(images.train, task_of(images), SerialComm(), sizes, seed=0, device=CPU)
+    step, dog = Watching(alone_of(0, 1)), Noting()
+    parts = {"lr": lambda _: 0.1, "limits": limits(), "reports": reports_of(step.comm), "watchdog": dog}
+    for _ in train_epoch(step, feed, Position(), **parts):
+        pass
+    twice = ["reading"] * 2
+    expected = ["working 1", *twice, "working 2", *twice, "working 3", *twice]
+    assert dog.told == [one for one in expected if reads_files or one != "reading"]
+    dog.told.clear()
+    evaluate(train_really()[0], images.test, 7, micro_batch=10, watchdog=dog)
+    assert dog.told == [one for one in ["reading", "evaluating 7"] * 3 if reads_files or one != "reading"]
+
+
 def test_evaluation_in_bf16_is_close_to_fp32():
     step, _ = train_really()
     loss, _ = directly(step.model)

@@ -181,6 +181,9 @@ def test_a_rank_whose_own_work_hangs_is_named_with_its_stack(slots, tmp_path):
         f"    {tmp_path}/ranks/rank-1.err",
     ]
     assert in_one_line(explanation) == "rank 1 on h1 hung at step 7: no progress for 0:01:00"
+    at(tmp_path, rank_1="step 7 reading")
+    hung = "rank 1 on h1 hung at step 7 while reading: no progress for 0:01:00"
+    assert line(1, BY_RANK[1], slots, report) == hung
 
 
 @pytest.mark.parametrize(
@@ -206,8 +209,11 @@ def test_a_rank_that_waits_in_vain_names_those_that_did_not_come(slots, tmp_path
     assert line(1, BY_RANK[0], slots, report) == (
         "rank 1 on h1, rank 2 on h2 did not arrive at step 8 (they hang, were stopped, or their hosts are silent)"
     )
+    at(tmp_path, rank_1="step 8 waiting", rank_2="step 8 reading")
+    assert line(1, BY_RANK[0], slots, report) == (
+        "rank 2 on h2 did not arrive at step 8 (while reading: it hangs, was stopped, or its host is silent)"
+    )
     (tmp_path / "ranks" / "rank-2.at").unlink()
-    at(tmp_path, rank_1="step 8 waiting")
     assert line(1, BY_RANK[0], slots, report) == f"rank 2 on h2 did not arrive at step 8 {why}"
 
 
