@@ -1,6 +1,7 @@
 """The program itself, under each launcher: what it leaves behind, and how it ends."""
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -59,6 +60,22 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     assert [one.step for one in events.Scalars("eval/accuracy")] == [line["step"] for line in lines]
     assert [one.step for one in events.Scalars("train/loss")] == [line["step"] for line in reports]
     assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+
+
+@pytest.mark.slow
+def test_eight_ranks_by_the_command_of_the_readme(run, tmp_path):
+    words = [*QUICK[:-1], "2", "--batch-size-per-rank", "60", "--run", "r"]
+    done = run("horovodrun", 8, [*EFFNET, *words], MPIEXEC_TIMEOUT="240")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "effnet" / "r"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["np"], result["global_batch"], result["steps"]) == (8, 480, 2 * 3)
+    assert result["exit_reason"] == "finished"
+    assert 0 < result["eval_accuracy"] < 1
+    assert math.isfinite(result["eval_loss"])
+    ranks_left = [json.loads((folder / "ranks" / f"rank-{rank}.json").read_text()) for rank in range(8)]
+    assert len({one["pid"] for one in ranks_left}) == 8
+    assert len({one["weights_sha256"] for one in ranks_left}) == 1
 
 
 def test_options_that_change_the_step_work_together(run, tmp_path):

@@ -1,0 +1,42 @@
+"""hvdtrain.effnet on a few of the digits; notes in a folder, the first word, what each rank has in memory by epoch."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from hvdtrain import effnet
+from hvdtrain.record.tracker import Tracker
+from hvdtrain.safety import exits
+from hvdtrain.train.feed import Resident
+from hvdtrain.vision import images
+
+folder = Path(sys.argv.pop(1)).absolute()
+digits, epoch_done = images.digits, Tracker.epoch_done
+resident_mib: list[float] = []
+
+
+def few() -> images.Images:
+    whole = digits()
+    train, test = (
+        Resident(**{name: tensor[:count].clone() for name, tensor in part.tensors.items()})
+        for part, count in ((whole.train, 64), (whole.test, 32))
+    )
+    return replace(whole, train=train, test=test)
+
+
+def noting(self, *arguments, **more):
+    resident_mib.append(psutil.Process().memory_info().rss / 2**20)
+    return epoch_done(self, *arguments, **more)
+
+
+def main() -> None:
+    effnet.main()
+    (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.json").write_text(json.dumps(resident_mib))
+
+
+images.digits, Tracker.epoch_done = few, noting
+exits.run(main)
