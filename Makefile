@@ -1,11 +1,13 @@
-# make train | test | test-slow | test-long | test-cluster | image | test-image | lint | board | bench | soak | lock | setup | clean
+# make train | test | test-slow | test-long | test-cluster | image | test-image | lint | board | bench | book-table | soak |
+#      lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
+SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 VENV := source .venv/bin/activate &&
 
-.PHONY: setup train test test-slow test-long test-cluster image test-image lint board bench soak lock clean
+.PHONY: setup train test test-slow test-long test-cluster image test-image lint board bench book-table soak lock clean
 
 setup:
 	@scripts/setup.sh
@@ -50,6 +52,17 @@ board: setup
 
 bench: setup
 	$(VENV) python bench/scaling.py
+
+# The table of the reference (docs/accuracy.md) for whoever has the GPUs: every size up to theirs, both recipes, time and
+# accuracy. The same command goes on where it was cut off. Without GPUs give NP and ARGS; SWEEP is for hvdlaunch sweep.
+book-table: NP = $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
+book-table: ARGS = --data cifar10 --model efficientnet_b7 --pretrained hub --epochs 25 --batch-size-per-rank 256
+book-table: setup
+	$(if $(filter 0,$(NP)),$(error no GPU here: give NP=2 ARGS="--data digits ..." to try it))
+	$(VENV) for recipe in book scaled; do \
+		echo "recipe $$recipe" && hvdlaunch sweep -np $$(seq -s, $(NP)) --seeds $(SEEDS) $(SWEEP) -- \
+			python -m hvdtrain.effnet --recipe $$recipe $(ARGS) || exit; \
+	done
 
 # Five minutes of killing ranks: what it costs, and whether the weights are those of an undisturbed run.
 soak: setup

@@ -1,7 +1,7 @@
 """The settings of hvdtrain.effnet, and the recipes: functions that return settings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -31,7 +31,7 @@ class EffnetConfig(RunConfig):
     """efficientnet_b0 to b7, efficientnet_v2_s, _m or _l, efficientnet_tiny."""
     experiment: Annotated[str, command_line.FOLDER_NAME] = "effnet"
     pretrained: str | None = None
-    """A file of weights, or 'hub' for torchvision's."""
+    """A file of weights, 'hub' for torchvision's, or 'none', where a recipe has some."""
     stem_stride: Literal[1, 2] = 2
     """1 keeps the resolution of small images."""
     dropout: Annotated[float | None, PROBABILITY] = None
@@ -97,4 +97,4 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
     options.check(config, given)
     if config.sync_bn and config.compile:
         raise BadInput("--sync-bn sums over ranks inside the model, which --compile cannot trace: leave one out")
-    return config
+    return replace(config, pretrained=None) if config.pretrained == "none" else config

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.mpi.conftest import EFFNET, PROGRAMS, environment, left_in, wait_until
+from tests.mpi.conftest import EFFNET, PROGRAMS, PROJECT, environment, left_in, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +43,36 @@ def test_a_study_of_real_training(tmp_path: Path) -> None:
         result = json.loads(Path(row["run_folder"], "result.json").read_text())
         assert (result["np"], result["global_batch"]) == (np, 64 * np)
     assert (tmp_path / "sweeps/study/table.md").read_text().strip() in done.stdout
+
+
+def test_the_table_of_the_reference_is_one_command(tmp_path: Path) -> None:
+    """Tried with the digits on one rank; the set-up is left out, and CIFAR-10 on GPUs is only read in the Makefile."""
+    make = ["make", "-f", str(PROJECT / "Makefile"), "book-table"]
+    quick = " ".join([*TRAIN, "--pretrained", "none", "--batch-size-per-rank", "64"])
+    words = ["NP=1", f"ARGS={quick}", "SWEEP=--gpus none --allow-run-as-root"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*make, "-o", "setup", "VENV=", *words],
+        cwd=tmp_path,
+        env={**environment(tmp_path), "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("recipe ")] == ["recipe book", "recipe scaled"]
+    tables = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| ranks")]
+    assert len(tables) == 2
+    assert {"time s", "efficiency", "images/s", "accuracy %", "steps"} <= set(tables[0])
+    recipes = {
+        json.loads(config.read_text())["recipe"] for config in (tmp_path / "runs" / "effnet").glob("*/config.json")
+    }
+    assert recipes == {"book", "scaled"}
+    refused = subprocess.run([*make, "-n", "NP=0"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "no GPU here: give NP=2" in refused.stderr
 
 
 def test_seeds_reach_the_ranks_a_bad_size_is_a_row_and_a_repeat_runs_it_alone(tmp_path: Path) -> None:

@@ -106,6 +106,10 @@ def test_book_recipe(words):
     )
 
 
+def test_a_recipe_with_pretrained_weights_can_do_without():
+    assert parse(["--recipe", "book", "--pretrained", "none"]) == dataclasses.replace(config.book(), pretrained=None)
+
+
 @pytest.mark.parametrize(
     "words", [["--recipe", "book", "--lr", "0.3"], ["--recipe=book", "--lr=0.3"], ["--lr", "0.3", "--recipe", "book"]]
 )
