@@ -249,8 +249,8 @@ def connect(
     are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
     run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
     remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
-    watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput where
-    there is no Horovod to write it, and where another launcher has started processes that do not meet.
+    watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
+    where there is no Horovod to write it, and where another launcher has started processes that do not meet.
     """
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
