@@ -23,6 +23,9 @@ from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
 # Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
 FUSION_THRESHOLD_MB = 128.0
 
+# Of a broadcast, at a time: MPI counts to 2 GiB.
+_CHUNK_BYTES = 2**28
+
 # Names of sums that Horovod remembers; beyond them it negotiates each anew at every step, and v2_l with --sync-bn has
 # 1,334, more than Horovod's own 1,024. More room is free: what ranks exchange is a bit for each name in use, and the
 # room itself takes 8 bytes a name (response_cache.cc of Horovod 0.28.1).
@@ -81,8 +84,11 @@ class Comm(Group, Protocol):
     def gather(self, content: bytes) -> list[bytes]:
         """On rank 0 the contents of all ranks, by rank; elsewhere an empty list."""
 
+    def broadcast(self, content: bytes) -> bytes:
+        """Rank 0's content, of any length; what the others give is not looked at."""
+
     def start(self, timeline: Path | None = None) -> None:
-        """Start Horovod; before this only `allgather` and `gather` may be called.
+        """Start Horovod; before this only `allgather`, `gather` and `broadcast` may be called.
 
         Rank 0 writes Horovod's timeline to that file, if `connect` was told of one.
         """
@@ -113,6 +119,9 @@ class SerialComm:
 
     def gather(self, content: bytes) -> list[bytes]:
         return [content]
+
+    def broadcast(self, content: bytes) -> bytes:
+        return content
 
     def start(self, timeline: Path | None = None) -> None:
         pass
@@ -176,6 +185,18 @@ class HorovodComm:
                 return contents if self.rank == 0 else []
             return self._mpi.gather(content) or []
 
+    def broadcast(self, content: bytes) -> bytes:
+        length = self.allgather(len(content))[0]
+        whole = content if self.rank == 0 else bytearray(length)
+        with self.waiting():
+            for start in range(0, length, _CHUNK_BYTES):
+                chunk = memoryview(whole)[start : start + _CHUNK_BYTES]
+                if self._mpi is not None:
+                    self._mpi.Bcast(chunk)
+                else:
+                    _broadcast_by_horovod(chunk)
+        return bytes(whole)
+
     def start(self, timeline: Path | None = None) -> None:
         import horovod.torch as hvd
 
@@ -234,6 +255,16 @@ def _allgather_by_horovod(content: bytes) -> list[bytes]:
     lengths = hvd.allgather(torch.tensor([len(content)]), name="gather.lengths").tolist()
     joined = hvd.allgather(torch.frombuffer(bytearray(content), dtype=torch.uint8), name="gather.content")
     return [part.numpy().tobytes() for part in joined.split(lengths)]
+
+
+def _broadcast_by_horovod(chunk: memoryview) -> None:
+    """Put rank 0's bytes into the memory of the other ranks, where there is no MPI."""
+    import horovod.torch as hvd
+
+    sent = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
+    hvd.broadcast_(sent, root_rank=0, name="broadcast.content")
+    if not chunk.readonly:  # rank 0's is
+        chunk[:] = sent.numpy().data
 
 
 def connect(

@@ -27,6 +27,8 @@ def test_every_collective_under_every_launcher(run_program, launcher, ranks):
         assert answer["local"] == [rank, ranks]
         assert answer["gathered"] == [{"rank": one, "text": "ä" * (one + 1)} for one in range(ranks)]
         assert answer["again"] == [[one] * one for one in range(ranks)]
+        assert answer["bytes"] == ([str(one) * (one + 1) for one in range(ranks)] if rank == 0 else [])
+        assert answer["whole"] == ["", "0", "000", "0000", "0000000000"]
         assert answer["sum"] == [ranks, sum(range(ranks))]
         floats, tens, counter = answer["average"]
         assert floats == pytest.approx([mean] * 6)

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import torch
 
+from hvdtrain.ranks import comm as ranks
 from hvdtrain.ranks.comm import connect
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 gathered = comm.allgather({"rank": comm.rank, "text": "ä" * (comm.rank + 1)})
 comm.start()
 again = comm.allgather([comm.rank] * comm.rank)
+said = b"%d" % comm.rank
+bytes_gathered = [content.decode() for content in comm.gather(said * (comm.rank + 1))]
+ranks._CHUNK_BYTES = 3
+whole = [comm.broadcast(said * times).decode() for times in (0, 1, 3, 4, 10)]
 total = comm.allreduce(torch.tensor([1.0, comm.rank], dtype=torch.float64)).tolist()
 floats = [torch.full((2, 3), float(comm.rank)), torch.tensor([10.0 * comm.rank])]
 counter = torch.tensor(comm.rank)
@@ -27,6 +32,8 @@ answer = {
     "local": [comm.local_rank, comm.local_size],
     "gathered": gathered,
     "again": again,
+    "bytes": bytes_gathered,
+    "whole": whole,
     "sum": total,
     "average": [floats[0].flatten().tolist(), floats[1].tolist(), counter.item()],
     "broadcast": [model.weight.tolist(), model.running_mean.tolist()],
