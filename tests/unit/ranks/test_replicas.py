@@ -1,12 +1,14 @@
 import copy
+import hashlib
 import math
 
 import pytest
 import torch
 from torch import nn
 
+from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.ranks.replicas import check_replicas, parameter_hashes, weights_hash
+from hvdtrain.ranks.replicas import check_replicas, parameter_hashes, parameter_sums, weights_hash
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
 from hvdtrain.vision import models
 from tests.ranks import Rank
@@ -16,8 +18,8 @@ def ranks_with(*replicas, rank=0):
     """Rank `rank` among ranks that have these models, and ask and answer the same."""
 
     def answers(value):
-        hashes = [parameter_hashes(model) for model in replicas]
-        by_rank = hashes if isinstance(value, dict) else [weights_hash(names) for names in hashes]
+        sums = [parameter_sums(model).tolist() for model in replicas]
+        by_rank = sums if isinstance(value, list) else [hashlib.sha256(str(one).encode()).hexdigest() for one in sums]
         assert by_rank[rank] == value
         return by_rank
 
@@ -84,6 +86,53 @@ def test_replicas_of_nan_are_equal_bit_by_bit():
     with torch.no_grad():
         model[0].weight[0, 0, 0, 0] = math.nan
     check_replicas(ranks_with(model, copy.deepcopy(model)), model, 1)
+
+
+def test_no_parameter_is_hashed_nor_copied_to_the_cpu(monkeypatch):
+    """That took longer than the whole rest of a save."""
+    model, hashed = net(), []
+    monkeypatch.setattr(replicas, "parameter_hashes", None)
+    monkeypatch.setattr(torch.Tensor, "cpu", None)
+    monkeypatch.setattr(torch.Tensor, "numpy", None)
+    original = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda content: hashed.append(len(content)) or original(content))
+    check_replicas(SerialComm(), model, 1)
+    assert hashed
+    assert sum(hashed) < 25 * len(list(model.parameters()))
+
+
+# --- sums
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.5, -2.0, math.nan, math.inf, 448.0])
+def test_any_flipped_bit_of_any_kind_of_number_changes_its_sum(kind, value):
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[kind.itemsize]
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.full((5,), value).to(kind), requires_grad=False)
+    before, seen = parameter_sums(model), set()
+    for bit in range(8 * kind.itemsize):
+        flipped = torch.tensor(1).bitwise_left_shift(bit).to(integers)
+        model.weight.view(integers)[3] ^= flipped
+        seen.add(parameter_sums(model).item())
+        model.weight.view(integers)[3] ^= flipped
+    assert torch.equal(parameter_sums(model), before)
+    assert len(seen - {before.item()}) >= 8 * kind.itemsize / 2
+    assert before.item() not in seen
+
+
+@pytest.mark.parametrize("bit", [0, 22, 23, 30, 31])
+@pytest.mark.parametrize("element", [0, 57, -1])
+def test_one_flipped_bit_changes_the_sum_of_its_parameter_alone(bit, element):
+    before, after = parameter_sums(net()), parameter_sums(with_flipped_bit(net(), "0.weight", element, bit))
+    assert (before.dtype, before.shape) == (torch.int64, (6,))
+    assert before.ne(after).tolist() == [True, False, False, False, False, False]
+
+
+def test_sums_mind_no_memory_format():
+    model = nn.Conv2d(3, 4, 3)
+    before = parameter_sums(model)
+    assert torch.equal(parameter_sums(model.to(memory_format=torch.channels_last)), before)
 
 
 # --- hashes
