@@ -70,7 +70,12 @@ MUTANTS = [
     Mutant("hvdtrain/checkpoint/files.py", 'in reversed(numbered(root, "step"))', 'in numbered(root, "step")'),
     Mutant("hvdtrain/checkpoint/folder.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
     Mutant("hvdtrain/checkpoint/save_points.py", "bool(save or leave or by_steps)", "bool(save or by_steps)"),
-    Mutant("hvdtrain/checkpoint/state.py", "_unpacked(ranks[state.comm.rank])", "_unpacked(ranks[0])"),
+    Mutant("hvdtrain/checkpoint/files.py", "if one is not None]", "if one is not None][:comm.rank]"),
+    Mutant(
+        "hvdtrain/checkpoint/saves.py", "files.load(found, files.own(comm.rank))", "files.load(found, files.own(0))"
+    ),
+    Mutant("hvdtrain/checkpoint/state.py", "(total / count)", "total"),
+    Mutant("hvdtrain/checkpoint/writer.py", "number < good", "number <= good"),
     Mutant("hvdtrain/checkpoint/writer.py", "[-self._keep[kind] :]", "[: self._keep[kind]]"),
     Mutant("hvdtrain/record/environment.py", "if names == [branch]", "if names"),
     Mutant("hvdtrain/record/files.py", "self._waiting.popleft()", "self._waiting.pop()"),
@@ -83,6 +88,7 @@ MUTANTS = [
     Mutant("hvdtrain/ranks/device.py", "comm.size > 1 and not has_nccl()", "comm.size > 1 and has_nccl()"),
     Mutant("hvdtrain/ranks/launchers.py", "int(tasks[0]) != len(here)", "int(tasks[0]) == len(here)"),
     Mutant("hvdtrain/ranks/replicas.py", "usual = max(wholes", "usual = min(wholes"),
+    Mutant("hvdtrain/ranks/replicas.py", "4: torch.int32,", "4: torch.float32,"),
     Mutant("hvdtrain/ranks/sync.py", "            op=hvd.Sum,", "            op=hvd.Average,"),
     Mutant("hvdtrain/ranks/sync.py", "hooks.synchronize()", "pass"),
     Mutant("hvdtrain/ranks/sync.py", "        _find_groups_fast(hooks)", "        pass"),

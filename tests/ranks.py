@@ -1,9 +1,9 @@
-"""One rank among others that are not there, and ranks that are threads."""
+"""One rank among others that are not there, and ranks that are threads of this process."""
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import Any
 
 import torch
@@ -72,32 +72,61 @@ def saying(*answers, **place):
     return Rank(0, len(answers), answers=lambda _: list(answers), **place)
 
 
-class Threaded(SerialComm):
-    """One of several ranks that are threads of this process, and can sum."""
+class Together(SerialComm):
+    """One of several ranks that hear each other; it counts the bytes that it gives and gets."""
 
-    def __init__(self, rank: int, said: list[Any], meet: Barrier) -> None:
-        self.rank, self.size = rank, len(said)
-        self._said, self._meet = said, meet
+    def __init__(self, rank, values, meeting):
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = len(values)
+        self._values, self._meeting = values, meeting
+        self.bytes = 0
+
+    def _exchange(self, value):
+        self._values[self.rank] = value
+        self._meeting.wait()
+        values = list(self._values)
+        self._meeting.wait()
+        return values
+
+    def allgather(self, value):
+        said = json.dumps(value)
+        self.bytes += len(said)
+        return self._exchange(json.loads(said))
+
+    def gather(self, content):
+        contents = self._exchange(content)
+        self.bytes += sum(map(len, contents)) if self.rank == 0 else len(content)
+        return contents if self.rank == 0 else []
+
+    def broadcast(self, content):
+        whole = self._exchange(content)[0]
+        self.bytes += len(whole)
+        return whole
 
     def allreduce(self, values, name="sum"):
-        self._said[self.rank] = name, values.clone()
-        self._meet.wait()
-        names, parts = zip(*self._said, strict=True)
+        names, parts = zip(*self._exchange((name, values.clone())), strict=True)
         assert set(names) == {name}
-        self._meet.wait()
         return sum(parts)
 
+    @property
+    def data(self):
+        return self
 
-def together(size, work):
-    """What `work(rank)` returns on each of so many ranks, that are given as `Threaded`."""
-    said, meet = [None] * size, Barrier(size, timeout=60)
+
+def together(size, program):
+    """What `program(comm)` returns on each of so many ranks, or the first error."""
+    values, meeting = [None] * size, threading.Barrier(size, timeout=60)
 
     def on(rank):
         try:
-            return work(Threaded(rank, said, meet))
+            return program(Together(rank, values, meeting))
         except BaseException:
-            meet.abort()  # or the others would wait
+            meeting.abort()  # or the others would wait
             raise
 
     with ThreadPoolExecutor(size) as threads:
-        return list(threads.map(on, range(size)))
+        running = [threads.submit(on, rank) for rank in range(size)]
+    errors = [one.exception() for one in running if one.exception() is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [one.result() for one in running]

@@ -1,7 +1,8 @@
 """Checkpoints on disk: written whole or not at all, and verified before they are loaded.
 
-step-000000012/        NAME.pt for each document; manifest.json with their sizes and SHA-256, written last
-best-000000008/        the same, kept apart from the steps
+step-000000012/        state.pt, what ranks have in common; ranks/3.pt, what is rank 3's own, written by itself;
+                       manifest.json with their sizes and SHA-256, written last
+best-000000008/        weights.pt and manifest.json, kept apart from the steps
 .step-000000012.part/  being written, or left by a process that was killed while it wrote
 .step-000000012.old/   the previous checkpoint of this step, while it is being replaced
 """
@@ -23,13 +24,16 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import is_out_of_memory
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
-_MOST_MANIFEST_BYTES = 2**20
-_DOCUMENT = re.compile(r"[A-Za-z0-9_-]+\.pt")
+_RANKS = "ranks"
+_MOST_MANIFEST_BYTES = 2**24  # 150 for each rank
+_DOCUMENT = re.compile(r"([A-Za-z0-9_-]+|ranks/(0|[1-9][0-9]*))\.pt")
+_ALONE: Comm = SerialComm()
 
 Document = Any  # tensors, numbers, strings and None, in lists, tuples and dicts
 
@@ -48,30 +52,81 @@ class Found:
 
     folder: Path
     step: int
-    about: dict[str, Any]  # as given to `write`
-    files: dict[str, Fingerprint]  # by file name
+    about: dict[str, Any]  # as given to `commit`
+    files: dict[str, Fingerprint]  # by file name, below the folder
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks whose own files it has."""
+        return sorted(int(Path(name).stem) for name in self.files if name.startswith(f"{_RANKS}/"))
+
+    def is_of(self, size: int) -> bool:
+        """Whether each rank of so many finds its own file."""
+        return self.ranks == list(range(size))
 
 
-def write(
-    root: Path, step: int, documents: Mapping[str, Document], *, about: Mapping[str, Any], kind: str = "step"
-) -> Path:
-    """Write each document as <name>.pt, `about` as JSON into the manifest, and return the new folder in `root`.
+def part_of(root: Path, step: int, *, kind: str = "step") -> Path:
+    """The folder of a checkpoint that is being written."""
+    return root / f".{kind}-{step:09d}.part"
 
-    A checkpoint of the same step is replaced. Raises OSError, and then nothing has changed; TypeError for a document
-    that could not be loaded again.
-    """
-    folder = root / f"{kind}-{step:09d}"
-    contents = {f"{name}.pt": _pickled(name, document) for name, document in documents.items()}
-    contents[MANIFEST] = _manifest(step, about, contents)
+
+def own(rank: int) -> str:
+    """The name of the document that is a rank's own."""
+    return f"{_RANKS}/{rank}"
+
+
+def begin(root: Path, step: int, *, kind: str = "step") -> Path:
+    """Make the folder of a checkpoint that is to be written, and remove what others have left. Raises OSError."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part, old = root / f".{folder.name}.part", root / f".{folder.name}.old"
     clean(root)
-    _require_room(root, contents)
+    part = part_of(root, step, kind=kind)
     with contextlib.ExitStack() as undo:
         part.mkdir(mode=0o700)
-        undo.callback(shutil.rmtree, part, ignore_errors=True)
+        undo.callback(discard, part)
+        if kind == "step":
+            (part / _RANKS).mkdir(mode=0o700)
+        undo.pop_all()
+    return part
+
+
+def discard(part: Path) -> None:
+    """Remove a checkpoint that was begun; what cannot be removed now is left to the next one."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def put_own(part: Path, rank: int, content: memoryview) -> Fingerprint:
+    """Write a rank's own document, packed, into a checkpoint that was begun; then it is on disk. Raises OSError."""
+    _put(part / f"{own(rank)}.pt", content)
+    return _fingerprint(content)
+
+
+def commit(
+    part: Path,
+    documents: Mapping[str, Document],
+    *,
+    about: Mapping[str, Any],
+    ranks: Mapping[int, Fingerprint],
+) -> Path:
+    """Complete a checkpoint that was begun, and return its folder.
+
+    Each document becomes <name>.pt, and `about` JSON in the manifest; `ranks` have put their own files there. A
+    checkpoint of the same step is replaced. Raises OSError, and then nothing has changed; TypeError for a document that
+    could not be loaded again.
+    """
+    root, name = part.parent, part.name[1 : -len(".part")]
+    folder, old = root / name, root / f".{name}.old"
+    contents = {f"{name}.pt": pack(name, document) for name, document in documents.items()}
+    files = {name: _fingerprint(content) for name, content in contents.items()}
+    files |= {f"{own(rank)}.pt": fingerprint for rank, fingerprint in ranks.items()}
+    contents[MANIFEST] = _manifest(int(name[-9:]), about, files)
+    _require_room(root, contents)
+    with contextlib.ExitStack() as undo:
         for name, content in contents.items():
+            undo.callback((part / name).unlink, missing_ok=True)
             _put(part / name, content)
+        if ranks:
+            _sync(part / _RANKS)
         _sync(part)
         if os.path.lexists(folder):
             folder.rename(old)
@@ -85,7 +140,20 @@ def write(
     return folder
 
 
-def _pickled(name: str, document: Document) -> memoryview:
+def write(
+    root: Path, step: int, documents: Mapping[str, Document], *, about: Mapping[str, Any], kind: str = "step"
+) -> Path:
+    """Begin and commit a checkpoint that one process writes alone; whatever is raised, nothing has changed then."""
+    part = begin(root, step, kind=kind)
+    try:
+        return commit(part, documents, about=about, ranks={})
+    except BaseException:
+        discard(part)
+        raise
+
+
+def pack(name: str, document: Document) -> memoryview:
+    """A document as the bytes of its file; TypeError if it could not be loaded again."""
     assert _DOCUMENT.fullmatch(f"{name}.pt")
     packed = io.BytesIO()
     torch.save(document, packed)
@@ -95,13 +163,14 @@ def _pickled(name: str, document: Document) -> memoryview:
     return packed.getbuffer()
 
 
-def _manifest(step: int, about: Mapping[str, Any], contents: Mapping[str, memoryview]) -> memoryview:
-    files = {
-        name: asdict(Fingerprint(size=len(content), sha256=hashlib.sha256(content).hexdigest()))
-        for name, content in contents.items()
-    }
+def _fingerprint(content: bytes | memoryview) -> Fingerprint:
+    return Fingerprint(size=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def _manifest(step: int, about: Mapping[str, Any], files: Mapping[str, Fingerprint]) -> memoryview:
+    plain_files = {name: asdict(fingerprint) for name, fingerprint in files.items()}
     plain_about = json.loads(json.dumps(dict(about)))  # as it will be read back: its keys are strings
-    sealed = _sealed({"format": FORMAT, "step": step, "about": plain_about, "files": files})
+    sealed = _sealed({"format": FORMAT, "step": step, "about": plain_about, "files": plain_files})
     assert len(sealed) <= _MOST_MANIFEST_BYTES
     return memoryview(sealed)
 
@@ -168,39 +237,59 @@ def numbered(root: Path, kind: str) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def newest(root: Path) -> tuple[Found | None, list[str]]:
-    """The newest undamaged checkpoint in `root`, and why each newer one was passed over."""
+def newest(root: Path, comm: Comm = _ALONE) -> tuple[Found | None, list[str]]:
+    """The newest undamaged checkpoint in `root`, and why each newer one was passed over; the same on all ranks.
+
+    Each rank checks its own file, and rank 0 what they have in common; rank 0 all, one by one, where they are of
+    another number of ranks.
+    """
     passed_over = list[str]()
-    for _, folder in reversed(numbered(root, "step")):
+    for name in comm.allgather([folder.name for _, folder in reversed(numbered(root, "step"))])[0]:
+        found, damage = None, None
         try:
-            found = _read_manifest(folder)
-            for name in found.files:
-                _read(found, name)
-            return found, passed_over
+            found = open_one(root / name)
+            for file in _to_check(found, comm):
+                _read(found, file)
         except BadInput as error:
-            passed_over.append(str(error))
+            damage = str(error)
+        damages = [one for one in comm.allgather(damage) if one is not None]
+        if not damages:
+            return found, passed_over
+        passed_over.append(damages[0])
     return None, passed_over
 
 
-def open_one(folder: Path) -> Found:
-    """The checkpoint in `folder`, its manifest checked; `load` checks the files. Raises BadInput."""
-    try:
-        return _read_manifest(folder)
-    except BadInput as error:
-        raise BadInput(f"{error}: {_remedy(folder)}") from error
+def _to_check(found: Found, comm: Comm) -> list[str]:
+    if not found.is_of(comm.size):
+        return list(found.files) if comm.rank == 0 else []
+    in_common = [name for name in found.files if not name.startswith(f"{_RANKS}/")]
+    return [*(in_common if comm.rank == 0 else []), f"{own(comm.rank)}.pt"]
 
 
-def load(found: Found, name: str, map_location: torch.device | str = "cpu") -> Document:
+def load(found: Found, name: str) -> Document:
     """The document of this name; its bytes are checked before they are unpickled, and it cannot run code.
 
     Raises BadInput if it is damaged, or holds more than tensors, numbers, strings, lists and dicts.
     """
+    return unpack(found, name, read(found, name))
+
+
+def read(found: Found, name: str) -> bytes:
+    """The bytes of a document, checked; BadInput if they are damaged."""
     try:
-        content = io.BytesIO(_read(found, f"{name}.pt"))
-        if refused := get_unsafe_globals_in_checkpoint(content):
+        return _read(found, f"{name}.pt")
+    except BadInput as error:
+        raise BadInput(f"{error}: {_remedy(found.folder)}") from error
+
+
+def unpack(found: Found, name: str, content: bytes) -> Document:
+    """The document of these bytes, with tensors on the CPU; BadInput if it holds more than `load` allows."""
+    try:
+        packed = io.BytesIO(content)
+        if refused := get_unsafe_globals_in_checkpoint(packed):
             raise BadInput(f"it asks for {sorted(refused)}")
-        content.seek(0)
-        return torch.load(content, map_location=map_location, weights_only=True)
+        packed.seek(0)
+        return torch.load(packed, map_location="cpu", weights_only=True)
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -213,11 +302,12 @@ def _remedy(folder: Path) -> str:
     return f"remove {folder} to go on from the one before it, or give --resume never"
 
 
-def _read_manifest(folder: Path) -> Found:
+def open_one(folder: Path) -> Found:
     """The checkpoint that a manifest describes; a stranger may have written it. BadInput names what is wrong."""
     path = folder / MANIFEST
-    if folder.is_symlink():
-        raise BadInput(f"{folder} is a symbolic link")
+    for place in (folder, folder / _RANKS):
+        if place.is_symlink():
+            raise BadInput(f"{place} is a symbolic link")
     content = _content(path, largest=_MOST_MANIFEST_BYTES)
     try:
         manifest = json.loads(content)

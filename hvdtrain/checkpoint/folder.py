@@ -1,4 +1,4 @@
-"""The run folder before a run writes into it: made, locked, and searched for checkpoints to go on from."""
+"""The run folder before a run writes into it: made, locked, and cleared of what the run does not go on from."""
 
 import contextlib
 import fcntl
@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,23 +34,15 @@ class Opened:
 
     lock: int  # a file descriptor
     nonce: str  # content of the lock's file, by which hosts see that they share the folder
-    found: checkpoint.Found | None  # the checkpoint to go on from
-    passed_over: list[str]  # why each newer checkpoint cannot be used
+    goes_on: bool  # from its newest checkpoint, if it has one
+    has_saved: bool  # and it has some
 
 
-def open_folder(
-    folder: Path,
-    *,
-    overwrite: bool,
-    resume: bool,
-    patience_s: float = 0.0,
-    accept: Callable[[checkpoint.Found], object] = lambda _: None,
-) -> Opened:
-    """Lock a run folder and make it ready for a new run, or for one that goes on; called by rank 0 only.
+def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: float = 0.0) -> Opened:
+    """Lock a run folder, so that it can be searched for checkpoints and cleared; called by rank 0 only.
 
-    Raises BadInput if the folder cannot be written, is still in use after `patience_s`, holds a finished run (unless
-    `overwrite`) or foreign files, and if `accept`, called with the checkpoint to go on from, raises it. Then the
-    content of the folder stays.
+    Raises BadInput if the folder cannot be written, is still in use after `patience_s`, or holds a finished run (unless
+    `overwrite`) or foreign files. Then its content stays.
     """
     try:
         new = not folder.is_dir() or not any(folder.iterdir())
@@ -67,26 +58,8 @@ def open_folder(
         finished = _is_finished(folder)
         if finished and not overwrite:
             raise BadInput(f"{folder} holds a finished run: give another --run, or --overwrite to replace it")
-        found, passed_over = None, list[str]()
         (folder / "checkpoints").mkdir(exist_ok=True)
         checkpoint.clean(folder / "checkpoints")
-        goes_on = resume and not finished
-        if goes_on:
-            found, passed_over = checkpoint.newest(folder / "checkpoints")
-            if found is None and passed_over:
-                raise BadInput(
-                    f"no checkpoint in {folder} can be used ({passed_over[0]}): mend it, or give --resume never to "
-                    "start anew and lose them all"
-                )
-        if found is not None:
-            accept(found)
-        if goes_on and any((folder / "ranks").iterdir()):
-            checkpoint.remove(folder / _PREVIOUS_RANKS)
-            (folder / "ranks").rename(folder / _PREVIOUS_RANKS)
-        kept = (_LOCK, *((_PREVIOUS_RANKS,) if goes_on else ()))
-        _clear(folder, keep=kept if found is None else (*kept, "checkpoints", "metrics.jsonl", "events.out.*"))
-        (folder / "ranks").mkdir()
-        (folder / "checkpoints").mkdir(exist_ok=True)
         nonce = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
         os.ftruncate(lock, 0)
         os.write(lock, nonce.encode())
@@ -96,7 +69,27 @@ def open_folder(
     except BadInput:
         os.close(lock)
         raise
-    return Opened(lock=lock, nonce=nonce, found=found, passed_over=passed_over)
+    goes_on = resume and not finished
+    has_saved = goes_on and bool(checkpoint.numbered(folder / "checkpoints", "step"))
+    return Opened(lock=lock, nonce=nonce, goes_on=goes_on, has_saved=has_saved)
+
+
+def clear(folder: Path, *, goes_on: bool, keep_checkpoints: bool) -> None:
+    """Make an open folder ready for a new run, or for one that goes on; called by rank 0 only.
+
+    With `goes_on` the files of the ranks before are kept, with `keep_checkpoints` also what the run has written up to
+    now. Raises BadInput if the folder cannot be written.
+    """
+    try:
+        if goes_on and any((folder / "ranks").iterdir()):
+            checkpoint.remove(folder / _PREVIOUS_RANKS)
+            (folder / "ranks").rename(folder / _PREVIOUS_RANKS)
+        kept = (_LOCK, *((_PREVIOUS_RANKS,) if goes_on else ()))
+        _remove(folder, keep=(*kept, "checkpoints", "metrics.jsonl", "events.out.*") if keep_checkpoints else kept)
+        (folder / "ranks").mkdir()
+        (folder / "checkpoints").mkdir(exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
 
 
 def is_shared(folder: Path, nonce: str) -> bool:
@@ -145,7 +138,7 @@ def _locked(folder: Path, patience_s: float) -> int:
         return lock
 
 
-def _clear(folder: Path, *, keep: tuple[str, ...]) -> None:
+def _remove(folder: Path, *, keep: tuple[str, ...]) -> None:
     for path in folder.iterdir():
         if not any(path.match(pattern) for pattern in keep):
             checkpoint.remove(path)

@@ -24,9 +24,10 @@ class RunFolder:
 
     path: Path
     opened: Opened | None  # on rank 0 alone
+    shared: bool  # whether this rank sees the folder that rank 0 has opened
     resume_from: Found | None  # the same checkpoint on every rank
     about: Mapping[str, Any]  # what its checkpoints are about, see changes.about
-    changes: list[str]  # on rank 0: what is not as it was in that checkpoint, one line each
+    changes: list[str]  # what is not as it was in that checkpoint, one line each
 
 
 def open_on_all(
@@ -49,7 +50,6 @@ def open_on_all(
     job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     path = experiment / (run or comm.allgather(job)[0])
     attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
-    lines: list[str] = []
 
     def open_it() -> Opened | None:
         if comm.rank != 0:
@@ -60,26 +60,49 @@ def open_on_all(
             overwrite=overwrite,
             resume=resume or attempt > 0,  # "never" is not for what this run has saved itself
             patience_s=10.0 if attempt else 0.0,
-            accept=lambda found: lines.extend(changed(found.about, about, shaping=shaping, aside=aside)),
         )
 
     opened = agreed(comm, open_it)
-    facts = None
+    try:
+        facts = opened and [opened.nonce, opened.goes_on, opened.has_saved]
+        nonce, goes_on, has_saved = comm.allgather(facts)[0]
+
+        def look() -> bool:
+            shared = folder.is_shared(path, nonce)
+            if not shared and (has_saved or "HVDLAUNCH_ATTEMPT" in os.environ):
+                raise BadInput(
+                    f"{path} here is not the folder that rank 0 has opened: --restarts and resuming need one that all "
+                    "hosts share, put --runs-dir there"
+                )
+            return shared
+
+        shared = agreed(comm, look)
+        found, passed_over = files.newest(path / "checkpoints", comm) if has_saved else (None, [])
+        lines: list[str] = []
+
+        def clear() -> None:
+            if found is None and passed_over:
+                raise BadInput(
+                    f"no checkpoint in {path} can be used ({passed_over[0]}): mend it, or give --resume never to start "
+                    "anew and lose them all"
+                )
+            if found is not None:
+                lines.extend(changed(found.about, about, shaping=shaping, aside=aside))
+                if not found.is_of(found.about["np"]):
+                    lines.append(
+                        f"only {len(found.ranks)} of {found.about['np']} ranks saw the run folder: the mean of their "
+                        "statistics holds, random numbers are new ones"
+                    )
+            if comm.rank == 0:
+                folder.clear(path, goes_on=goes_on, keep_checkpoints=found is not None)
+
+        agreed(comm, clear)
+    except BadInput:
+        if opened is not None:
+            os.close(opened.lock)
+        raise
     if opened is not None:
-        facts = [opened.nonce, opened.found and opened.found.folder.name, opened.passed_over]
         exits.report(run_folder=str(path.resolve()))
-    nonce, found, passed_over = comm.allgather(facts)[0]
-    if comm.rank == 0:
         for line in passed_over:
             print(f"hvdtrain: passed over {line}", file=sys.stderr, flush=True)
-
-    def look() -> Found | None:
-        shared = folder.is_shared(path, nonce)
-        if not shared and (found is not None or "HVDLAUNCH_ATTEMPT" in os.environ):
-            raise BadInput(
-                f"{path} here is not the folder that rank 0 has opened: --restarts and resuming need one that all "
-                "hosts share, put --runs-dir there"
-            )
-        return None if found is None else files.open_one(path / "checkpoints" / found)
-
-    return RunFolder(path=path, opened=opened, resume_from=agreed(comm, look), about=about, changes=lines)
+    return RunFolder(path=path, opened=opened, shared=shared, resume_from=found, about=about, changes=lines)

@@ -1,24 +1,30 @@
-"""The checkpoints of a run: made by all ranks together, written by rank 0 while they train on."""
+"""The checkpoints of a run: each rank writes what is its own, then rank 0 the rest while they train on."""
 
+import json
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from hvdtrain.checkpoint import files, state
+from hvdtrain.checkpoint.files import Fingerprint
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.state import State
 from hvdtrain.checkpoint.writer import Writer
 from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.replicas import check_replicas
 from hvdtrain.record.run import Run
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.guard import Guard, is_out_of_memory
+
+T = TypeVar("T")
 
 
 class Saves:
@@ -34,23 +40,27 @@ class Saves:
         guard: Guard,
         keep: int,
         newest: int | None,
+        shared: bool = True,
         faults: Faults = NONE,
     ) -> None:
         """Save these parts of a training into `folder`, and say in each manifest what it is `about`, see `changes`.
 
         `memory` is what the tracker must know to go on from a checkpoint, `guard` counts what cannot be written, `keep`
-        is how many to keep, and `newest` the step of the checkpoint that this run goes on from, if it does.
+        is how many to keep, and `newest` the step of the checkpoint that this run goes on from, if it does. A rank that
+        does not see the folder that rank 0 writes into, which is not `shared` then, cannot save what is its own.
         """
         self._parts = parts
         self._comm = parts.comm
         self._about = about
         self._memory = memory
+        self._folder = folder
+        self._shared = shared
         self._faults = faults
         self._count = 0
         self._taken = self._written = newest
         self._writer = None
         if self._comm.rank == 0:
-            self._writer = Writer(folder, keep=keep, guard=guard, committed=self._committed)
+            self._writer = Writer(folder, keep=keep, guard=guard, committed=self._committed, newest=newest)
             if newest is not None:
                 exits.report(checkpoint=str(newest))
 
@@ -59,22 +69,51 @@ class Saves:
         exits.report(checkpoint=str(step))
 
     def save(self, position: Position) -> None:
-        """Take a checkpoint, once for each step; training waits for the copy, and for the writer if it is busy.
+        """Take a checkpoint, once for each step; training waits for the ranks' own files and a copy of the rest.
 
-        Raises EndOfRun on all ranks where replicas differ.
+        And for the writer, if it is busy. Raises EndOfRun on all ranks where replicas differ.
         """
         if position.step == self._taken and self.wait(position.step):
             return
         self._taken = position.step
         check_replicas(self._comm.data, self._parts.model, position.step)
-        contents = self._comm.gather(state.own(self._parts))
+        content = files.pack(files.own(self._comm.rank), state.own(self._parts))
+        ranks, failed = self._write_own(position.step, content)
+        if failed:  # try once more, as the writer does
+            if self._writer is not None:
+                self._writer.make_room(failed)
+            ranks, failed = self._write_own(position.step, content)
         self._count += 1
         if self._writer is not None:
-            about = {"position": asdict(position), **self._about, "tracker": self._memory()}
-            ranks = [torch.frombuffer(bytearray(content), dtype=torch.uint8) for content in contents]
-            self._writer.save(position.step, {"state": state.shared(self._parts), "ranks": ranks}, about)
+            if failed:
+                self._writer.failed(position.step, failed)
+            else:
+                about = {"position": asdict(position), **self._about, "tracker": self._memory()}
+                self._writer.save(position.step, {"state": state.shared(self._parts)}, about, ranks)
         self._faults.at("save", self._count)
         self._wait_for_rank_0()
+
+    def _write_own(self, step: int, content: memoryview) -> tuple[dict[int, Fingerprint], OSError | None]:
+        """Each rank writes its own file: what was written, on rank 0; the error of the first that could not, on all."""
+
+        def begin() -> None:
+            if self._writer is not None:
+                self._writer.begin(step)
+
+        _, failed = _tried(begin)
+        failed = self._comm.allgather(failed)[0]
+        if failed:
+            return {}, OSError(*failed)
+
+        part, rank = files.part_of(self._folder, step), self._comm.rank
+        written, failed = _tried(
+            lambda: asdict(files.put_own(part, rank, content)) if self._shared else None,
+            who=f"rank {rank} on {socket.gethostname()}: " if rank > 0 else "",
+        )
+        answers = [json.loads(answer) for answer in self._comm.gather(json.dumps([written, failed]).encode())]
+        failed = self._comm.allgather(next((error for _, error in answers if error), None))[0]
+        own = {rank: Fingerprint(**one) for rank, (one, _) in enumerate(answers) if one}
+        return own, OSError(*failed) if failed else None
 
     def save_best(self, position: Position, weights: torch.nn.Module, **metrics: float) -> None:
         """Keep the weights that were evaluated, apart from the checkpoints, with their metrics."""
@@ -101,26 +140,52 @@ class Saves:
         raise EndOfRun("asked to leave, and no checkpoint could be written", status=143, reason="terminated")
 
 
+def _tried(write: Callable[[], T], *, who: str = "") -> tuple[T | None, list[Any] | None]:
+    """What it returned, and the number and text of an OSError, as JSON."""
+    try:
+        return write(), None
+    except OSError as error:
+        return None, [error.errno, f"{who}{error.strerror or error}"]
+
+
 def resume(parts: State, found: files.Found) -> Position:
     """Bring a training back to a checkpoint: where it stands.
 
-    Raises BadInput where the checkpoint cannot be read. That the settings fit was seen before the folder was opened.
+    Rank 0 reads what ranks have in common and broadcasts it, and each reads its own file; where the files are of
+    another number of ranks, rank 0 reads one after the other. Raises BadInput where the checkpoint cannot be read. That
+    the settings fit was seen before the folder was opened.
     """
-    position = Position(**found.about["position"])
+    position, comm = Position(**found.about["position"]), parts.comm
+
+    def mean() -> bytes:
+        return bytes(files.pack("mean", state.mean_of(files.load(found, files.own(rank)) for rank in found.ranks)))
 
     def bring_back() -> None:
-        content = {name: files.load(found, name, map_location="cpu") for name in ("state", "ranks")}
-        try:
-            state.restore(parts, content["state"], content["ranks"], step=position.step)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            raise BadInput(
-                f"{found.folder} does not fit this run ({type(error).__name__}): give --resume never to start anew"
-            ) from error
+        mine = files.load(found, files.own(comm.rank)) if is_same else files.unpack(found, "mean", mean_of_all)
+        state.restore(parts, files.unpack(found, "state", in_common), mine, step=position.step)
 
-    agreed(parts.comm, bring_back)
+    is_same = found.is_of(comm.size)
+    in_common = _broadcast(comm, lambda: files.read(found, "state"))
+    mean_of_all = b"" if is_same else _broadcast(comm, lambda: _fitting(found, mean))
+    agreed(comm, lambda: _fitting(found, bring_back))
     return position
+
+
+def _broadcast(comm: Comm, read: Callable[[], bytes]) -> bytes:
+    """What rank 0 reads; BadInput on all ranks if it cannot."""
+    return comm.broadcast(agreed(comm, lambda: read() if comm.rank == 0 else b""))
+
+
+def _fitting(found: files.Found, use: Callable[[], T]) -> T:
+    """What it returns; BadInput if the checkpoint, which is not damaged, is of something else."""
+    try:
+        return use()
+    except Exception as error:
+        if isinstance(error, BadInput) or is_out_of_memory(error):
+            raise
+        raise BadInput(
+            f"{found.folder} does not fit this run ({type(error).__name__}): give --resume never to start anew"
+        ) from error
 
 
 def saves_of(run: Run, folder: RunFolder, parts: State, *, keep: int) -> Saves:
@@ -133,5 +198,6 @@ def saves_of(run: Run, folder: RunFolder, parts: State, *, keep: int) -> Saves:
         guard=run.tracker.guard,
         keep=keep,
         newest=None if folder.resume_from is None else folder.resume_from.step,
+        shared=folder.shared,
         faults=run.faults,
     )

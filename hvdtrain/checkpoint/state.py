@@ -3,15 +3,14 @@
 What ranks have in common is rank 0's; each has random numbers, batch-norm statistics and whatever else is its own.
 """
 
-import io
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hvdtrain.ranks.comm import Comm
 
@@ -48,18 +47,18 @@ class State:
 def shared(state: State) -> dict[str, Any]:
     """What all ranks have alike; the tensors are those in use."""
     return {
-        "model": state.model.state_dict(),
-        "average": None if state.average is None else state.average.state_dict(),
+        "model": _parameters(state.model),
+        "average": None if state.average is None else _parameters(state.average),
         "optimizer": state.optimizer.state_dict(),
         **{name: part.state_dict() for name, part in state.shared.items()},
     }
 
 
-def own(state: State) -> bytes:
-    """What this rank has for itself."""
+def own(state: State) -> dict[str, Any]:
+    """What this rank has for itself; the tensors are those in use."""
     version, words, gauss = random.getstate()
     _, keys, place, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (whatever a library draws from)
-    content = {
+    return {
         "python": [version, torch.tensor(words), gauss],
         "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), place, has_gauss, cached],
         "torch": torch.get_rng_state(),
@@ -67,43 +66,66 @@ def own(state: State) -> bytes:
         "buffers": [dict(model.named_buffers()) for model in state.models],
         **{name: part.state_dict() for name, part in state.own.items()},
     }
-    packed = io.BytesIO()
-    torch.save(content, packed)
-    return packed.getvalue()
 
 
-def restore(state: State, saved: dict[str, Any], ranks: Sequence[Tensor], *, step: int) -> None:
-    """Bring back `shared` and each rank's `own`; with another number of ranks their mean statistics.
+def mean_of(owns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What ranks of another number go on with: the mean of the floating buffers of `owns`, the others of the first.
 
-    Then random numbers are new ones, drawn from the seed, the step and the rank, and what else was a rank's own begins
-    anew.
+    One after the other is looked at, so that no more than two of them need be in memory.
     """
-    state.model.load_state_dict(saved["model"])
+    rest = iter(owns)
+    buffers = [dict(values) for values in next(rest)["buffers"]]
+    sums = {
+        (place, name): value.to(torch.float64, copy=True)
+        for place, values in enumerate(buffers)
+        for name, value in values.items()
+        if value.is_floating_point()
+    }
+    count = 1
+    for one in rest:
+        count += 1
+        for (place, name), total in sums.items():
+            total.add_(one["buffers"][place][name])
+    for (place, name), total in sums.items():
+        buffers[place][name] = (total / count).to(buffers[place][name].dtype)
+    return {"buffers": buffers}
+
+
+def restore(state: State, saved: Mapping[str, Any], mine: Mapping[str, Any], *, step: int) -> None:
+    """Bring back `shared`, and this rank's `own` or the `mean_of` all.
+
+    With that mean random numbers are new ones, drawn from the seed, the step and the rank, and what else was a rank's
+    own begins anew.
+    """
+    _restore_parameters(state.model, saved["model"])
     if state.average is not None and saved["average"] is not None:
-        state.average.load_state_dict(saved["average"])
+        _restore_parameters(state.average, saved["average"])
     _restore_optimizer(state.optimizer, saved["optimizer"])
     for name, part in state.shared.items():
         if saved[name]:  # else the part did nothing, as a scaler without fp16
             part.load_state_dict(saved[name])
-    if len(ranks) == state.comm.size:
-        mine = _unpacked(ranks[state.comm.rank])
-        _restore_random(mine, state.device)
-        for name, part in state.own.items():
-            part.load_state_dict(mine[name])
-        contents = [mine]
-    else:
-        contents = [_unpacked(content) for content in ranks]
+    for model, values in zip(state.models, mine["buffers"], strict=True):
+        for name, buffer in model.named_buffers():
+            buffer.copy_(values[name])
+    if mine.keys() == {"buffers"}:
         seeds = np.random.SeedSequence([state.seed, step, state.comm.rank])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-    for place, model in enumerate(state.models):
-        buffers = dict(model.named_buffers())
-        for name, first in contents[0]["buffers"][place].items():
-            values = [content["buffers"][place][name] for content in contents]
-            buffers[name].copy_(torch.stack(values).mean(0) if first.is_floating_point() else first)
+        return
+    _restore_random(mine, state.device)
+    for name, part in state.own.items():
+        part.load_state_dict(mine[name])
 
 
-def _unpacked(packed: Tensor) -> dict[str, Any]:
-    return dict(torch.load(io.BytesIO(packed.numpy().tobytes()), map_location="cpu", weights_only=True))
+def _parameters(model: nn.Module) -> dict[str, Any]:
+    """Its state without the buffers, which are each rank's own."""
+    buffers = dict(model.named_buffers())
+    return {name: value for name, value in model.state_dict().items() if name not in buffers}
+
+
+def _restore_parameters(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    if missing := _parameters(model).keys() - saved.keys():
+        raise KeyError(f"no {sorted(missing)[0]}")
+    model.load_state_dict({**model.state_dict(), **saved})
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -114,7 +136,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) 
         group.update(options)
 
 
-def _restore_random(mine: dict[str, Any], device: torch.device) -> None:
+def _restore_random(mine: Mapping[str, Any], device: torch.device) -> None:
     version, words, gauss = mine["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     keys, *rest = mine["numpy"]

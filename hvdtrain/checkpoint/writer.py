@@ -3,13 +3,14 @@
 import errno
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.files import Document
+from hvdtrain.checkpoint.files import Document, Fingerprint
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
 
 
@@ -17,16 +18,28 @@ class Writer:
     """Writes checkpoints in a thread of its own, and keeps the newest ones.
 
     After an OSError it tries once more; if the disk is full, it removes the oldest checkpoint first, unless that is the
-    last good one. `guard` counts a checkpoint that fails twice as CHECKPOINT_WRITE, and the others stay as they are.
-    The next call raises any other error.
+    last one that is known to be good. `guard` counts a checkpoint that fails twice as CHECKPOINT_WRITE, and the others
+    stay as they are. The next call raises any other error.
 
     Checkpoints of later steps than the one just written belong to a history that was given up: they are removed too.
     """
 
-    def __init__(self, root: Path, *, keep: int, guard: Guard, committed: Callable[[int], object]) -> None:
-        """Keep `keep` checkpoints; the thread calls `committed` with the step of each one that is safe on disk."""
+    def __init__(
+        self,
+        root: Path,
+        *,
+        keep: int,
+        guard: Guard,
+        committed: Callable[[int], object],
+        newest: int | None = None,
+    ) -> None:
+        """Keep `keep` checkpoints; the thread calls `committed` with the step of each one that is safe on disk.
+
+        `newest` is the step of the one that was read last, if there is one.
+        """
         assert keep >= 1
         self.root = root
+        self._good = newest
         self._keep = {"step": keep, "best": 1}
         self._guard = guard
         self._committed = committed
@@ -38,49 +51,76 @@ class Writer:
         """Whether something is still being written."""
         return any(not running.done() for running in self._running.values())
 
-    def save(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        """Copy the documents to the CPU and return; if the previous save is still being written, wait for it first."""
-        self._submit("step", step, documents, about)
+    def begin(self, step: int) -> None:
+        """Make the folder that ranks put their own files into, once all before it is written. Raises OSError."""
+        self.wait()
+        checkpoint.begin(self.root, step)
+
+    def save(
+        self,
+        step: int,
+        documents: Mapping[str, Document],
+        about: Mapping[str, Any],
+        ranks: Mapping[int, Fingerprint],
+    ) -> None:
+        """Copy the documents to the CPU and return; the thread adds them to what ranks have put there since `begin`."""
+        write = partial(checkpoint.commit, checkpoint.part_of(self.root, step), ranks=ranks)
+        self._submit("step", step, write, documents, about)
 
     def save_best(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
         """Save into best-<step>, in place of the previous best; not found by `newest`, not passed to `committed`."""
-        self._submit("best", step, documents, about)
+        self._submit("best", step, partial(checkpoint.write, self.root, step, kind="best"), documents, about)
+
+    def failed(self, step: int, error: OSError) -> None:
+        """Count a checkpoint that was begun and that a rank could not write its own file of, and remove its rest."""
+        self._guard.note(CHECKPOINT_WRITE, self.root, error)
+        checkpoint.discard(checkpoint.part_of(self.root, step))
+
+    def make_room(self, error: OSError) -> None:
+        """After an error of a full disk remove the oldest checkpoint, unless it is the last good one."""
+        saved, good = checkpoint.numbered(self.root, "step"), self._good
+        older = [folder for number, folder in saved if good is not None and number < good]
+        if error.errno in {errno.ENOSPC, errno.EDQUOT} and older:
+            self._drop(older[0])
 
     def wait(self) -> None:
         """Return when everything is written or has failed."""
         for kind in list(self._running):
             self._finish(kind)
 
-    def _submit(self, kind: str, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
+    def _submit(
+        self,
+        kind: str,
+        step: int,
+        write: Callable[..., object],
+        documents: Mapping[str, Document],
+        about: Mapping[str, Any],
+    ) -> None:
         self._finish(kind)
-        copies = _copied(dict(documents)), _copied(dict(about))
-        self._running[kind] = self._thread.submit(self._save, kind, step, *copies)
+        write_copies = partial(write, _copied(dict(documents)), about=_copied(dict(about)))
+        self._running[kind] = self._thread.submit(self._save, kind, step, write_copies)
 
     def _finish(self, kind: str) -> None:
         if running := self._running.pop(kind, None):
             running.result()
 
-    def _save(self, kind: str, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
+    def _save(self, kind: str, step: int, write: Callable[[], object]) -> None:
         with self._guard(CHECKPOINT_WRITE, self.root):
             try:
-                checkpoint.write(self.root, step, documents, about=about, kind=kind)
+                write()
             except OSError as error:
-                if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                    self._make_room()
-                checkpoint.write(self.root, step, documents, about=about, kind=kind)
+                self.make_room(error)
+                write()
+            finally:
+                checkpoint.discard(checkpoint.part_of(self.root, step, kind=kind))
             if kind == "step":
+                self._good = step
                 self._committed(step)
             saved = checkpoint.numbered(self.root, kind)
             kept = [path for number, path in saved if number <= step][-self._keep[kind] :]
             for _, path in saved:
                 if path not in kept:
                     self._drop(path)
-
-    def _make_room(self) -> None:
-        good, _ = checkpoint.newest(self.root)
-        older = [folder for number, folder in checkpoint.numbered(self.root, "step") if good and number < good.step]
-        if older:
-            self._drop(older[0])
 
     def _drop(self, folder: Path) -> None:
         with self._guard("checkpoint removal", folder):

@@ -149,8 +149,9 @@ def ended(job: subprocess.Popen[str], status: int) -> str:
 
 
 def files_under(folder: Path) -> dict[str, bytes]:
-    """Contents by path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Contents by path, without the lock, which says who has looked last."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def refusal(said: str) -> str:

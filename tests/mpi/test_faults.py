@@ -169,10 +169,10 @@ def test_the_run_outlives_a_save_that_takes_longer_than_a_step_may(tmp_path):
     slow_disk.write_text(
         "import runpy, time\n"
         "from hvdtrain.checkpoint import files as checkpoint\n"
-        "def write(*arguments, original=checkpoint.write, **more):\n"
+        "def commit(*arguments, original=checkpoint.commit, **more):\n"
         f"    time.sleep({2 * HANG_S})\n"
         "    return original(*arguments, **more)\n"
-        "checkpoint.write = write\n"
+        "checkpoint.commit = commit\n"
         "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n"
     )
     words = [*TRAIN[len(EFFNET) + 1 :], "--hang-timeout-s", str(HANG_S)]

@@ -74,8 +74,8 @@ def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
     warnings = [line for line in said.splitlines() if "warning" in line]
     assert len(warnings) == 1
     assert re.search(r"checkpoint write failed: .*: No space left on device.*; training goes on", warnings[0])
-    assert {name: one for name, one in files_under(run.path / "checkpoints").items() if "best" not in name} == saved
-    assert not list(run.path.rglob(".*.part"))
+    left = files_under(run.path / "checkpoints")
+    assert {name: one for name, one in left.items() if not name.startswith(("best", ".step-000000020"))} == saved
     assert (run.result["steps"], run.result["exit_reason"]) == (20, "failed")
     assert run.result["checkpoint_write_failures"] in (3, 4)  # steps 8, 12, 16, and 20 if that was in time
     assert run.result["log_write_failures"] == 0
@@ -83,4 +83,5 @@ def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
     disk(64_000)
     run.finish()
     same_end(run, reference(2, words))
+    assert not list(run.path.rglob(".*.part"))
     assert run.result["checkpoint_write_failures"] == 0  # what came after the checkpoint is forgotten

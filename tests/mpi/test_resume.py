@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, long
+from tests.mpi.conftest import PROGRAMS, long, slow
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
 
 
@@ -179,18 +179,19 @@ def test_another_run_is_refused_and_nothing_is_lost(half, tmp_path, words, named
     assert files_under(run.path) == before
 
 
-def damage(run, name):
-    path = run.path / "checkpoints" / name / "state.pt"
+def damage(run, name, file="state.pt"):
+    path = run.path / "checkpoints" / name / file
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference, pools):
+@pytest.mark.parametrize("file", [slow("state.pt"), "ranks/1.pt"])
+def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference, pools, file):
     run = half.copied(tmp_path)
-    damage(run, "step-000000008")
+    damage(run, "step-000000008", file)
     said = run.finish_in(pools)
-    assert "hvdtrain: passed over runs/effnet/r/checkpoints/step-000000008/state.pt is damaged" in said
+    assert f"hvdtrain: passed over runs/effnet/r/checkpoints/step-000000008/{file} is damaged" in said
     assert "resumed from runs/effnet/r/checkpoints/step-000000007, epoch 1" in said
     same_end(run, reference(2))
 

@@ -1,14 +1,25 @@
 """Checkpoints whose content depends on their step."""
 
 import os
+from types import SimpleNamespace
 
 import torch
+from torch import nn
 
 from hvdtrain.checkpoint.files import load, write
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.saves import Saves
+from hvdtrain.checkpoint.state import State
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.guard import Guard
 
 
 def documents(step, kib=8):
-    return {"state": {"weights": torch.full((kib * 256,), float(step)), "lr": 0.1}, "ranks": [torch.tensor([step])]}
+    """As the only rank's."""
+    return {
+        "state": {"model": {"weight": torch.full((kib * 256,), float(step))}, "lr": 0.1},
+        "ranks/0": {"buffers": [{"step": torch.tensor([step])}]},
+    }
 
 
 def put(root, *steps, kib=8):
@@ -16,11 +27,64 @@ def put(root, *steps, kib=8):
 
 
 def is_whole(found, step):
-    """Whether it is the checkpoint of this step that `put` has written."""
-    weights, ranks = load(found, "state")["weights"], load(found, "ranks")
-    return (found.step, found.about, ranks) == (step, {"epoch": step}, [torch.tensor([step])]) and bool(
+    """Whether it is the checkpoint of this step that `put` or `Small` has written."""
+    weights, buffers = load(found, "state")["model"]["weight"], load(found, "ranks/0")["buffers"]
+    return (found.step, found.about["epoch"], buffers) == (step, step, [{"step": torch.tensor([step])}]) and bool(
         (weights == step).all()
     )
+
+
+class Small(Saves):
+    """The checkpoints of one rank with a small model; it keeps a list of the steps it has committed."""
+
+    def __init__(self, root, *, keep=2, newest=None, comm=None, shared=True):
+        self.root, self.facts, self.steps, self.guard = root, {}, [], Guard()
+        self.model = nn.Module()
+        self.model.register_buffer("step", torch.tensor([0]))
+        self.fill(0)
+        parts = State(
+            comm=comm or SerialComm(), device=torch.device("cpu"), seed=0, model=self.model, average=None,
+            optimizer=SimpleNamespace(state_dict=dict, load_state_dict=dict, param_groups=[]), shared={}, own={},
+        )  # fmt: skip
+        super().__init__(
+            parts, root, about=self.facts, memory=dict, guard=self.guard, keep=keep, newest=newest, shared=shared
+        )
+
+    def fill(self, step, kib=8):
+        self.facts["epoch"] = step
+        self.model.weight = nn.Parameter(torch.full((kib * 256,), float(step)))
+        self.model.step.fill_(step)
+
+    def begin(self, step, kib=8):
+        """Save, though it is the step that was saved last, and do not wait for the thread."""
+        self.fill(step, kib)
+        self._taken = None
+        self.save(Position(step=step))
+
+    def all(self, *steps, kib=8):
+        for step in steps:
+            self.begin(step, kib)
+        self.wait(0)
+
+    def best(self, step, kib=8):
+        self.fill(step, kib)
+        self.save_best(Position(step=step), self.model)
+
+    @property
+    def parts(self):
+        return self._parts
+
+    @property
+    def counts(self):
+        return self.guard.counts
+
+    @property
+    def writer(self):
+        return self._writer
+
+    def _committed(self, step):
+        super()._committed(step)
+        self.steps.append(step)
 
 
 def files_under(folder):

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.folder import is_shared, open_folder
+from hvdtrain.checkpoint.folder import clear, is_shared, open_folder
 from hvdtrain.safety.exits import BadInput
 
 
@@ -25,8 +25,9 @@ def put(folder, **files):
 
 
 def opened(folder, *, overwrite=False, resume=True, **options):
-    """Open the folder and release its lock."""
+    """Open the folder, make it ready, and release its lock."""
     run = open_folder(folder, overwrite=overwrite, resume=resume, **options)
+    clear(folder, goes_on=run.goes_on, keep_checkpoints=run.has_saved)
     os.close(run.lock)
     return run
 
@@ -137,62 +138,6 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_owner_is_killed(tmp_
         assert files_under(tmp_path / "run") == before
         owner.kill()
     opened(tmp_path / "run")
-
-
-# --- going on
-
-
-def test_a_run_that_did_not_finish_goes_on_from_its_newest_valid_checkpoint(tmp_path):
-    folder = tmp_path / "run"
-    opened(folder)
-    for step in (3, 6, 9):
-        checkpoint.write(folder / "checkpoints", step, {"state": {"step": step}}, about={})
-    (folder / "checkpoints" / "step-000000009" / "state.pt").write_bytes(b"torn")
-    put(folder, result_json='{"exit_reason": "failed"}', config_json="{}", metrics="kept")
-    (folder / "metrics").rename(folder / "metrics.jsonl")
-    run = opened(folder)
-    assert run.found.step == 6
-    assert [reason for reason in run.passed_over if "step-000000009" in reason] == run.passed_over != []
-    assert not (folder / "result.json").exists()
-    assert (folder / "metrics.jsonl").read_text() == "kept"
-    assert opened(folder, resume=False).found is None
-    assert files_under(folder) == {}
-
-
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(tmp_path):
-    folder = tmp_path / "run"
-    opened(folder)
-    checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
-    (folder / "checkpoints" / "step-000000003" / "state.pt").write_bytes(b"torn")
-    before = files_under(folder)
-    assert "--resume never" in refused(folder)
-    assert files_under(folder) == before
-    assert opened(folder, resume=False).found is None
-
-
-def test_what_is_not_accepted_is_left_as_it_was(tmp_path):
-    folder = tmp_path / "run"
-    opened(folder)
-    checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={"images": 7})
-    put(folder, result_json='{"exit_reason": "failed"}', config_json="{}")
-    put(folder / "ranks", rank_0_err="its last words")
-    before = files_under(folder)
-
-    def refuse(found):
-        raise BadInput(f"{folder}: {found.about['images']} images")
-
-    assert "7 images" in refused(folder, accept=refuse)
-    assert files_under(folder) == before
-    assert opened(folder, accept=refuse, resume=False).found is None
-
-
-def test_a_finished_run_that_is_replaced_starts_anew(tmp_path):
-    folder = tmp_path / "run"
-    opened(folder)
-    checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
-    put(folder, result_json='{"exit_reason": "finished"}')
-    assert opened(folder, overwrite=True).found is None
-    assert files_under(folder) == {}
 
 
 def test_hosts_see_whether_the_folder_is_the_same(tmp_path):

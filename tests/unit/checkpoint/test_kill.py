@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_loses_no_checkpoint(tmp_path, times):
     """The newest is whole and never older than the last committed one, also if a step is saved again."""
-    arguments = ["-m", "tests.unit.checkpoint.kill_while_saving", tmp_path / "checkpoints", "200", str(times)]
+    arguments = ["-m", "tests.unit.checkpoint.kill_while_saving", tmp_path / "checkpoints", "100", str(times)]
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)

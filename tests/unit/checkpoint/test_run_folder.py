@@ -7,11 +7,14 @@ import pytest
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint import files as checkpoint
+from hvdtrain.checkpoint.run_folder import open_on_all
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.preflight import open_folder
 from hvdtrain.vision.config import EffnetConfig
+from tests.ranks import together
+from tests.unit.checkpoint.checkpoints import files_under
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def saved(tmp_path, umask):
         **changes.about(asdict(EffnetConfig()), np=1, global_batch=256, samples=100, unit="images"),
         "position": {"step": 7, "epoch": 0, "visited": 70},
     }
-    checkpoint.write(folder / "checkpoints", 7, {"state": {}}, about=about)
+    checkpoint.write(folder / "checkpoints", 7, {"state": {}, "ranks/0": {}}, about=about)
 
     def opened(samples=100, **settings):
         config = EffnetConfig(runs_dir=tmp_path, run="r", **settings)
@@ -80,3 +83,142 @@ def test_what_has_changed_is_told_and_other_data_leave_the_folder_as_it_is(saved
     with pytest.raises(BadInput, match="is of 100 training images, now there are 99"):
         saved(samples=99)
     assert (made.path / "checkpoints" / "step-000000007").exists()
+
+
+# --- going on
+
+ABOUT = {"np": 1, "global_batch": 1, "samples": 7, "unit": "images", "config": {"epochs": 2, "global_batch_size": None}}
+
+
+def opened(folder, *, comm=None, overwrite=False, resume=True, samples=7):
+    """Open it for a run on so many images, and release its lock."""
+    comm = comm or SerialComm()
+    made = open_on_all(
+        comm,
+        folder.parent,
+        folder.name,
+        overwrite=overwrite,
+        resume=resume,
+        about={**ABOUT, "np": comm.size, "samples": samples},
+        shaping=(),
+        aside=(),
+    )
+    if made.opened is not None:
+        os.close(made.opened.lock)
+    return made
+
+
+def refused(folder, **options):
+    with pytest.raises(BadInput) as error:
+        opened(folder, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture
+def begun(tmp_path, umask):
+    """The folder of a run that has failed after it saved these steps, by so many ranks."""
+
+    def make(*steps, ranks=1):
+        folder = opened(tmp_path / "run").path
+        own = {f"ranks/{rank}": {"rank": rank} for rank in range(ranks)}
+        for step in steps:
+            about = {**ABOUT, "np": ranks, "position": {"step": step, "epoch": 0, "visited": 1}}
+            checkpoint.write(folder / "checkpoints", step, {"state": {"step": step}, **own}, about=about)
+        (folder / "result.json").write_text('{"exit_reason": "failed"}')
+        (folder / "metrics.jsonl").write_text("kept")
+        return folder
+
+    return make
+
+
+def left(folder):
+    return {name: content for name, content in files_under(folder).items() if name != "lock"}
+
+
+def test_a_run_that_did_not_finish_goes_on_from_its_newest_valid_checkpoint(begun, capsys):
+    folder = begun(3, 6, 9)
+    torn = folder / "checkpoints" / "step-000000009" / "state.pt"
+    torn.write_bytes(b"torn")
+    assert opened(folder).resume_from.step == 6
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"hvdtrain: passed over {torn} has 4 bytes in place of ")
+    assert not (folder / "result.json").exists()
+    assert (folder / "metrics.jsonl").read_text() == "kept"
+    assert opened(folder, resume=False).resume_from is None
+    assert left(folder) == {}
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(begun):
+    folder = begun(3)
+    (folder / "checkpoints" / "step-000000003" / "state.pt").write_bytes(b"torn")
+    before = left(folder)
+    for _ in range(2):  # and its lock is free again
+        assert "--resume never" in refused(folder)
+    assert left(folder) == before
+    assert opened(folder, resume=False).resume_from is None
+
+
+def test_what_is_not_accepted_is_left_as_it_was(begun):
+    folder = begun(3)
+    (folder / "ranks" / "rank-0.err").write_text("its last words")
+    before = left(folder)
+    assert "is of 7 training images, now there are 8" in refused(folder, samples=8)
+    assert left(folder) == before
+    assert opened(folder, samples=8, resume=False).resume_from is None
+
+
+def test_a_finished_run_that_is_replaced_starts_anew(begun):
+    folder = begun(3)
+    (folder / "result.json").write_text('{"exit_reason": "finished"}')
+    assert opened(folder, overwrite=True).resume_from is None
+    assert left(folder) == {}
+
+
+# --- several ranks
+
+
+def test_all_ranks_go_on_from_the_same_checkpoint(begun):
+    folder = begun(3, 6, ranks=3)
+    made = together(3, lambda comm: opened(folder, comm=comm))
+    assert [(one.resume_from.step, one.resume_from.ranks) for one in made] == [(6, [0, 1, 2])] * 3
+    assert [(one.shared, one.changes) for one in made] == [(True, [])] * 3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("torn", ["state", "ranks/1", "ranks/2"])
+def test_a_file_that_is_damaged_for_one_rank_is_passed_over_by_all(begun, capsys, torn, size):
+    """Also if they are of another number of ranks; then rank 0 looks at all of them."""
+    folder = begun(3, 6, ranks=3)
+    file = folder / "checkpoints" / "step-000000006" / f"{torn}.pt"
+    file.write_bytes(b"torn")
+    made = together(size, lambda comm: opened(folder, comm=comm))
+    assert [one.resume_from.step for one in made] == [3] * size
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"hvdtrain: passed over {file} has 4 bytes in place of ")
+
+
+def test_a_rank_on_another_disk_is_refused_only_where_there_is_something_to_go_on_from(begun, tmp_path):
+    folder = begun(3, ranks=2)
+
+    def on_its_own_disk(comm):
+        return opened(folder if comm.rank == 0 else tmp_path / "other" / "run", comm=comm)
+
+    before = left(folder)
+    with pytest.raises(BadInput, match=r"^rank 1 on .*run here is not the folder that rank 0 has opened: "):
+        together(2, on_its_own_disk)
+    assert left(folder) == before
+    checkpoint.remove(folder / "checkpoints")
+    assert [made.shared for made in together(2, on_its_own_disk)] == [True, False]
+
+
+def test_what_only_some_ranks_have_saved_is_told(begun):
+    folder = begun(3, ranks=2)
+    [kept] = (folder / "checkpoints").iterdir()
+    facts = checkpoint.open_one(kept)
+    checkpoint.write(kept.parent, 3, {"state": {}, "ranks/0": {}}, about=facts.about)
+    assert facts.about["np"] == 2
+    for made in together(2, lambda comm: opened(folder, comm=comm)):
+        assert made.changes == [
+            "only 1 of 2 ranks saw the run folder: the mean of their statistics holds, random numbers are new ones"
+        ]

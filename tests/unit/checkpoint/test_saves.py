@@ -8,12 +8,13 @@ from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.changes import changed
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves, resume
+from hvdtrain.checkpoint.state import own, shared
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.guard import CHECKPOINT_WRITE
 from hvdtrain.vision.config import EffnetConfig
-from tests.ranks import Rank
+from tests.ranks import Rank, together
 from tests.unit.checkpoint.checkpoints import names
 from tests.unit.train.reported import IMAGES
 from tests.unit.train.trainings import begun, same
@@ -75,8 +76,8 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path, start):
 
 def test_a_step_is_saved_once(tmp_path, start, monkeypatch):
     saves, written = start(begun()), []
-    original = checkpoint.write
-    monkeypatch.setattr(checkpoint, "write", lambda *words, **options: written.append(1) or original(*words, **options))
+    original = checkpoint.commit
+    monkeypatch.setattr(checkpoint, "commit", lambda *given, **more: written.append(1) or original(*given, **more))
     for _ in range(3):
         saves.save(MIDDLE)
     saves.save(replace(MIDDLE, step=4))
@@ -166,11 +167,15 @@ def test_another_number_of_ranks_is_said_in_one_line(tmp_path, start, settings, 
     saves = start(begun(**settings))
     saves.save(MIDDLE)
     saves.wait(3)
-    for rank in range(3):
-        again = begun(Rank(rank, 3), **settings)
-        assert resume(again.parts, found_in(tmp_path)) == MIDDLE
-        lines = changed(found_in(tmp_path).about, again.about, shaping=EffnetConfig.SHAPING, aside=EffnetConfig.ASIDE)
-        assert lines == [f"3 ranks in place of 1: {what}; random numbers are new ones"]
+
+    def goes_on(comm):
+        again = begun(comm, **settings)
+        found, _ = checkpoint.newest(tmp_path / "checkpoints", comm)
+        assert resume(again.parts, found) == MIDDLE
+        return changed(found.about, again.about, shaping=EffnetConfig.SHAPING, aside=EffnetConfig.ASIDE)
+
+    lines = together(3, goes_on)
+    assert lines == [[f"3 ranks in place of 1: {what}; random numbers are new ones"]] * 3
 
 
 def test_a_checkpoint_that_is_damaged_after_it_was_found_is_refused(tmp_path, start):
@@ -178,22 +183,46 @@ def test_a_checkpoint_that_is_damaged_after_it_was_found_is_refused(tmp_path, st
     saves.save(MIDDLE)
     saves.wait(3)
     found = found_in(tmp_path)
-    (found.folder / "ranks.pt").write_bytes(b"torn")
     again = begun()
-    with pytest.raises(BadInput, match=r"ranks\.pt"):
-        resume(again.parts, found)
+    for name in ("ranks/0.pt", "state.pt"):
+        (found.folder / name).write_bytes(b"torn")
+        with pytest.raises(BadInput, match=rf"{name} has 4 bytes"):
+            resume(again.parts, found)
 
 
 def test_ranks_of_a_stranger_are_refused_in_one_line(tmp_path, start):
-    """Their pickles lie inside a tensor, where the checkpoint's own check does not see them."""
     training = begun(runs_dir=tmp_path)
     saves = start(training)
     saves.save(MIDDLE)
     saves.wait(3)
     found = found_in(tmp_path)
-    ranks = [torch.frombuffer(bytearray(b"cposix\nsystem\n(S'touch here'\ntR."), dtype=torch.uint8)]
     state = checkpoint.load(found, "state")
-    checkpoint.write(tmp_path / "checkpoints", 3, {"state": state, "ranks": ranks}, about=found.about)
-    with pytest.raises(BadInput, match="does not fit this run"):
-        resume(training.parts, found_in(tmp_path))
-    assert not (tmp_path / "here").exists()
+    for theirs in ({}, {"buffers": []}, {"buffers": [{}, {}]}, [1]):
+        checkpoint.write(tmp_path / "checkpoints", 3, {"state": state, "ranks/0": theirs}, about=found.about)
+        with pytest.raises(BadInput, match="does not fit this run"):
+            resume(training.parts, found_in(tmp_path))
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 2], [1, 2, 3]])
+def test_of_ranks_that_have_not_all_saved_the_mean_is_taken_and_of_none_it_is_refused(tmp_path, start, ranks):
+    training = begun(runs_dir=tmp_path)
+    mine = {**own(training.parts), "buffers": []}
+    documents = {"state": shared(training.parts)}
+    for rank in ranks:
+        buffers = [
+            {name: torch.full_like(one, rank) for name, one in model.named_buffers()} for model in training.parts.models
+        ]
+        documents[f"ranks/{rank}"] = {**mine, "buffers": buffers}
+    about = {"position": {"step": 3}}
+    checkpoint.write(tmp_path / "checkpoints", 3, documents, about=about)
+
+    def goes_on(comm):
+        again = begun(comm, batch_size_per_rank=4)
+        resume(again.parts, checkpoint.newest(tmp_path / "checkpoints", comm)[0])
+        return again.step.model.get_buffer("features.0.1.running_mean")
+
+    if ranks:
+        assert all(statistics.eq(sum(ranks) / len(ranks)).all() for statistics in together(3, goes_on))
+    else:
+        with pytest.raises(BadInput, match="does not fit this run"):
+            together(3, goes_on)

@@ -1,5 +1,6 @@
 import io
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -40,11 +41,13 @@ def train(training, position, *, save_at=0):
 
 def frozen(training):
     """The state as it comes back from disk."""
-    packed = io.BytesIO()
-    torch.save(state.shared(training.parts), packed)
-    packed.seek(0)
-    rank = torch.frombuffer(bytearray(state.own(training.parts)), dtype=torch.uint8)
-    return torch.load(packed, weights_only=True), rank
+    parts = []
+    for part in (state.shared(training.parts), state.own(training.parts)):
+        packed = io.BytesIO()
+        torch.save(part, packed)
+        packed.seek(0)
+        parts.append(torch.load(packed, weights_only=True))
+    return parts
 
 
 MIX = [
@@ -65,7 +68,7 @@ def test_a_training_that_is_brought_back_ends_with_the_same_bits(optimizer, chan
     position, shared, rank = train(whole, Position(), save_at=step)
     again = begun(**settings)
     torch.manual_seed(99)
-    state.restore(again.parts, shared, [rank], step=step)
+    state.restore(again.parts, shared, rank, step=step)
     assert not same(again, whole)
     train(again, position)
     assert same(again, whole)
@@ -77,19 +80,12 @@ def test_each_part_is_needed(forgotten):
     position, shared, rank = train(whole, Position(), save_at=3)
     again = begun()
     if forgotten == "torch":
-        mine = torch.load(io.BytesIO(rank.numpy().tobytes()), weights_only=True)
-        packed = io.BytesIO()
-        torch.save({**mine, "torch": torch.get_rng_state()}, packed)
-        rank = torch.frombuffer(bytearray(packed.getvalue()), dtype=torch.uint8)
+        rank["torch"] = torch.get_rng_state()
     elif forgotten == "buffers":
-        mine = torch.load(io.BytesIO(rank.numpy().tobytes()), weights_only=True)
-        packed = io.BytesIO()
-        zeros = [{name: torch.zeros_like(one) for name, one in model.items()} for model in mine["buffers"]]
-        torch.save({**mine, "buffers": zeros}, packed)
-        rank = torch.frombuffer(bytearray(packed.getvalue()), dtype=torch.uint8)
+        rank["buffers"] = [{name: torch.zeros_like(one) for name, one in model.items()} for model in rank["buffers"]]
     else:
         shared = {**shared, forgotten: getattr(again.step, forgotten).state_dict()}
-    state.restore(again.parts, shared, [rank], step=3)
+    state.restore(again.parts, shared, rank, step=3)
     train(again, position)
     assert not same(again, whole)
 
@@ -98,11 +94,29 @@ def test_each_part_is_needed(forgotten):
 def test_the_state_is_a_document_that_is_loaded_without_code(tmp_path, optimizer):
     whole = begun(optimizer=optimizer)
     _, shared, rank = train(whole, Position(), save_at=1)
-    checkpoint.write(tmp_path, 1, {"state": state.shared(whole.parts), "ranks": [rank]}, about={})
+    documents = {"state": state.shared(whole.parts), "ranks/0": state.own(whole.parts)}
+    checkpoint.write(tmp_path, 1, documents, about={})
     found = checkpoint.newest(tmp_path)[0]
-    loaded = checkpoint.load(found, "state")
-    assert loaded.keys() == shared.keys()
-    assert all(torch.equal(loaded["model"][name], one) for name, one in whole.step.model.state_dict().items())
+    loaded, mine = checkpoint.load(found, "state"), checkpoint.load(found, "ranks/0")
+    assert (loaded.keys(), mine.keys()) == (shared.keys(), rank.keys())
+    both = {**loaded["model"], **mine["buffers"][0]}
+    assert both.keys() == whole.step.model.state_dict().keys()
+    assert all(torch.equal(both[name], one) for name, one in whole.step.model.state_dict().items())
+
+
+def test_nothing_is_saved_twice():
+    shared, rank = frozen(begun())
+    for place, name in enumerate(("model", "average")):
+        assert shared[name].keys().isdisjoint(rank["buffers"][place])
+    assert {"features.0.1.running_mean", "features.0.1.num_batches_tracked"} <= rank["buffers"][0].keys()
+
+
+def test_a_parameter_that_is_not_there_is_missed():
+    training = begun()
+    shared, rank = frozen(training)
+    del shared["model"]["features.0.0.weight"]
+    with pytest.raises(KeyError, match=r"features\.0\.0\.weight"):
+        state.restore(training.parts, shared, rank, step=1)
 
 
 def test_random_numbers_of_every_kind_go_on():
@@ -114,7 +128,7 @@ def test_random_numbers_of_every_kind_go_on():
     drawn()
     shared, rank = frozen(training)
     following = drawn()
-    state.restore(training.parts, shared, [rank], step=1)
+    state.restore(training.parts, shared, rank, step=1)
     assert drawn() == following
 
 
@@ -123,7 +137,7 @@ def test_losses_and_skipped_steps_are_remembered():
     training.reports.spikes.recent.extend([3.0, 2.0])
     training.limits.skipped_in_a_row = 7
     shared, rank = frozen(training)
-    state.restore(again.parts, shared, [rank], step=1)
+    state.restore(again.parts, shared, rank, step=1)
     assert (list(again.reports.spikes.recent), again.limits.skipped_in_a_row) == ([3.0, 2.0], 7)
 
 
@@ -135,7 +149,7 @@ def test_each_rank_gets_back_what_was_its_own():
         own.append((*frozen(training), torch.rand(1)))
     for rank in (0, 1):
         again = begun(Rank(rank, 2))
-        state.restore(again.parts, own[0][0], [one[1] for one in own], step=1)
+        state.restore(again.parts, own[0][0], own[rank][1], step=1)
         assert again.step.model.get_buffer("features.0.1.running_mean").eq(rank + 1.0).all()
         assert torch.equal(torch.rand(1), own[rank][2])
 
@@ -152,7 +166,8 @@ def test_another_number_of_ranks_gets_mean_statistics_and_new_random_numbers():
         for rank in (0, 1, 2):
             again = begun(Rank(rank, 3))
             for _ in range(2):
-                state.restore(again.parts, saved[0][0], [one[1] for one in saved], step=step)
+                mean = state.mean_of(one[1] for one in saved)
+                state.restore(again.parts, saved[0][0], mean, step=step)
                 number = float(torch.rand(1))
             assert again.step.model.get_buffer("features.0.1.running_mean").eq(1.5).all()
             assert again.step.model.get_buffer("features.0.1.num_batches_tracked") == 40
@@ -160,10 +175,35 @@ def test_another_number_of_ranks_gets_mean_statistics_and_new_random_numbers():
     assert len(drawn) == 2 + 6
 
 
+def test_the_mean_needs_no_more_than_two_ranks_in_memory():
+    class Own(dict):
+        """It can be watched."""
+
+    watched, most = [], []
+
+    def owns():
+        for rank in range(8):
+            one = Own(buffers=[{"mean": torch.tensor([1.0 * rank]), "count": torch.tensor(rank + 3)}])
+            watched.append(weakref.ref(one))
+            yield one
+            del one
+            most.append(sum(other() is not None for other in watched))
+
+    assert state.mean_of(owns()) == {"buffers": [{"mean": torch.tensor([3.5]), "count": torch.tensor(3)}]}
+    assert max(most) == 1
+
+
+def test_a_mean_is_that_of_exact_sums():
+    """In fp32 alone 2^25 + 1 would be 2^25."""
+    owns = [{"buffers": [{"mean": torch.tensor([value])}]} for value in (2.0**25, 1.0, 1.0, 2.0)]
+    assert state.mean_of(owns)["buffers"][0]["mean"].item() == 2.0**23 + 1
+    assert owns[0]["buffers"][0]["mean"].item() == 2.0**25
+
+
 def test_options_of_the_optimizer_are_the_command_lines():
     shared, rank = frozen(begun(weight_decay=0.1))
     again = begun(weight_decay=0.2)
-    state.restore(again.parts, shared, [rank], step=1)
+    state.restore(again.parts, shared, rank, step=1)
     assert [group["weight_decay"] for group in again.step.optimizer.param_groups] == [0.2, 0.0]
 
 
@@ -172,11 +212,11 @@ def test_the_loss_scale_is_kept_and_a_new_one_begins_where_there_was_none():
     training.step.scaler = GradScaler("cpu", init_scale=8.0)
     again.step.scaler = GradScaler("cpu", init_scale=4.0)
     shared, rank = frozen(training)
-    state.restore(again.parts, shared, [rank], step=1)
+    state.restore(again.parts, shared, rank, step=1)
     assert again.step.scaler.get_scale() == 8.0
     shared, rank = frozen(begun())
     again.step.scaler = GradScaler("cpu", init_scale=4.0)
-    state.restore(again.parts, shared, [rank], step=1)
+    state.restore(again.parts, shared, rank, step=1)
     assert again.step.scaler.get_scale() == 4.0
 
 
@@ -184,6 +224,6 @@ def test_without_a_moving_average_there_is_none_to_bring_back():
     training = begun(ema_epochs=0.0)
     shared, rank = frozen(training)
     before = weights(training)
-    state.restore(training.parts, shared, [rank], step=1)
+    state.restore(training.parts, shared, rank, step=1)
     assert shared["average"] is None
     assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))

@@ -130,7 +130,11 @@ def test_a_storage_shorter_than_its_tensor_is_refused(tmp_path):
         load(newest(tmp_path)[0], "state")
 
 
-@pytest.mark.parametrize("name", ["../../x.pt", "/etc/passwd", "a/b.pt", "..", ".pt", MANIFEST, "x.pt\n", "é.pt", ""])
+OTHERS = ["../../x.pt", "/etc/passwd", "a/b.pt", "..", ".pt", MANIFEST, "x.pt\n", "é.pt", ""]
+OTHERS += ["ranks/../x.pt", "ranks/01.pt", "ranks/a.pt", "ranks/-1.pt", "ranks/", "ranks/1/2.pt"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
     (tmp_path / "x.pt").write_bytes(saved({}))
     (tmp_path / "root").mkdir()
@@ -165,7 +169,8 @@ def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
         {"files": {"state.pt": {"size": "1", "sha256": ""}}},
         {"files": {"state.pt": {"size": -1, "sha256": ""}}},
         {"files": {"state.pt": {"size": 3, "sha256": 3}}},
-        {"about": {"padding": "x" * 2**20}},
+        {"about": {"padding": "x" * 2**24}},
+        {"files": {"ranks/0.pt": 3}},
     ],
 )
 def test_a_manifest_that_is_sealed_but_wrong_is_refused(tmp_path, change):
@@ -184,7 +189,7 @@ def test_content_that_is_not_a_manifest_is_refused(tmp_path, content):
     assert f"{folder / MANIFEST} is damaged" in reason
 
 
-@pytest.mark.parametrize("name", ["", MANIFEST, "state.pt"])
+@pytest.mark.parametrize("name", ["", MANIFEST, "state.pt", "ranks", "ranks/0.pt"])
 def test_symbolic_links_are_refused(tmp_path, name):
     [folder] = put(tmp_path / "root", 7)
     (folder / name).rename(tmp_path / "elsewhere")

@@ -7,12 +7,12 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.files import MANIFEST, newest, open_one
-from hvdtrain.checkpoint.writer import Writer
-from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
-from tests.unit.checkpoint.checkpoints import CALLS, break_call, documents, files_under, is_whole, names, put
+from hvdtrain.checkpoint.files import MANIFEST, load, newest, open_one
+from hvdtrain.safety.guard import CHECKPOINT_WRITE
+from tests.unit.checkpoint.checkpoints import CALLS, Small, break_call, files_under, is_whole, names, put
 
 PAGE = 4096
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -20,70 +20,60 @@ NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 @pytest.fixture
 def start():
-    """Writers that keep a list of the steps they have committed."""
-    writers = []
+    """Runs of one rank that save."""
+    runs = []
 
-    def start(root, keep=2):
-        steps = []
-        writer = Writer(root, keep=keep, guard=Guard(), committed=steps.append)
-        writer.steps = steps
-        writer.counts = writer._guard.counts
-        writers.append(writer)
-        return writer
+    def start(root, **options):
+        runs.append(Small(root, **options))
+        return runs[-1]
 
     yield start
-    for writer in writers:
-        writer._thread.shutdown()
-
-
-def save(writer, *steps, kib=8):
-    for step in steps:
-        writer.save(step, documents(step, kib), {"epoch": step})
-    writer.wait()
+    for run in runs:
+        run.writer._thread.shutdown()
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_the_writer_keeps_the_newest(tmp_path, start, keep):
-    writer = start(tmp_path, keep)
-    save(writer, 2, 4, 6, 8)
+    run = start(tmp_path, keep=keep)
+    run.all(2, 4, 6, 8)
     assert names(tmp_path) == [f"step-{step:09d}" for step in (2, 4, 6, 8)[-keep:]]
-    assert (writer.steps, writer.counts) == ([2, 4, 6, 8], {})
+    assert (run.steps, run.counts) == ([2, 4, 6, 8], {})
     assert is_whole(newest(tmp_path)[0], 8)
 
 
 def test_steps_of_a_history_that_was_given_up_are_removed(tmp_path, start):
     put(tmp_path, 10, 20, 30)
-    writer = start(tmp_path)
-    save(writer, 15)
+    run = start(tmp_path)
+    run.all(15)
     assert names(tmp_path) == ["step-000000010", "step-000000015"]
 
 
 def test_later_changes_are_not_in_what_was_saved(tmp_path, start, monkeypatch):
     """The thread begins to write when the training has gone on."""
     go_on = threading.Event()
-    original = checkpoint.write
+    original = checkpoint.commit
 
     def late(*arguments, **options):
         go_on.wait()
         return original(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint, "write", late)
-    writer = start(tmp_path)
-    content, about = documents(5), {"epoch": 5}
-    writer.save(5, content, about)
-    assert writer.busy
-    content["state"]["weights"].fill_(6)
-    content["ranks"].clear()
-    about["epoch"] = 6
+    monkeypatch.setattr(checkpoint, "commit", late)
+    run = start(tmp_path)
+    run.begin(5)
+    assert run.writer.busy
+    with torch.no_grad():
+        run.model.weight.fill_(6)
+    run.model.step.fill_(6)
+    run.facts["epoch"] = 6
     go_on.set()
-    writer.wait()
-    assert not writer.busy
+    run.wait(5)
+    assert not run.writer.busy
     assert is_whole(newest(tmp_path)[0], 5)
 
 
 def test_a_save_waits_for_the_one_before(tmp_path, start, monkeypatch):
     writing, most, lock = [], [0], threading.Lock()
-    original = checkpoint.write
+    original = checkpoint.commit
 
     def watched(*arguments, **options):
         with lock:
@@ -94,76 +84,80 @@ def test_a_save_waits_for_the_one_before(tmp_path, start, monkeypatch):
             writing.pop()
         return done
 
-    monkeypatch.setattr(checkpoint, "write", watched)
-    writer = start(tmp_path)
+    monkeypatch.setattr(checkpoint, "commit", watched)
+    run = start(tmp_path)
     for step in range(1, 20):
-        writer.save(step, documents(step), {"epoch": step})
-        assert writer.steps == list(range(1, step)) or writer.steps == list(range(1, step + 1))
-    writer.wait()
+        run.begin(step)
+        assert run.steps == list(range(1, step)) or run.steps == list(range(1, step + 1))
+    run.wait(19)
     assert most == [1]
-    assert writer.steps == list(range(1, 20))
+    assert run.steps == list(range(1, 20))
 
 
 def test_the_best_is_kept_apart_and_alone(tmp_path, start):
-    writer = start(tmp_path)
+    run = start(tmp_path)
     for step in (1, 2, 3, 4):
-        writer.save(step, documents(step), {"epoch": step})
+        run.begin(step)
         if step in {1, 3}:
-            writer.save_best(step, documents(step), {"epoch": step})
-    writer.wait()
+            run.best(step)
+    run.wait(4)
     assert names(tmp_path) == ["best-000000003", "step-000000003", "step-000000004"]
-    assert writer.steps == [1, 2, 3, 4]
-    assert is_whole(open_one(tmp_path / "best-000000003"), 3)
+    assert run.steps == [1, 2, 3, 4]
+    best = open_one(tmp_path / "best-000000003")
+    assert (best.step, best.about, list(best.files)) == (3, {"epoch": 1}, ["weights.pt"])
+    assert load(best, "weights")["weight"].eq(3).all()
     for folder in tmp_path.glob("step-*"):
         (folder / MANIFEST).unlink()
     assert newest(tmp_path)[0] is None
 
 
 def test_an_error_that_is_not_an_os_error_is_raised_once_by_the_next_call(tmp_path, start):
-    writer = start(tmp_path)
-    for call in (writer.wait, lambda: save(writer, 2)):
-        writer.save(1, {"state": np.zeros(2)}, {})
+    run = start(tmp_path)
+    for call in (run.writer.wait, lambda: run.all(2)):
+        run.writer.begin(1)
+        run.writer.save(1, {"state": np.zeros(2)}, {}, {})
         with pytest.raises(TypeError, match="could not be loaded again"):
             call()
-        writer.wait()
-    assert writer.counts == {}
-    save(writer, 3)
-    assert writer.steps == [3]
+        run.writer.wait()
+        assert names(tmp_path) == []
+    assert run.counts == {}
+    run.all(3)
+    assert run.steps == [3]
 
 
-def test_a_callback_that_fails_on_disk_is_counted(tmp_path):
+def test_a_callback_that_fails_on_disk_is_counted(tmp_path, start):
     def report(step):
         raise NO_ROOM
 
-    guard = Guard()
-    writer = Writer(tmp_path, keep=1, guard=guard, committed=report)
-    save(writer, 1)
-    assert (names(tmp_path), guard.counts) == (["step-000000001"], {CHECKPOINT_WRITE: 1})
+    run = start(tmp_path)
+    run.writer._committed = report
+    run.all(1)
+    assert (names(tmp_path), run.counts) == (["step-000000001"], {CHECKPOINT_WRITE: 1})
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_broken_disk_costs_no_checkpoint(tmp_path, start, capsys, name, first):
     """All calls from the first failing one on fail, until the disk is repaired."""
-    writer = start(tmp_path)
-    save(writer, 1, 2)
+    run = start(tmp_path)
+    run.all(1, 2)
     before = files_under(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         break_call(patch, name, errno.EIO, first=first)
-        save(writer, 3)
+        run.all(3)
     warnings = capsys.readouterr().err
-    if writer.steps == [1, 2]:
+    if run.steps == [1, 2]:
         assert before.items() <= files_under(tmp_path).items()
-        assert writer.counts == {CHECKPOINT_WRITE: 1}
+        assert run.counts == {CHECKPOINT_WRITE: 1}
         assert warnings == (
             f"hvdtrain: warning: checkpoint write failed: {tmp_path}: Input/output error; training goes on\n"
         )
     else:
         assert (name, first) in {("mkdir", 3), ("rename", 2), ("rename", 3)}  # there are fewer calls
         assert warnings == ""
-    save(writer, 4)
-    assert writer.steps[-1] == 4
-    assert names(tmp_path) == [f"step-{step:09d}" for step in writer.steps[-2:]]
+    run.all(4)
+    assert run.steps[-1] == 4
+    assert names(tmp_path) == [f"step-{step:09d}" for step in run.steps[-2:]]
 
 
 @pytest.mark.parametrize(
@@ -172,11 +166,11 @@ def test_a_broken_disk_costs_no_checkpoint(tmp_path, start, capsys, name, first)
 )
 def test_a_write_that_fails_once_is_tried_again(tmp_path, start, monkeypatch, number, left):
     """If the disk is full, the oldest is removed first."""
-    writer = start(tmp_path, keep=9)
-    save(writer, 1, 2, 3)
+    run = start(tmp_path, keep=9)
+    run.all(1, 2, 3)
     break_call(monkeypatch, "fsync", number, first=2, last=2)
-    save(writer, 4)
-    assert (writer.steps, writer.counts) == ([1, 2, 3, 4], {})
+    run.all(4)
+    assert (run.steps, run.counts) == ([1, 2, 3, 4], {})
     assert names(tmp_path) == [f"step-{step:09d}" for step in left]
 
 
@@ -242,11 +236,11 @@ def test_the_oldest_makes_room_on_a_full_disk(small_disk, start, monkeypatch, ca
     if not room_is_checked:
         monkeypatch.setattr(checkpoint, "_require_room", lambda *_: None)
     for pages in range(20):
-        writer = start(root, keep=2)
-        save(writer, 1, 2, kib=40)
+        run = start(root, keep=2)
+        run.all(1, 2, kib=40)
         leave(pages)
-        save(writer, 3, kib=40)
-        assert (writer.steps, writer.counts) == ([1, 2, 3], {}), pages
+        run.all(3, kib=40)
+        assert (run.steps, run.counts) == ([1, 2, 3], {}), pages
         assert is_whole(newest(root)[0], 3)
         assert names(root) == (["step-000000002", "step-000000003"])
         checkpoint.remove(root)
@@ -256,14 +250,14 @@ def test_the_oldest_makes_room_on_a_full_disk(small_disk, start, monkeypatch, ca
 
 def test_all_but_the_last_good_checkpoint_are_removed_for_room(small_disk, start, capsys):
     root, _ = small_disk
-    writer = start(root, keep=3)
-    save(writer, 1, 2, 3)
+    run = start(root, keep=3)
+    run.all(1, 2, 3)
     before = files_under(root)
     for step, left in ((4, (2, 3)), (5, (3,)), (6, (3,))):
-        save(writer, step, kib=2000)
+        run.all(step, kib=2000)
         assert names(root) == [f"step-{number:09d}" for number in left]
         assert files_under(root).items() <= before.items()
-    assert (writer.steps, writer.counts) == ([1, 2, 3], {CHECKPOINT_WRITE: 3})
+    assert (run.steps, run.counts) == ([1, 2, 3], {CHECKPOINT_WRITE: 3})
     assert is_whole(newest(root)[0], 3)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
@@ -278,30 +272,30 @@ def test_a_resumed_run_keeps_the_checkpoint_that_it_started_from(small_disk, sta
     (torn / MANIFEST).unlink()
     before = files_under(root)
     leave(3)
-    writer = start(root, keep=2)
-    save(writer, 4, 5, kib=40)
+    run = start(root, newest=2)
+    run.all(4, 5, kib=40)
     assert files_under(root) == before
-    assert (writer.steps, writer.counts) == ([], {CHECKPOINT_WRITE: 2})
+    assert (run.steps, run.counts) == ([], {CHECKPOINT_WRITE: 2})
     leave(50)
-    save(writer, 6, kib=40)
-    assert writer.steps == [6]
+    run.all(6, kib=40)
+    assert run.steps == [6]
 
 
 def test_a_read_only_disk_changes_nothing(disk, small_disk, start, capsys):
     root, _ = small_disk
-    writer = start(root)
-    save(writer, 1, 2)
+    run = start(root)
+    run.all(1, 2)
     before = files_under(root)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     try:
-        save(writer, 3)
-        writer.save_best(3, documents(3), {})
-        writer.wait()
+        run.all(3)
+        run.best(3)
+        run.wait(3)
     finally:
         subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
     assert files_under(root) == before
     assert names(root) == ["step-000000001", "step-000000002"]
-    assert (writer.steps, writer.counts) == ([1, 2], {CHECKPOINT_WRITE: 2})
+    assert (run.steps, run.counts) == ([1, 2], {CHECKPOINT_WRITE: 2})
     assert "Read-only file system" in capsys.readouterr().err
-    save(writer, 4)
-    assert writer.steps == [1, 2, 4]
+    run.all(4)
+    assert run.steps == [1, 2, 4]
