@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.exits import BadInput
 
 
 class Rank(SerialComm):
@@ -120,6 +121,8 @@ def together(size, program):
     def on(rank):
         try:
             return program(Together(rank, values, meeting))
+        except BadInput:  # the ranks have agreed on it, and the others are about to raise it
+            raise
         except BaseException:
             meeting.abort()  # or the others would wait
             raise

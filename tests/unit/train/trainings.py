@@ -23,7 +23,7 @@ from hvdtrain.vision.task import image_task
 from tests.steps import CPU
 
 SMALL = replace(
-    config.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=16, epochs=2, dropout=0.3, run="r"
+    config.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=16, epochs=20, dropout=0.3, run="r"
 )
 TRAIN, TEST = 53, 10  # 4 steps of at most 16 images
 
