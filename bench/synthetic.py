@@ -33,7 +33,7 @@ class SyntheticTraining:
         """This rank's batch of so many images, not augmented, read and prepared now."""
         count = self.sizes.micro_batch
         samples = torch.arange(count) + count * (number * self.step.comm.size + self.step.comm.rank)
-        [raw] = self.images.train.batches([samples % len(self.images.train)], self.step.device, phases)
+        [raw] = self.images.train.batches([samples % len(self.images.train)], self.step.device, None, phases)
         phases.enter("augment")
         return self.task.prepare(raw, samples, None)
 
@@ -50,7 +50,7 @@ def synthetic_training(
     comm = connect(fusion_threshold_mb=fusion_threshold_mb, cycle_time_ms=None)
     device = choose_device(comm)
     comm.start()
-    images = data.load("synthetic", Path(), height=32, rank=comm.rank, size=comm.size, workers=1)
+    images = data.load("synthetic", Path())
     sizes = effnet.cut(comm, config, images)
     task = image_task(config, images, device)
     torch.manual_seed(0)

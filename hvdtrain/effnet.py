@@ -50,7 +50,7 @@ def main() -> None:
     """One rank, from its command line to its result."""
     comm, config = join_ranks(parse, scaled())
     device = own_device(comm, config.precision)
-    images = data.load_on_all(comm, config.data, config.data_dir, height=models.image_size(config.model))
+    images = data.load_on_all(comm, config)
     sizes = agreed(comm, lambda: cut(comm, config, images))
     model = models.build_on_all(
         comm,

@@ -52,6 +52,12 @@ MUTANTS = [
     Mutant("hvdtrain/vision/augment.py", "rows = shift[:, 0, None]", "rows = shift[:, 1, None]"),
     Mutant("hvdtrain/vision/data.py", "fetch(name, folder) if comm.local_rank", "fetch(name, folder) if comm.rank"),
     Mutant("hvdtrain/vision/files.py", "dtype=torch.uint8), NO_LABEL", "dtype=torch.uint8), label"),
+    Mutant(
+        "hvdtrain/vision/headers.py", "images[comm.local_rank :: comm.local_size]", "images[comm.rank :: comm.size]"
+    ),
+    Mutant(
+        "hvdtrain/vision/preprocessing.py", "0 < w <= width and 0 < h <= height", "0 < w <= width or 0 < h <= height"
+    ),
     Mutant("hvdtrain/train/average.py", "config.ema_epochs * steps_per_epoch", "config.ema_epochs"),
     Mutant("hvdtrain/train/average.py", "max(layer.momentum, 1", "min(layer.momentum, 1"),
     Mutant("hvdtrain/train/feed.py", "batch.stop <= position.visited", "batch.stop < position.visited"),
@@ -59,6 +65,7 @@ MUTANTS = [
     Mutant("hvdtrain/train/batch_norm.py", "own_mean = own_mean.double()", "pass"),
     Mutant("hvdtrain/train/batch_norm.py", 'backward") / count)', 'backward") / unit[:, 0].numel())'),
     Mutant("hvdtrain/train/feed.py", "if split.reads_files else batches", "if not split.reads_files else batches"),
+    Mutant("hvdtrain/train/feed.py", "tensor.record_stream(torch.cuda.current_stream(device))", "pass"),
     Mutant("hvdtrain/train/loop.py", "len(split) // group.size / micro_batch", "len(split) / group.size / micro_batch"),
     Mutant("hvdtrain/train/loop.py", "if run.tracker.writes:", "if True:"),
     Mutant("hvdtrain/train/optim.py", '1 - second_decay ** state["step"]', '1 - first_decay ** state["step"]'),

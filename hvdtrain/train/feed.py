@@ -23,8 +23,13 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, indices: Sequence[Tensor], device: torch.device, phases: Phases = OFF) -> Iterator[Batch]:
-        """For each (N,) index tensor the samples as they were stored, on the device."""
+    def batches(
+        self, indices: Sequence[Tensor], device: torch.device, epoch: int | None, phases: Phases = OFF
+    ) -> Iterator[Batch]:
+        """For each (N,) index tensor the samples as they were stored, on the device.
+
+        What is random about their reading is keyed by seed, epoch and sample; without an epoch nothing is.
+        """
 
 
 class Resident:
@@ -39,7 +44,9 @@ class Resident:
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
-    def batches(self, indices: Sequence[Tensor], device: torch.device, phases: Phases = OFF) -> Iterator[Batch]:
+    def batches(
+        self, indices: Sequence[Tensor], device: torch.device, epoch: int | None, phases: Phases = OFF
+    ) -> Iterator[Batch]:
         if any(tensor.device != device for tensor in self.tensors.values()):
             self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         for samples in indices:
@@ -49,9 +56,13 @@ class Resident:
             yield {name: tensor[chosen] for name, tensor in self.tensors.items()}
 
 
-def prefetched(batches: Iterable[Batch], device: torch.device, phases: Phases = OFF) -> Iterator[Batch]:
-    """Copy each batch to the GPU on a stream of its own while the one before is being used."""
-    stream = torch.cuda.Stream(device)
+def prefetched(
+    batches: Iterable[Batch], device: torch.device, stream: torch.cuda.Stream, phases: Phases = OFF
+) -> Iterator[Batch]:
+    """Copy each batch to the GPU on `stream` while the one before is being used.
+
+    The allocator keeps memory per stream: a caller has one for good.
+    """
     ready: Batch | None = None
     for batch in batches:
         phases.enter("to_device")
@@ -73,12 +84,13 @@ def arriving(
     split: Split,
     indices: Sequence[Tensor],
     device: torch.device,
+    epoch: int | None,
     *,
     phases: Phases = OFF,
     watchdog: Watchdog = UNWATCHED,
 ) -> Iterator[Batch]:
     """The split's batches; the watchdog knows while they are read from files."""
-    batches = split.batches(indices, device, phases)
+    batches = split.batches(indices, device, epoch, phases)
     return watchdog.reading(batches) if split.reads_files else batches
 
 
@@ -132,7 +144,7 @@ class Feed:
     ) -> Iterator[tuple[int, Iterator[Batch]]]:
         """For each batch how many micro-batches it has, and these themselves, read one by one as they are asked for."""
         indices = [samples for batch in batches for samples in batch.micro_batches]
-        raw = arriving(self.split, indices, self._device, phases=self._phases, watchdog=watchdog)
+        raw = arriving(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)
         for batch in batches:
             yield len(batch.micro_batches), self._prepared(batch.micro_batches, raw, epoch)
 

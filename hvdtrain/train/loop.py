@@ -209,7 +209,7 @@ def evaluate(
     parts = mine.split(micro_batch)  # an empty one where there is nothing for this rank
     batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
     done = []
-    batches = arriving(split, parts, step.device, watchdog=watchdog)
+    batches = arriving(split, parts, step.device, None, watchdog=watchdog)
     for place, (samples, raw) in enumerate(zip(parts, batches, strict=True)):
         watchdog.evaluating(number)
         if place < batches_of_all and save_points.decide(number)().leave:

@@ -11,7 +11,9 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.train import command_line, options
 from hvdtrain.train.command_line import AT_LEAST_0, PROBABILITY
 from hvdtrain.train.options import RunConfig
-from hvdtrain.vision import data, models
+from hvdtrain.vision import models
+
+DATA = ("cifar10", "digits", "imagefolder", "synthetic")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,10 @@ class EffnetConfig(RunConfig):
     """Probability at the last block; the model's own if not given."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     normalize: bool = True
-    """Give the images the training split's mean 0 and deviation 1 per channel."""
+    """Give the images the training split's mean 0 and deviation 1 per channel; for imagefolder those of the model's
+    weights."""
     augment: bool = True
-    """Random crop after padding, and random flip where the data bear it."""
+    """Random crop after padding, for imagefolder of a random part and shape, and random flip where the data bear it."""
     cutout: Annotated[int, AT_LEAST_0] = 0
     """Side in pixels of a square to blacken; 0 for none."""
     sync_bn: bool = False
@@ -50,7 +53,7 @@ class EffnetConfig(RunConfig):
     channels_last: bool = True
     max_unreadable_images: Annotated[int, AT_LEAST_0] = 100
     """End with status 1 after so many images, of all ranks and epochs, that could not be decoded; else they count as
-    images without a gradient."""
+    images without a gradient. So many that have no readable header are refused at the start."""
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -92,8 +95,8 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
     config, given = command_line.parse(argv, RECIPES, recipe="scaled", prog="python -m hvdtrain.effnet")
     if config.model not in models.MODELS:
         raise BadInput(f"--model {config.model!r} is unknown: choose one of {', '.join(models.MODELS)}")
-    if config.data not in data.NAMES:
-        raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(data.NAMES)}")
+    if config.data not in DATA:
+        raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(DATA)}")
     options.check(config, given)
     if config.sync_bn and config.compile:
         raise BadInput("--sync-bn sums over ranks inside the model, which --compile cannot trace: leave one out")

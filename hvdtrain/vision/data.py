@@ -10,25 +10,42 @@ from torchvision.datasets import CIFAR10
 from hvdtrain.ranks.agree import agreed, require_equal
 from hvdtrain.ranks.comm import Comm, cores_together
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.vision import images
+from hvdtrain.vision import images, models
+from hvdtrain.vision.config import DATA, EffnetConfig
 from hvdtrain.vision.download import giving_up
 from hvdtrain.vision.files import image_folder
+from hvdtrain.vision.headers import require_readable
 from hvdtrain.vision.images import Images
+from hvdtrain.vision.listing import listed
 
-NAMES = ("cifar10", "digits", "imagefolder", "synthetic")
 
-
-def load_on_all(comm: Comm, name: str, folder: Path, *, height: int) -> Images:
+def load_on_all(comm: Comm, config: EffnetConfig) -> Images:
     """The data set on every rank, downloaded by one rank of each host while the others wait; see `load`."""
+    name, folder = config.data, config.data_dir
     agreed(comm, lambda: fetch(name, folder) if comm.local_rank == 0 else None)
-    workers = max(1, cores_together(comm.local_size) // comm.local_size)
-    found = agreed(comm, lambda: load(name, folder, height=height, rank=comm.rank, size=comm.size, workers=workers))
+    if name == "imagefolder":
+        return folder_on_all(comm, config)
+    found = agreed(comm, lambda: load(name, folder))
     require_equal(comm, {"the number of training images": len(found.train)})
     return found
 
 
-def load(name: str, folder: Path, *, height: int, rank: int, size: int, workers: int) -> Images:
-    """Read a data set; `height` is the size to decode an image folder to, whose files the ranks check together.
+def folder_on_all(comm: Comm, config: EffnetConfig) -> Images:
+    """A folder of images on every rank; BadInput where there is none, or too many images are not readable."""
+    listing = agreed(comm, lambda: listed(config.data_dir))
+    require_equal(comm, {"the numbers of training and test images": [len(split) for split in listing.splits]})
+    require_readable(comm, listing, epochs=config.epochs, most=config.max_unreadable_images)
+    return image_folder(
+        listing,
+        models.preprocessing(config.model),
+        augment=config.augment,
+        seed=config.seed,
+        workers=max(1, cores_together(comm.local_size) // comm.local_size),
+    )
+
+
+def load(name: str, folder: Path) -> Images:
+    """Read a data set that fits into memory.
 
     Raises BadInput for an unknown name and for a missing or corrupt folder, naming the file.
     """
@@ -36,11 +53,9 @@ def load(name: str, folder: Path, *, height: int, rank: int, size: int, workers:
         return images.cifar10(folder)
     if name == "digits":
         return images.digits()
-    if name == "imagefolder":
-        return image_folder(folder, height=height, rank=rank, size=size, workers=workers)
     if name == "synthetic":
         return images.synthetic()
-    raise BadInput(f"--data {name!r} is unknown: choose one of {', '.join(NAMES)}")
+    raise BadInput(f"--data {name!r} is unknown: choose one of {', '.join(DATA)}")
 
 
 def fetch(name: str, folder: Path) -> None:

@@ -1,93 +1,69 @@
-"""An image folder, decoded by worker processes. N images of a batch, H W pixels."""
+"""The images of a folder, decoded by worker processes. N images of a batch, H W pixels, S images of a split."""
 
 import ctypes
 import functools
 import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchvision.datasets import ImageFolder
-from torchvision.transforms.v2 import functional as TF
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import Guard
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.feed import prefetched
 from hvdtrain.train.task import Batch
-from hvdtrain.vision.images import NO_LABEL, Images, eighty_twenty
+from hvdtrain.vision.headers import BROKEN
+from hvdtrain.vision.images import NO_LABEL, Images
+from hvdtrain.vision.listing import Listing
+from hvdtrain.vision.preprocessing import Preprocessing
 
-# What Pillow raises for files that it cannot read, by format.
-_BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _GUARD = Guard()  # of this process, a loader worker
-_IMAGENET_MEAN = (0.485, 0.456, 0.406)  # torchvision's own, for its pretrained weights
-_IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def image_folder(folder: Path, *, height: int, rank: int, size: int, workers: int) -> Images:
-    """FOLDER/train/CLASS/* and FOLDER/val/CLASS/*, or FOLDER/CLASS/* with a fixed split 80/20."""
-    parts = [folder / "train", folder / "val"] if (folder / "train").is_dir() else [folder]
-    try:
-        found = [ImageFolder(part) for part in parts]
-    except OSError as error:
-        raise BadInput(f"--data-dir {folder}: not a folder of class folders with images ({error})") from error
-    if found[0].classes != found[-1].classes:
-        different = sorted(set(found[0].classes) ^ set(found[-1].classes))
-        raise BadInput(f"--data-dir {folder}: class {different[0]!r} is in only one of train/ and val/")
-    mine = [path for part in found for path, _ in part.samples][rank::size]
-    with ThreadPoolExecutor(16) as pool:
-        broken = [complaint for complaint in pool.map(_header_complaint, mine) if complaint]
-    if broken:
-        raise BadInput(f"--data-dir {folder}: {broken[0]}; remove or replace it")
-    if len(found) == 2:
-        train, test = found[0].samples, found[1].samples
-    else:
-        samples = found[0].samples
-        train, test = ([samples[index] for index in part.tolist()] for part in eighty_twenty(len(samples)))
+def image_folder(listing: Listing, preprocessing: Preprocessing, *, augment: bool, seed: int, workers: int) -> Images:
+    """The images of a folder, read by one pool of workers; `augment` cuts a random part out of each one to train on."""
+    readers = Readers(listing, preprocessing, seed=seed, workers=workers)
+    train, test = listing.splits
     return Images(
-        train=Folder(train, height=height, workers=workers),
-        test=Folder(test, height=height, workers=workers),
-        classes=len(found[0].classes),
-        height=height,
-        mean=_IMAGENET_MEAN,
-        std=_IMAGENET_STD,
+        train=Folder(train, readers, augment=augment),
+        test=Folder(test, readers, augment=False),
+        classes=listing.classes,
+        height=preprocessing.crop,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
         mirror=True,
+        cropped=True,
     )
 
 
-def _header_complaint(path: str) -> str | None:
-    try:
-        with Image.open(path):
-            return None
-    except _BROKEN:
-        return f"{path} is not a readable image"
-
-
 class _Decoded(Dataset[tuple[Tensor, int]]):
-    """Image files as (3, H, H) uint8: shorter side resized, centre cut out.
+    """By number and epoch image files as (3, H, H) uint8: a random part of it in an epoch, without one its middle.
 
     One that cannot be decoded is black and has the label NO_LABEL, so that all ranks go on with the same steps.
     """
 
-    def __init__(self, samples: list[tuple[str, int]], height: int) -> None:
-        self.samples = samples
-        self.height = height
+    def __init__(self, listing: Listing, preprocessing: Preprocessing, seed: int) -> None:
+        self.listing = listing
+        self.preprocessing = preprocessing
+        self.seed = seed
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path, label = self.samples[index]
+    def __getitem__(self, wanted: tuple[int, int | None]) -> tuple[Tensor, int]:
+        number, epoch = wanted
+        path = self.listing.path(number)
         try:
-            with Image.open(path) as image:
-                pixels = TF.pil_to_tensor(image.convert("RGB"))
-        except _BROKEN as error:
+            with Image.open(path) as file:
+                image = file.convert("RGB")
+        except BROKEN as error:
             _GUARD.note("decoding of an image", path, error)
-            return torch.zeros(3, self.height, self.height, dtype=torch.uint8), NO_LABEL
-        resized = TF.resize(pixels, [self.height], antialias=True)
-        return TF.center_crop(resized, [self.height]), label
+            side = self.preprocessing.crop
+            return torch.zeros(3, side, side, dtype=torch.uint8), NO_LABEL
+        label = int(self.listing.labels[number])
+        if epoch is None:
+            return self.preprocessing.middle(image), label
+        return self.preprocessing.random_part(image, seed=self.seed, epoch=epoch, sample=number), label
 
 
 def _collated(samples: list[tuple[Tensor, int]], *, height: int) -> Batch:
@@ -99,16 +75,19 @@ def _collated(samples: list[tuple[Tensor, int]], *, height: int) -> Batch:
 
 
 class _Plan:
-    """The index lists of the epoch at hand, read anew at each epoch by a DataLoader whose workers stay."""
+    """What is to be read now, asked for anew at each epoch and evaluation by a DataLoader whose workers stay."""
 
     def __init__(self) -> None:
-        self.lists: list[list[int]] = []
+        self.batches: Sequence[Tensor] = ()
+        self.numbers = torch.empty(0, dtype=torch.int64)  # of a split's images in the listing
+        self.epoch: int | None = None
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.lists)
+    def __iter__(self) -> Iterator[list[tuple[int, int | None]]]:
+        for samples in self.batches:
+            yield [(number, self.epoch) for number in self.numbers[samples].tolist()]
 
     def __len__(self) -> int:
-        return len(self.lists)
+        return len(self.batches)
 
 
 def _die_with_rank(_worker: int) -> None:
@@ -116,19 +95,17 @@ def _die_with_rank(_worker: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class Folder:
-    """A split of image files, decoded by worker processes."""
+class Readers:
+    """A rank's worker processes, for all splits in turn: whoever reads next ends the reading before."""
 
-    reads_files = True
-
-    def __init__(self, samples: list[tuple[str, int]], *, height: int, workers: int) -> None:
-        self.samples = samples
+    def __init__(self, listing: Listing, preprocessing: Preprocessing, *, seed: int, workers: int) -> None:
         self._plan = _Plan()
+        self._stream: torch.cuda.Stream | None = None  # of the copies to the device
         # spawn: a process that has started MPI or CUDA must not be forked, and a fork server would outlive its rank.
         self._loader = DataLoader(
-            _Decoded(samples, height),
+            _Decoded(listing, preprocessing, seed),
             batch_sampler=self._plan,
-            collate_fn=functools.partial(_collated, height=height),
+            collate_fn=functools.partial(_collated, height=preprocessing.crop),
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=True,
@@ -137,16 +114,36 @@ class Folder:
             generator=torch.Generator(),  # not the model's: a resumed epoch begins twice
         )
 
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def batches(self, indices: Sequence[Tensor], device: torch.device, phases: Phases = OFF) -> Iterator[Batch]:
-        self._plan.lists = [samples.tolist() for samples in indices]
+    def read(
+        self, numbers: Tensor, batches: Sequence[Tensor], epoch: int | None, device: torch.device, phases: Phases
+    ) -> Iterator[Batch]:
+        """The images with these of a split's `numbers` (S,) in the listing, each of `batches` (N,) on the device."""
+        self._plan.numbers, self._plan.batches, self._plan.epoch = numbers, batches, epoch
         # mpirun sends what asks a rank to save and leave to its workers as well, and a terminal Ctrl-C.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGINT})
         arriving = iter(self._loader)  # the first one starts the workers, which inherit the mask
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if device.type != "cuda":
-            yield from arriving
-        else:
-            yield from prefetched(arriving, device, phases)
+            return arriving
+        self._stream = self._stream or torch.cuda.Stream(device)
+        return prefetched(arriving, device, self._stream, phases)
+
+
+class Folder:
+    """A split of image files."""
+
+    reads_files = True
+
+    def __init__(self, numbers: Tensor, readers: Readers, *, augment: bool) -> None:
+        """`numbers` (S,) are its images in the readers' listing."""
+        self.numbers = numbers
+        self._readers = readers
+        self._augment = augment
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batches(
+        self, indices: Sequence[Tensor], device: torch.device, epoch: int | None, phases: Phases = OFF
+    ) -> Iterator[Batch]:
+        yield from self._readers.read(self.numbers, indices, epoch if self._augment else None, device, phases)

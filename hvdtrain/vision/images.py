@@ -29,6 +29,7 @@ class Images:
     mean: tuple[float, ...]  # per channel, on the scale 0 to 1
     std: tuple[float, ...]
     mirror: bool  # whether a mirrored image keeps its label
+    cropped: bool = False  # whether training images are random parts already when they are read
 
 
 def cifar10(folder: Path) -> Images:

@@ -1,5 +1,6 @@
 """EfficientNets by name: torchvision's, and a tiny one made of torchvision's blocks."""
 
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision.download import giving_up
+from hvdtrain.vision.preprocessing import Preprocessing
 
 TINY = "efficientnet_tiny"
 MODELS = (*(name for name in torchvision.models.list_models() if name.startswith("efficientnet_")), TINY)
@@ -69,11 +71,18 @@ def build_on_all(
     return agreed(comm, build_it)
 
 
-def image_size(name: str) -> int:
-    """The side of the images that the model was designed for, in pixels."""
-    if name == TINY:
-        return 32
-    return int(torchvision.models.get_model_weights(name).DEFAULT.transforms().crop_size[0])
+def preprocessing(name: str) -> Preprocessing:
+    """What the model wants of an image file: as its best weights in torchvision were evaluated."""
+    if name == TINY:  # has none; an image of the size that it was made for stays as it is
+        return replace(preprocessing("efficientnet_b0"), resize=32, crop=32)
+    weights = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    return Preprocessing(
+        resize=weights.resize_size[0],
+        crop=weights.crop_size[0],
+        interpolation=weights.interpolation,
+        mean=tuple(weights.mean),
+        std=tuple(weights.std),
+    )
 
 
 def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:

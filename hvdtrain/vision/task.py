@@ -81,7 +81,9 @@ def image_task(config: EffnetConfig, images: Images, device: torch.device) -> Im
     """The task of a run, as its settings say."""
     return ImageTask(
         images,
-        Augmentations(crop=config.augment, flip=config.augment and images.mirror, cutout=config.cutout),
+        Augmentations(
+            crop=config.augment and not images.cropped, flip=config.augment and images.mirror, cutout=config.cutout
+        ),
         seed=config.seed,
         device=device,
         normalize=config.normalize,

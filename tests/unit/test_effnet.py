@@ -27,7 +27,7 @@ DIGITS = replace(config.scaled(), data="digits", model="efficientnet_tiny", batc
 
 
 def assembled(ranks=1, **changes):
-    images = load_on_all(SerialComm(), "digits", None, height=32)
+    images = load_on_all(SerialComm(), DIGITS)
     return begun(Rank(0, ranks), images=images, settings=DIGITS, **changes)
 
 

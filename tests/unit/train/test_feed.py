@@ -1,9 +1,12 @@
+from contextlib import nullcontext
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.train.feed import Feed, Resident
+from hvdtrain.train.feed import Feed, Resident, prefetched
 from hvdtrain.train.order import BatchSizes
 from tests.ranks import Rank
 from tests.steps import CPU, split, task_of
@@ -12,7 +15,7 @@ from tests.steps import CPU, split, task_of
 def test_resident_split_gives_the_images_of_the_indices_in_their_order():
     images = torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 3, 2, 2)
     split = Resident(images=images, labels=torch.arange(5) * 10)
-    batches = list(split.batches([torch.tensor([4, 0]), torch.tensor([2])], CPU))
+    batches = list(split.batches([torch.tensor([4, 0]), torch.tensor([2])], CPU, 0))
     found = [(batch["images"], batch["labels"]) for batch in batches]
     assert [labels.tolist() for _, labels in found] == [[40, 0], [20]]
     assert [raw[:, 0, 0, 0].tolist() for raw, _ in found] == [[4, 0], [2]]
@@ -22,7 +25,7 @@ def test_resident_split_gives_the_images_of_the_indices_in_their_order():
 def test_resident_split_gives_an_empty_batch_for_no_indices():
     split = Resident(images=torch.zeros(5, 3, 4, 4, dtype=torch.uint8), labels=torch.arange(5))
     none = torch.tensor([], dtype=torch.int64)
-    batches = list(split.batches([none, torch.tensor([2]), none], CPU))
+    batches = list(split.batches([none, torch.tensor([2]), none], CPU, None))
     found = [(batch["images"], batch["labels"]) for batch in batches]
     assert [tuple(raw.shape) for raw, _ in found] == [(0, 3, 4, 4), (1, 3, 4, 4), (0, 3, 4, 4)]
     assert [labels.tolist() for _, labels in found] == [[], [2], []]
@@ -83,3 +86,50 @@ def test_what_is_left_after_a_change_is_cut_where_the_change_was():
     later = Position(visited=37, cut_from=21)
     assert feed_of(10).placed(later) == later
     assert [batch.global_size for batch in feed_of(10).batches(later)] == [8, 8]
+
+
+# --- to the device
+
+
+class Copied:
+    """A tensor of batch `number` that notes what is done with it."""
+
+    def __init__(self, number, notes):
+        self.number, self.notes = number, notes
+
+    def to(self, device, *, non_blocking):
+        self.notes.append(("copy", self.number, non_blocking))
+        return self
+
+    def record_stream(self, stream):
+        self.notes.append(("record", self.number, stream))
+
+
+class Computing:
+    """The stream that computes."""
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def wait_stream(self, stream):
+        self.notes.append(("wait", stream))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_prefetched_batch_is_waited_for_and_kept_before_it_is_used(monkeypatch, count):
+    """The order of the calls alone; tests/gpu shows that they are enough."""
+    notes = []
+    computing = Computing(notes)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: computing)
+    batches = ({"images": Copied(number, notes)} for number in range(count))
+    for batch in prefetched(batches, torch.device("cuda", 0), "copies"):
+        notes += [("use", batch["images"].number)]
+    for number in range(count):
+        mine = [notes.index(note) for note in (("record", number, computing), ("use", number))]
+        copied = notes.index(("copy", number, True))
+        assert ("wait", "copies") in notes[copied : mine[0]]
+        assert mine == sorted(mine)
+        if number + 1 < count:  # the next one is on its way meanwhile
+            assert notes.index(("copy", number + 1, True)) < mine[1]
+    assert notes.count(("wait", "copies")) == count

@@ -6,12 +6,24 @@ import struct
 import numpy as np
 from PIL import Image
 from torchvision.datasets import CIFAR10
+from torchvision.transforms.v2 import InterpolationMode
 
 from hvdtrain.vision import data
+from hvdtrain.vision.files import image_folder
+from hvdtrain.vision.listing import listed
+from hvdtrain.vision.preprocessing import Preprocessing
+
+EIGHT = Preprocessing(
+    resize=8, crop=8, interpolation=InterpolationMode.BICUBIC, mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.1)
+)
 
 
-def load(name, folder=None, *, height=8, rank=0, size=1):
-    return data.load(name, folder, height=height, rank=rank, size=size, workers=1)
+def load(name, folder=None):
+    return data.load(name, folder)
+
+
+def folder_of(folder, preprocessing=EIGHT, *, augment=False, seed=0, workers=1):
+    return image_folder(listed(folder), preprocessing, augment=augment, seed=seed, workers=workers)
 
 
 def python_2_pickle(value):

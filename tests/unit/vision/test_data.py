@@ -1,10 +1,12 @@
 import socket
 import urllib.request
+from dataclasses import replace
 from urllib.error import URLError
 
 import pytest
 
 from hvdtrain.vision import data
+from hvdtrain.vision.config import scaled
 from tests.ranks import Rank
 from tests.refusals import refused
 from tests.unit.vision.data_sets import load
@@ -75,9 +77,9 @@ def test_fetch_into_a_place_that_cannot_be_written_names_it(tmp_path):
     assert refused(lambda: data.fetch("cifar10", where)).startswith(f"--data-dir {where}: cannot be written (Not a dir")
 
 
-def test_one_rank_of_each_host_fetches(monkeypatch, tmp_path):
+def test_one_rank_of_each_host_fetches(monkeypatch):
     fetched = []
     for rank, local_rank in enumerate([0, 1, 0, 1]):
         monkeypatch.setattr(data, "fetch", lambda *_, rank=rank: fetched.append(rank))
-        data.load_on_all(Rank(rank, 4, local_rank=local_rank, local_size=2), "digits", tmp_path, height=32)
+        data.load_on_all(Rank(rank, 4, local_rank=local_rank, local_size=2), replace(scaled(), data="digits"))
     assert fetched == [0, 2]

@@ -1,12 +1,21 @@
+from dataclasses import replace
+
 import numpy as np
+import psutil
 import pytest
 import torch
+from PIL import Image
 
-from hvdtrain.vision.files import _collated
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.vision import data, files
+from hvdtrain.vision.config import scaled
+from hvdtrain.vision.data import load_on_all
+from hvdtrain.vision.files import Folder, _collated
 from hvdtrain.vision.images import NO_LABEL
+from tests.ranks import Rank
 from tests.refusals import refused
 from tests.steps import CPU
-from tests.unit.vision.data_sets import load, write_image
+from tests.unit.vision.data_sets import EIGHT, folder_of, write_image
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -20,95 +29,139 @@ def test_collated_samples_are_stacked_and_none_are_an_empty_batch(count):
     assert labels.tolist() == [10, 11, 12][:count]
 
 
+def workers():
+    """The loader workers of this process."""
+    return {one.pid for one in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(one.cmdline())}
+
+
 def test_image_folder_decodes_in_workers_and_names_a_truncated_file(tmp_path):
     square = write_image(tmp_path / "train" / "cat" / "a.png", seed=1)
     wide = write_image(tmp_path / "train" / "cat" / "b.png", width=12, seed=2)
     gray = write_image(tmp_path / "train" / "dog" / "c.png", seed=3, mode="L")
     write_image(tmp_path / "train" / "dog" / "d.png", height=64, width=64, seed=4)
-    for name in ("cat", "dog"):
-        write_image(tmp_path / "val" / name / "e.png", seed=5)
+    tested = [
+        write_image(tmp_path / "val" / name / "e.png", seed=5 + place) for place, name in enumerate(("cat", "dog"))
+    ]
     truncated = tmp_path / "train" / "dog" / "d.png"
     truncated.write_bytes(truncated.read_bytes()[:4000])
 
-    images = load("imagefolder", tmp_path)
+    before = workers()
+    images = folder_of(tmp_path)
     assert (len(images.train), len(images.test)) == (4, 2)
-    assert (images.classes, images.height, images.mirror) == (2, 8, True)
-    assert images.mean == (0.485, 0.456, 0.406)
+    assert (images.classes, images.height, images.mirror, images.cropped) == (2, 8, True, True)
+    assert (images.mean, images.std) == (EIGHT.mean, EIGHT.std)
     expected = [
         square.transpose(2, 0, 1),
         wide[:, 2:10].transpose(2, 0, 1),  # the centre
         np.stack([gray] * 3),
     ]
-    for lists in ([[2, 0], [], [1]], [[1, 2, 0], []]):  # two epochs through the same workers
-        found = list(images.train.batches([torch.tensor(places, dtype=torch.int64) for places in lists], CPU))
+    for epoch, lists in enumerate([[[2, 0], [], [1]], [[1, 2, 0], []]]):  # two epochs through the same workers
+        found = list(images.train.batches([torch.tensor(places, dtype=torch.int64) for places in lists], CPU, epoch))
         for batch, wanted in zip(found, lists, strict=True):
             raw, labels = batch["images"], batch["labels"]
             assert (raw.dtype, labels.dtype) == (torch.uint8, torch.int64)
             assert raw.shape == (len(wanted), 3, 8, 8)
             assert np.array_equal(raw.numpy(), np.array([expected[index] for index in wanted]).reshape(raw.shape))
             assert labels.tolist() == [[0, 0, 1][index] for index in wanted]
-    [batch] = images.train.batches([torch.tensor([0, 3])], CPU)
+    [batch] = images.train.batches([torch.tensor([0, 3])], CPU, 0)
     raw, labels = batch["images"], batch["labels"]
     assert labels.tolist() == [0, NO_LABEL]
     assert np.array_equal(raw[0].numpy(), expected[0])
     assert not raw[1].any()
 
-
-def test_class_folders_without_train_are_split_80_to_20_the_same_each_time(tmp_path):
-    for number in range(20):
-        write_image(tmp_path / ("cat", "dog")[number % 2] / f"{number}.png", seed=number)
-    images, again = load("imagefolder", tmp_path), load("imagefolder", tmp_path)
-    train, test = images.train.samples, images.test.samples
-    assert (len(train), len(test)) == (16, 4)
-    assert (train, test) == (again.train.samples, again.test.samples)
-    assert {path for path, _ in train + test} == {str(path) for path in tmp_path.glob("*/*.png")}
-    assert all(label == ("/dog/" in path) for path, label in train + test)
-    assert {label for _, label in train} == {0, 1}  # shuffled, not cut by class
+    unfinished = images.train.batches([torch.tensor([place % 4]) for place in range(20)], CPU, 0)
+    next(unfinished)  # as where all ranks leave in the middle of an epoch
+    [batch] = images.test.batches([torch.tensor([1, 0])], CPU, None)
+    assert np.array_equal(batch["images"].numpy(), np.stack(tested[::-1]).transpose(0, 3, 1, 2))
+    assert batch["labels"].tolist() == [1, 0]
+    assert len(workers() - before) == 1  # the same for training and test
 
 
-def test_missing_image_folder_is_named(tmp_path):
-    message = refused(lambda: load("imagefolder", tmp_path / "none"))
-    assert message.startswith(f"--data-dir {tmp_path / 'none'}: ")
+def test_training_images_are_random_parts_whatever_the_batches_and_workers(tmp_path):
+    for number in range(6):
+        for part in ("train", "val"):
+            write_image(tmp_path / part / "cat" / f"{number}.png", height=20, width=30, seed=number)
+    images = folder_of(tmp_path, augment=True, seed=3, workers=2)
+    for epoch, batches in ((7, [[5, 0], [3], [1, 4], [2]]), (8, [[0, 1, 2], [3, 4, 5]])):
+        found = images.train.batches([torch.tensor(batch) for batch in batches], CPU, epoch)
+        for samples, batch in zip(batches, found, strict=True):
+            for sample, image in zip(samples, batch["images"], strict=True):
+                with Image.open(tmp_path / "train" / "cat" / f"{sample}.png") as file:
+                    part = EIGHT.random_part(file.convert("RGB"), seed=3, epoch=epoch, sample=sample)
+                assert torch.equal(image, part)
+    [batch] = images.test.batches([torch.arange(6)], CPU, None)
+    for number, image in enumerate(batch["images"]):
+        with Image.open(tmp_path / "val" / "cat" / f"{number}.png") as file:
+            assert torch.equal(image, EIGHT.middle(file.convert("RGB")))
 
 
-def test_empty_image_folder_is_named(tmp_path):
-    assert refused(lambda: load("imagefolder", tmp_path)).startswith(f"--data-dir {tmp_path}: not a folder of class")
+class Asked:
+    """Readers that note which epoch's images they are asked for."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def read(self, numbers, batches, epoch, device, phases):
+        self.epochs.append(epoch)
+        return iter(())
 
 
-def test_class_folder_without_images_is_named(tmp_path):
-    write_image(tmp_path / "cat" / "a.png")
-    (tmp_path / "dog").mkdir()
-    message = refused(lambda: load("imagefolder", tmp_path))
-    assert message.startswith(f"--data-dir {tmp_path}: ")
-    assert "dog" in message
+@pytest.mark.parametrize(("augment", "epochs"), [(True, [3, None]), (False, [None, None])])
+def test_without_augmentation_training_images_are_read_as_those_that_are_evaluated(augment, epochs):
+    asked = Asked()
+    for epoch in (3, None):
+        assert list(Folder(torch.arange(1), asked, augment=augment).batches([], CPU, epoch)) == []
+    assert asked.epochs == epochs
 
 
-def test_train_without_val_is_refused(tmp_path):
-    write_image(tmp_path / "train" / "cat" / "a.png")
-    assert str(tmp_path / "val") in refused(lambda: load("imagefolder", tmp_path))
+def test_all_epochs_and_evaluations_copy_on_one_stream(tmp_path, monkeypatch):
+    for part in ("train", "val"):
+        write_image(tmp_path / part / "cat" / "a.png")
+    made, used = [], []
+
+    def stream(device):
+        made.append(device)
+        return len(made)
+
+    def prefetched(batches, device, stream, phases):
+        used.append(stream)
+        return iter([])
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(files, "prefetched", prefetched)
+    monkeypatch.setattr(files, "DataLoader", lambda *_, **__: [])
+    images, gpu = folder_of(tmp_path), torch.device("cuda", 0)
+    for epoch in range(2):
+        list(images.train.batches([torch.tensor([0])], gpu, epoch))
+        list(images.test.batches([torch.tensor([0])], gpu, None))
+    assert made == [gpu]
+    assert used == [1, 1, 1, 1]
 
 
-def test_class_in_only_one_of_train_and_val_is_named(tmp_path):
-    for part, name in (("train", "cat"), ("train", "dog"), ("val", "cat"), ("val", "emu")):
-        write_image(tmp_path / part / name / "a.png")
-    message = refused(lambda: load("imagefolder", tmp_path))
-    assert message == f"--data-dir {tmp_path}: class 'dog' is in only one of train/ and val/"
+def settings(folder, **changed):
+    return replace(scaled(), data="imagefolder", data_dir=folder, model="efficientnet_tiny", **changed)
 
 
-@pytest.mark.parametrize("part", ["train", "val"])
-@pytest.mark.parametrize("content", [b"hello, I am text", b"", b"\x89PNG\r\n\x1a\n"])
-def test_file_that_is_no_image_is_named(tmp_path, part, content):
-    for split in ("train", "val"):
-        write_image(tmp_path / split / "cat" / "a.png")
-    broken = tmp_path / part / "cat" / "b.png"
-    broken.write_bytes(content)
-    assert f"{broken} is not a readable image" in refused(lambda: load("imagefolder", tmp_path))
+def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "cores_together", lambda _: 1)  # one worker
+    for part in ("train", "val"):
+        write_image(tmp_path / part / "cat" / "a.png", height=40, width=50)
+    (tmp_path / "train" / "cat" / "b.png").write_bytes(b"text")
+    images = load_on_all(SerialComm(), settings(tmp_path, seed=5, max_unreadable_images=50))
+    assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 1, 2, 1)
+    [batch] = images.train.batches([torch.tensor([0, 1])], CPU, 2)
+    with Image.open(tmp_path / "train" / "cat" / "a.png") as file:
+        part = replace(EIGHT, crop=32).random_part(file.convert("RGB"), seed=5, epoch=2, sample=0)
+    assert torch.equal(batch["images"][0], part)
+    assert batch["labels"].tolist() == [0, NO_LABEL]
+    assert "--max-unreadable-images 24" in refused(
+        lambda: load_on_all(SerialComm(), settings(tmp_path, max_unreadable_images=24))
+    )
 
 
-def test_ranks_share_the_check_of_the_files(tmp_path):
-    for name in ("a", "b", "c"):
-        write_image(tmp_path / "cat" / f"{name}.png")
-    broken = tmp_path / "cat" / "b.png"
-    broken.write_bytes(b"text")
-    assert str(broken) in refused(lambda: load("imagefolder", tmp_path, rank=1, size=2))
-    assert load("imagefolder", tmp_path, rank=0, size=2).classes == 1
+def test_ranks_with_other_images_are_told_before_they_look_at_them(tmp_path):
+    for part in ("train", "val"):
+        write_image(tmp_path / part / "cat" / "a.png")
+    facts = {"the numbers of training and test images": [1, 2]}
+    other = Rank(0, 2, answers=lambda value: [value, ["h", facts if isinstance(value[1], dict) else None]])
+    assert "has [1, 1], rank 1 on h has [1, 2]" in refused(lambda: load_on_all(other, settings(tmp_path)))

@@ -35,9 +35,18 @@ def test_tiny_is_tiny():
     assert sum(parameter.numel() for parameter in tiny().parameters()) < 100_000
 
 
-@pytest.mark.parametrize(("name", "size"), [(TINY, 32), ("efficientnet_b0", 224), ("efficientnet_b7", 600)])
-def test_image_size_is_the_one_the_model_was_designed_for(name, size):
-    assert models.image_size(name) == size
+@pytest.mark.parametrize(
+    ("name", "resize", "crop", "mean"),
+    [
+        (TINY, 32, 32, 0.485),
+        ("efficientnet_b0", 256, 224, 0.485),
+        ("efficientnet_b7", 600, 600, 0.485),
+        ("efficientnet_v2_l", 480, 480, 0.5),
+    ],
+)
+def test_preprocessing_is_the_one_the_model_was_evaluated_with(name, resize, crop, mean):
+    found = models.preprocessing(name)
+    assert (found.resize, found.crop, found.mean[0]) == (resize, crop, mean)
 
 
 @pytest.mark.parametrize("name", [TINY, "efficientnet_b0", "efficientnet_v2_s"])

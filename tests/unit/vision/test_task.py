@@ -16,7 +16,7 @@ DIGITS = replace(config.scaled(), data="digits", model="efficientnet_tiny", batc
 
 @pytest.fixture(scope="module")
 def digits():
-    return load_on_all(SerialComm(), "digits", None, height=32)
+    return load_on_all(SerialComm(), DIGITS)
 
 
 @pytest.mark.parametrize(("augment", "crop"), [(True, True), (False, False)])
@@ -29,6 +29,14 @@ def test_digits_are_cropped_but_never_mirrored(digits, augment, crop):
     plain = image_task(replace(DIGITS, normalize=False), digits, CPU)
     assert (plain.mean.tolist(), plain.std.tolist()) == ([0.0] * 3, [1.0] * 3)
     assert image_task(DIGITS, replace(digits, mirror=True), CPU).augmentations.flip is True
+
+
+def test_files_that_are_cropped_as_they_are_read_are_only_mirrored_afterwards(digits):
+    files = replace(digits, mirror=True, cropped=True)
+    chosen = image_task(replace(DIGITS, cutout=5), files, CPU).augmentations
+    assert (chosen.crop, chosen.flip, chosen.cutout) == (False, True, 5)
+    plain = image_task(replace(DIGITS, augment=False), files, CPU).augmentations
+    assert (plain.crop, plain.flip) == (False, False)
 
 
 def test_images_are_normalised_to_mean_0_and_deviation_1(digits):

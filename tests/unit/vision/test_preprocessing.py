@@ -1,0 +1,101 @@
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.models import get_model_weights
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.v2 import functional
+
+from hvdtrain.vision import models
+from hvdtrain.vision.augment import normalise
+from hvdtrain.vision.preprocessing import random_box
+
+SIZES = [(224, 224), (256, 256), (500, 375), (333, 501), (640, 200), (40, 30), (31, 97), (225, 1)]  # width, height
+
+
+def jpeg(folder, width, height, mode="RGB"):
+    """Coloured noise over a gradient, so that neither resizing nor a shift by a pixel goes unseen."""
+    random = np.random.default_rng(width * height)
+    slope = np.linspace(0, 200, width)[None, :, None] * np.ones((height, 1, 3))
+    pixels = (slope + random.integers(0, 56, (height, width, 3))).astype(np.uint8)
+    path = folder / f"{width}x{height}-{mode}.jpg"
+    Image.fromarray(pixels).convert(mode).save(path, quality=90)
+    return path
+
+
+@pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_b2", "efficientnet_v2_s", "efficientnet_v2_l"])
+def test_the_middle_is_what_the_models_own_transforms_give(tmp_path, name):
+    """Bit for bit: the pixels are resized by Pillow in both, and divided, shifted and scaled in the same order."""
+    ours, theirs = models.preprocessing(name), get_model_weights(name).DEFAULT.transforms()
+    for (width, height), mode in [*product(SIZES, ["RGB"]), ((300, 200), "L"), ((300, 200), "CMYK")]:
+        with Image.open(jpeg(tmp_path, width, height, mode)) as file:
+            image = file.convert("RGB")
+        pixels = ours.middle(image)
+        assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, ours.crop, ours.crop))
+        given = normalise(pixels[None], torch.tensor(ours.mean), torch.tensor(ours.std))[0]
+        assert torch.equal(given, theirs(image)), (width, height, mode)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_random_part_is_cut_and_resized_as_torchvision_does(tmp_path, width, height):
+    preprocessing = models.preprocessing("efficientnet_b0")
+    with Image.open(jpeg(tmp_path, width, height)) as file:
+        image = file.convert("RGB")
+    part = preprocessing.random_part(image, seed=1, epoch=2, sample=3)
+    box = random_box(height, width, np.random.default_rng([1, 2, 2, 3]))
+    expected = functional.resized_crop(
+        functional.pil_to_tensor(image), *box, [224, 224], interpolation=preprocessing.interpolation, antialias=True
+    )
+    assert torch.equal(part, expected)
+    by_pillow = functional.pil_to_tensor(
+        functional.resized_crop(image, *box, [224, 224], interpolation=preprocessing.interpolation)
+    )
+    assert (part.int() - by_pillow.int()).abs().max() <= 2
+
+
+def test_a_random_part_depends_on_seed_epoch_and_sample_alone(tmp_path):
+    preprocessing = models.preprocessing(models.TINY)
+    with Image.open(jpeg(tmp_path, 60, 50)) as file:
+        image = file.convert("RGB")
+
+    def part(seed, epoch, sample):
+        return preprocessing.random_part(image, seed=seed, epoch=epoch, sample=sample).flatten().tolist()
+
+    first = part(5, 1, 7)
+    np.random.default_rng().random()  # whatever else is drawn meanwhile
+    assert part(5, 1, 7) == first
+    keys = [(5, 1, 7), (6, 1, 7), (5, 2, 7), (5, 1, 8), (1, 5, 7), (7, 1, 5), (5, 7, 1), (0, 0, 0), (0, 0, 1)]
+    assert len({tuple(part(*key)) for key in keys}) == len(keys)
+
+
+def test_random_parts_are_spread_as_torchvisions(tmp_path):
+    """Mean and deviation of area, shape and place over 4,000 draws, within four standard errors of a mean."""
+    count, width, height = 4000, 500, 375
+    ours = [random_box(height, width, np.random.default_rng([0, sample])) for sample in range(count)]
+    torch.manual_seed(0)
+    crop = RandomResizedCrop(224)
+    theirs = [crop.get_params(torch.empty(3, height, width), crop.scale, crop.ratio) for _ in range(count)]
+
+    def facts(boxes):
+        top, left, h, w = np.array(boxes, dtype=float).T
+        return np.stack([h * w / (height * width), np.log(w / h), top, left])
+
+    for one, other in zip(facts(ours), facts(theirs), strict=True):
+        error = other.std() / count**0.5
+        assert abs(one.mean() - other.mean()) < 4 * 2**0.5 * error
+        assert one.std() == pytest.approx(other.std(), rel=0.05)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 60), (1000, 2), (50, 400), (400, 50), (7, 7)])
+def test_a_random_part_lies_inside_and_the_middle_is_taken_where_no_draw_fits(width, height):
+    crop = RandomResizedCrop(224)
+    for sample in range(50):
+        top, left, h, w = random_box(height, width, np.random.default_rng(sample))
+        assert 0 <= top <= top + h <= height
+        assert 0 <= left <= left + w <= width
+        assert h > 0
+        assert w > 0
+    if max(width, height) > 20 * min(width, height):  # none fits, so nothing is left to chance
+        assert (top, left, h, w) == crop.get_params(torch.empty(3, height, width), crop.scale, crop.ratio)
