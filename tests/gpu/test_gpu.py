@@ -32,17 +32,62 @@ def test_versions_are_known_before_cuda_starts():
     assert found["mpi"] is None
 
 
-def test_prefetched_batches_are_the_batches():
-    device = torch.device("cuda", 0)
-    batches = [
-        {"images": torch.full((64, 3, 32, 32), number, dtype=torch.uint8), "labels": torch.arange(64)}
-        for number in range(20)
-    ]
-    arrived = [{name: tensor.cpu() for name, tensor in batch.items()} for batch in prefetched(batches, device)]
-    assert len(arrived) == len(batches)
-    for batch, expected in zip(arrived, batches, strict=True):
-        assert batch.keys() == expected.keys()
-        assert all(torch.equal(tensor, expected[name]) for name, tensor in batch.items())
+LONG = 200_000_000  # cycles: some 100 ms, in which the host gives all that follows to the device
+BYTES = 2**24  # of a batch; the allocator keeps blocks of this size whole, and gives them out again for just this size
+BATCHES = 6
+CUDA = torch.device("cuda", 0)
+
+
+def stream_with_memory():
+    """A stream for which three blocks of BYTES bytes are kept, all 255: as many as are needed at a time."""
+    stream = torch.cuda.Stream(CUDA)
+    with torch.cuda.stream(stream):
+        blocks = [torch.full((BYTES,), 255, dtype=torch.uint8, device=CUDA) for _ in range(3)]
+    torch.cuda.synchronize()
+    del blocks
+    return stream
+
+
+def pinned():
+    """Batch n is all n. Made before anything sleeps, since to pin memory may wait for the device."""
+    return [{"images": torch.full((BYTES,), number, dtype=torch.uint8).pin_memory()} for number in range(BATCHES)]
+
+
+def looked_at():
+    """Where the batches are copied to by the stream that uses them."""
+    found = torch.full((BATCHES, BYTES), 254, dtype=torch.uint8, device=CUDA)
+    torch.cuda.synchronize()
+    return found
+
+
+def values(found):
+    """What each batch held when the device looked at it."""
+    torch.cuda.synchronize()
+    return [batch.unique().tolist() for batch in found]
+
+
+def test_a_prefetched_batch_is_not_used_before_it_has_arrived():
+    """Each copy is late on its stream: who does not wait for that stream sees 255, which the memory held before."""
+    stream, batches, found = stream_with_memory(), pinned(), looked_at()
+
+    def late():
+        for batch in batches:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(LONG)
+            yield batch
+
+    for place, batch in enumerate(prefetched(late(), CUDA, stream)):
+        found[place].copy_(batch["images"])
+    assert values(found) == [[number] for number in range(BATCHES)]
+
+
+def test_a_prefetched_batch_stays_until_the_work_on_it_is_done():
+    """The device looks late at each batch: memory that was given away when the host was done holds the third after."""
+    stream, batches, found = stream_with_memory(), pinned(), looked_at()
+    for place, batch in enumerate(prefetched(batches, CUDA, stream)):
+        torch.cuda._sleep(LONG)
+        found[place].copy_(batch["images"])
+    assert values(found) == [[number] for number in range(BATCHES)]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
