@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import signal
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -20,6 +21,7 @@ from hvdtrain.vision.listing import Listing
 from hvdtrain.vision.preprocessing import Preprocessing
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_SIGCHLD_S = 5.0  # by then the kernel has told that a worker is dead
 _GUARD = Guard()  # of this process, a loader worker
 
 
@@ -95,6 +97,15 @@ def _die_with_rank(_worker: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _received(arriving: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches; if a worker dies as it hands one over, torch's handler of SIGCHLD tells which one, and of what."""
+    try:
+        yield from arriving
+    except (ConnectionError, EOFError):
+        time.sleep(_SIGCHLD_S)  # that handler raises in here
+        raise
+
+
 class Readers:
     """A rank's worker processes, for all splits in turn: whoever reads next ends the reading before."""
 
@@ -121,7 +132,7 @@ class Readers:
         self._plan.numbers, self._plan.batches, self._plan.epoch = numbers, batches, epoch
         # mpirun sends what asks a rank to save and leave to its workers as well, and a terminal Ctrl-C.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGINT})
-        arriving = iter(self._loader)  # the first one starts the workers, which inherit the mask
+        arriving = _received(iter(self._loader))  # the first one starts the workers, which inherit the mask
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if device.type != "cuda":
             return arriving

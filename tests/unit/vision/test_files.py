@@ -1,3 +1,4 @@
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -136,6 +137,34 @@ def test_all_epochs_and_evaluations_copy_on_one_stream(tmp_path, monkeypatch):
         list(images.test.batches([torch.tensor([0])], gpu, None))
     assert made == [gpu]
     assert used == [1, 1, 1, 1]
+
+
+class Dying:
+    """A loader whose worker dies as it hands over its second batch."""
+
+    def __iter__(self):
+        yield {}
+        raise ConnectionResetError("by peer")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_worker_that_dies_as_it_hands_over_a_batch_is_named(tmp_path, monkeypatch, told):
+    def killed(*_):
+        raise RuntimeError("DataLoader worker (pid 7) is killed")
+
+    write_image(tmp_path / "cat" / "a.png")
+    monkeypatch.setattr(files, "DataLoader", lambda *_, **__: Dying())
+    monkeypatch.setattr(files, "_SIGCHLD_S", 5.0 if told else 0.0)
+    before = signal.signal(signal.SIGALRM, killed)
+    try:
+        batches = folder_of(tmp_path).train.batches([torch.tensor([0])] * 2, CPU, 0)
+        assert next(batches) == {}
+        if told:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(RuntimeError if told else ConnectionResetError, match="pid 7" if told else "by peer"):
+            next(batches)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def settings(folder, **changed):
