@@ -134,8 +134,8 @@ def test_a_program_that_obeys_a_sigusr1_that_came_early_was_stopped(launcher):
 def test_the_second_signal_ends_it_now(launcher):
     launcher.report = SAVES
     began = time.monotonic()
-    end = ended((0.05, INT), (0.5, INT))
-    assert time.monotonic() - began < 3
+    end = ended((0.05, INT), (0.5, INT), grace_s=60)
+    assert time.monotonic() - began < 50
     assert made[0].signals == [USR1]
     assert (end.status, end.stopped, end.why) == (130, True, "stopped by SIGINT")
 
@@ -143,8 +143,8 @@ def test_the_second_signal_ends_it_now(launcher):
 def test_two_signals_at_once_are_one_and_sigusr1_is_never_the_second(launcher):
     launcher.report = SAVES
     began = time.monotonic()
-    ended((0.05, TERM), (0.1, TERM), (0.6, USR1), (0.9, HUP), grace_s=5)
-    assert 0.8 < time.monotonic() - began < 3
+    ended((0.05, TERM), (0.1, TERM), (0.6, USR1), (0.9, HUP), grace_s=60)
+    assert 0.8 < time.monotonic() - began < 50  # by SIGHUP, not by the second SIGTERM or the end of the grace
     assert made[0].signals == [USR1]
 
 
