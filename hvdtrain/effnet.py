@@ -135,7 +135,12 @@ def step_for(
         task=task,
         optimizer=optim.OPTIMIZERS[config.optimizer].build(groups, lr),
         comm=comm,
-        sync=comm.data.gradient_sync(model, compression=compression(config, device), groups=config.fusion_groups),
+        sync=comm.data.gradient_sync(
+            model,
+            compression=compression(config, device),
+            groups=config.fusion_groups,
+            loss_is_scaled=config.precision == "fp16",
+        ),
         scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
         average=average,
         precision=config.precision,

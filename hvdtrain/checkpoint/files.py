@@ -32,7 +32,7 @@ FORMAT = 3
 MANIFEST = "manifest.json"
 _RANKS = "ranks"
 _MOST_MANIFEST_BYTES = 2**24  # 150 for each rank
-_DOCUMENT = re.compile(r"([A-Za-z0-9_-]+|ranks/(0|[1-9][0-9]*))\.pt")
+_DOCUMENT = re.compile(r"([A-Za-z0-9_-]+|ranks/(0|[1-9][0-9]{0,8}))\.pt")
 _ALONE: Comm = SerialComm()
 
 Document = Any  # tensors, numbers, strings and None, in lists, tuples and dicts
@@ -62,7 +62,7 @@ class Found:
 
     def is_of(self, size: int) -> bool:
         """Whether each rank of so many finds its own file."""
-        return self.ranks == list(range(size))
+        return self.about.get("np", size) == size and self.ranks == list(range(size))
 
 
 def part_of(root: Path, step: int, *, kind: str = "step") -> Path:

@@ -31,8 +31,8 @@ _CHUNK_BYTES = 2**28
 # room itself takes 8 bytes a name (response_cache.cc of Horovod 0.28.1).
 CACHE_CAPACITY = 4096
 
-# Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog lets
-# them: 11 minutes, unless --hang-timeout-s is more than a minute.
+# Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog's fixed
+# limits: 11 minutes, unless --hang-timeout-s is more than a minute.
 AFTER_WATCHDOG_S = 60
 
 
@@ -58,11 +58,13 @@ class Group(Protocol):
     def broadcast_(self, model: nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0."""
 
-    def gradient_sync(self, model: nn.Module, *, compression: str, groups: int | None = None) -> GradientSync:
+    def gradient_sync(
+        self, model: nn.Module, *, compression: str, groups: int | None = None, loss_is_scaled: bool = False
+    ) -> GradientSync:
         """A GradientSync for the model's trainable parameters; `compression` is 'none' or 'fp16'.
 
         With `groups` the gradients are sent in that many fixed groups instead of as they come; then a parameter must
-        get a gradient on all ranks or on none.
+        get a gradient on all ranks or on none. Where the loss is scaled, fp16 gradients are not scaled once more.
         """
 
 
@@ -138,7 +140,9 @@ class SerialComm:
     def broadcast_(self, model: nn.Module) -> None:
         pass
 
-    def gradient_sync(self, model: nn.Module, *, compression: str, groups: int | None = None) -> GradientSync:
+    def gradient_sync(
+        self, model: nn.Module, *, compression: str, groups: int | None = None, loss_is_scaled: bool = False
+    ) -> GradientSync:
         return NoSync()
 
 
@@ -244,8 +248,11 @@ class HorovodComm:
         with self.waiting():
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
-    def gradient_sync(self, model: nn.Module, *, compression: str, groups: int | None = None) -> GradientSync:
-        return HorovodSync(model, wire=Wire(compression, self.size), groups=groups, waiting=self._wait)
+    def gradient_sync(
+        self, model: nn.Module, *, compression: str, groups: int | None = None, loss_is_scaled: bool = False
+    ) -> GradientSync:
+        wire = Wire(compression, ranks=1 if loss_is_scaled else self.size)
+        return HorovodSync(model, wire=wire, groups=groups, waiting=self._wait)
 
 
 def _allgather_by_horovod(content: bytes) -> list[bytes]:

@@ -20,7 +20,8 @@ class Wire:
     global batch, so that each rank's gradients shrink as ranks are added. They are sent times the largest power of two
     that is not above the number of ranks, so that they are as large as those of one rank, or more than half of that.
     Their sum may overflow, and the step is skipped. That halves the scale; after GROWTH_STEPS steps it is doubled, up
-    to where it began. All ranks see the same sum, so their scales stay equal.
+    to where it began. All ranks see the same sum, so their scales stay equal. Where the loss has a scale, which lifts
+    the gradients of all ranks and falls after such a sum too, this one is made for one rank: it stays 1.
     """
 
     def __init__(self, compression: str, ranks: int) -> None:
@@ -65,5 +66,5 @@ class Wire:
         return {"scale": self._scale, "calm_steps": self._calm_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self._scale, self._calm_steps = state["scale"], state["calm_steps"]
+        """Go on from there; from the beginning where one rank has trained without Horovod, which has no scale."""
+        self._scale, self._calm_steps = state.get("scale", self._first_scale), state.get("calm_steps", 0)

@@ -137,10 +137,9 @@ class TrainingStep:
             if not bool(torch.stack(finite_forward).all()):
                 forward = "batch norm" if math.isfinite(totals["loss"]) else "loss"
             skipped = self._find_source(last_pass, forward, global_count)
-        # Each scale answers for its own overflow: that of the loss for a rank's gradients, the wire's for their sum.
-        overflowed = skipped is not None and skipped.source == SUM
-        self.scaler.update(self.scaler.get_scale() if overflowed else None)
-        self.sync.update(overflowed=overflowed)
+        self.scaler.update()
+        in_sum_alone = skipped is not None and skipped.source == SUM
+        self.sync.update(overflowed=in_sum_alone and not self.scaler.is_enabled())  # a scaled loss answers for it: Wire
         if finite and self.average is not None:
             self.average.update_parameters(self.model)
         return StepDone(totals=totals, skipped=skipped, grad_norm=grad_norm)

@@ -143,7 +143,11 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
 @pytest.mark.parametrize("groups", [None, 3])
 def test_fusion_groups_and_compression_reach_the_sync(groups):
     training = assembled(fusion_groups=groups, compression="fp16")
-    assert training.step.comm.syncs == [("fp16", groups)]
+    assert training.step.comm.syncs == [("fp16", groups, False)]
+
+
+def test_a_loss_that_is_scaled_is_told_to_the_sync():
+    assert assembled(precision="fp16").step.comm.syncs == [("none", None, True)]
 
 
 @pytest.mark.parametrize(("name", "kind", "power"), [("lars", optim.Lars, 1.0), ("lamb", optim.Lamb, 0.5)])

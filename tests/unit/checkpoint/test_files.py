@@ -212,3 +212,10 @@ def test_what_killed_processes_left_is_removed_and_put_back(tmp_path):
     clean(tmp_path)
     assert names(tmp_path) == ["step-000000002", "step-000000003"]
     assert is_whole(newest(tmp_path)[0], 3)
+
+
+@pytest.mark.parametrize(("of", "size", "own"), [(2, 2, True), (4, 2, False), (4, 4, False), (None, 2, True)])
+def test_files_of_the_first_ranks_of_many_are_not_those_of_a_few(tmp_path, of, size, own):
+    """Two of four ranks saw the folder: a run of two that goes on is not the one that saved."""
+    folder = write(tmp_path, 3, {"state": {}, "ranks/0": {}, "ranks/1": {}}, about={} if of is None else {"np": of})
+    assert open_one(folder).is_of(size) == own

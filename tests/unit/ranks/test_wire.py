@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
+from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.wire import GROWTH_STEPS, Wire
 from hvdtrain.vision import models
 
@@ -115,3 +117,11 @@ def test_a_checkpoint_brings_back_scale_and_count():
     again = Wire("fp16", 16)
     again.load_state_dict(wire.state_dict())
     assert scales(again, False, True) == scales(wire, False, True) == [8.0, 4.0]
+
+
+def test_what_one_rank_has_saved_without_horovod_lets_one_with_it_begin():
+    """A plain process, continued under mpirun -np 1."""
+    alone = SerialComm().gradient_sync(nn.Linear(1, 1), compression="fp16")
+    wire = Wire("fp16", 1)
+    wire.load_state_dict(alone.state_dict())
+    assert scales(wire, True) == [0.5]

@@ -555,31 +555,31 @@ def test_the_first_rank_whose_gradients_were_not_finite_is_named(rank, gradients
 
 
 @pytest.mark.parametrize(
-    ("others", "micro_batch", "source", "loss_scale"),
+    ("others", "micro_batch", "source"),
     [
-        (False, good(1), SUM, 64.0),  # finite on each rank, but not their sum
-        (True, good(1), "gradients", 32.0),
-        (False, bad_gradient(), "gradients", 32.0),
+        (False, good(1), SUM),  # finite on each rank, but not their sum
+        (True, good(1), "gradients"),
+        (False, bad_gradient(), "gradients"),
     ],
 )
-def test_the_loss_scale_answers_for_each_ranks_gradients_and_the_wires_for_their_sum(
-    others, micro_batch, source, loss_scale
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_scaled_loss_answers_for_every_overflow_and_else_the_wire_for_that_of_the_sum(
+    others, micro_batch, source, scaled
 ):
     comm = Rank(0, 2, answers=[[..., None], [..., others]])
     model = InfiniteGradient(small()).train()
     sync = Recording(model)
-    scaler = GradScaler("cpu", enabled=True, init_scale=64.0)
+    scaler = GradScaler("cpu", enabled=scaled, init_scale=64.0)
     step = step_of(model, comm=comm, sync=sync, scaler=scaler)
     assert take(step, good(2), global_count=16).skipped is None
     sync.gradients = [torch.full_like(one, math.inf) for one in model.parameters()]
     done = take(step, micro_batch, global_count=16)
     assert done.skipped is not None
     assert done.skipped.source == source
-    assert scaler.get_scale() == loss_scale
     sync.gradients = None
     assert take(step, good(3), global_count=16).skipped is None
-    assert sync.overflows == [False, source == SUM, False]
-    assert scaler.get_scale() == loss_scale
+    assert sync.overflows == [False, source == SUM and not scaled, False]
+    assert scaler.get_scale() == (32.0 if scaled else 1.0)
 
 
 def test_of_a_sum_that_is_not_finite_rank_0_stands_for_all():
