@@ -18,9 +18,9 @@ def require_joined(environment: Mapping[str, str]) -> None:
     tasks of its step are mpirun's daemons.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
-        _require_alone("torchrun", environment, size="WORLD_SIZE", rank="RANK")
+        _require_alone("torchrun", environment, size="WORLD_SIZE", rank="RANK", alone="torchrun --nproc-per-node 1")
     if "OMPI_COMM_WORLD_SIZE" not in environment and not _is_outside(environment):
-        _require_alone("srun", environment, size="SLURM_STEP_NUM_TASKS", rank="SLURM_PROCID")
+        _require_alone("srun", environment, size="SLURM_STEP_NUM_TASKS", rank="SLURM_PROCID", alone="mpirun -np 1")
 
 
 def _is_outside(environment: Mapping[str, str]) -> bool:
@@ -33,7 +33,7 @@ def _is_outside(environment: Mapping[str, str]) -> bool:
     return tasks is not None and environment.get("SLURM_PROCID") == "0" and int(tasks[0]) != len(here)
 
 
-def _require_alone(launcher: str, environment: Mapping[str, str], *, size: str, rank: str) -> None:
+def _require_alone(launcher: str, environment: Mapping[str, str], *, size: str, rank: str, alone: str) -> None:
     count = int(environment.get(size, "1"))
     if count == 1:
         return
@@ -43,5 +43,5 @@ def _require_alone(launcher: str, environment: Mapping[str, str], *, size: str, 
     raise BadInput(
         f"{launcher} has started {count} processes that do not meet over MPI, and each would train a model of its own: "
         f"start them with mpirun -np {count}, horovodrun -np {count} or hvdlaunch run -np {count} in place of "
-        f"{launcher}, or one alone with mpirun -np 1"
+        f"{launcher}, or one alone with {alone}"
     )

@@ -52,8 +52,8 @@ class EffnetConfig(RunConfig):
     """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
     channels_last: bool = True
     max_unreadable_images: Annotated[int, AT_LEAST_0] = 100
-    """End with status 1 after so many images, of all ranks and epochs, that could not be decoded; else they count as
-    images without a gradient. So many that have no readable header are refused at the start."""
+    """End with status 1 after more than so many images, of all ranks and epochs, that could not be decoded; else they
+    count as images without a gradient. Where more would come for want of a readable header, the run does not start."""
 
     @property
     def memory_format(self) -> torch.memory_format:

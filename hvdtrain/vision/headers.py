@@ -11,6 +11,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+import torch
 from PIL import Image
 
 from hvdtrain.ranks.comm import Comm
@@ -18,38 +19,44 @@ from hvdtrain.record.files import write_json
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision.listing import Listing
 
-# What Pillow raises for files that it cannot read, by format.
-BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+# What Pillow raises for files that it cannot read, by format: RuntimeError for AVIF and DDS.
+BROKEN = (OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError)
+_MOST_TOLD = 10_000  # images that a rank names; with more of them nothing is kept
 _THREADS = 16  # a network disk answers many at once
+_AT_A_TIME = 500  # images for a thread
 
 
 def require_readable(comm: Comm, listing: Listing, *, epochs: int, most: int) -> None:
-    """Raise BadInput on all ranks where images without a header, counted once per epoch, are more than `most`.
+    """Raise BadInput on all ranks where training images without a header, once per epoch, are more than `most`.
 
     The ranks of a host share the work. It is kept in a file: at the next start only the unreadable ones are looked at
     again. One that breaks later shows when it is decoded.
     """
     known = _kept(listing)
     images = range(len(listing)) if known is None else known
-    bad, at_most = _without_header(listing, images[comm.local_rank :: comm.local_size]), most // epochs
+    bad = _without_header(listing, images[comm.local_rank :: comm.local_size])
+    training = int(torch.isin(torch.tensor(bad, dtype=torch.int64), listing.splits[0]).sum())
     host = socket.gethostname()
-    told = comm.allgather([host, len(bad), bad[: at_most + 1], known is None])
-    counts, bad_of = Counter[str](), defaultdict[str, list[int]](list)
-    for name, count, some, _ in told:
+    told = comm.allgather([host, len(bad), training, bad[:_MOST_TOLD], known is None])
+    counts, counts_of_training, bad_of = Counter[str](), Counter[str](), defaultdict[str, set[int]](set)
+    for name, count, of_training, some, _ in told:
         counts[name] += count
-        bad_of[name] += some
+        counts_of_training[name] += of_training
+        bad_of[name] |= set(some)
     [(worst, count)] = counts.most_common(1)
     if count:
         first = " ".join(listing.path(min(bad_of[worst])).split())  # one line
         found = f"{count} of {len(listing)} images cannot be read, as {first}"
-        if count > at_most:
+        visits = max(counts_of_training.values()) * epochs
+        if visits > most:
             raise BadInput(
-                f"--data-dir {listing.folder}: {found}; {count * epochs} in {epochs} epochs are more than "
+                f"--data-dir {listing.folder}: {found}; those for training, {visits} in {epochs} epochs, are more than "
                 f"--max-unreadable-images {most}: repair or remove them, or allow more"
             )
         if comm.rank == 0:
-            print(f"hvdtrain: warning: {found}; they count as images without a gradient", file=sys.stderr, flush=True)
-    if comm.local_rank == 0 and all(looked for name, *_, looked in told if name == host):
+            print(f"hvdtrain: warning: {found}; they are left out", file=sys.stderr, flush=True)
+    is_whole = len(bad_of[host]) == counts[host]
+    if comm.local_rank == 0 and is_whole and all(looked for name, *_, looked in told if name == host):
         _keep(listing, sorted(bad_of[host]))
 
 
@@ -58,7 +65,8 @@ def _without_header(listing: Listing, images: Sequence[int]) -> list[int]:
         return [image for image in some if not _has_header(listing.path(image))]
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = pool.map(among, [images[thread::_THREADS] for thread in range(_THREADS)])
+        # In small parts: who presses Ctrl-C waits for those that have begun.
+        parts = pool.map(among, [images[first : first + _AT_A_TIME] for first in range(0, len(images), _AT_A_TIME)])
         return sorted(image for part in parts for image in part)
 
 

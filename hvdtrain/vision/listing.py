@@ -42,8 +42,8 @@ def listed(folder: Path) -> Listing:
 
     Classes and images in the order of torchvision's ImageFolder. BadInput where there are none.
     """
-    parts = [folder / "train", folder / "val"] if (folder / "train").is_dir() else [folder]
     try:
+        parts = [folder / "train", folder / "val"] if (folder / "train").is_dir() else [folder]
         classes = [find_classes(part)[0] for part in parts]
         found = [_images_of(part, names, folder=folder) for part, names in zip(parts, classes, strict=True)]
     except OSError as error:

@@ -35,7 +35,7 @@ def test_processes_that_do_not_meet_are_refused_with_the_right_command(monkeypat
     assert refused(lambda: alone(monkeypatch, environment)) == (
         f"{launcher} has started {count} processes that do not meet over MPI, and each would train a model of its own: "
         f"start them with mpirun -np {count}, horovodrun -np {count} or hvdlaunch run -np {count} in place of "
-        f"{launcher}, or one alone with mpirun -np 1"
+        f"{launcher}, or one alone with {'mpirun -np' if launcher == 'srun' else 'torchrun --nproc-per-node'} 1"
     )
 
 

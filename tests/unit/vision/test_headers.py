@@ -72,9 +72,8 @@ def test_headers_are_looked_at_again_once_the_folder_has_changed(data, opened):
 
 
 @pytest.mark.parametrize("content", [b"hello, I am text", b"", b"\x89PNG\r\n\x1a\n"])
-@pytest.mark.parametrize("part", ["train", "val"])
-def test_so_many_unreadable_images_are_let_pass_with_a_warning_and_one_more_is_refused(data, capsys, part, content):
-    (data / part / "cat" / "z.png").write_bytes(content)
+def test_so_many_unreadable_images_are_let_pass_with_a_warning_and_one_more_is_refused(data, capsys, content):
+    (data / "train" / "cat" / "z.png").write_bytes(content)
     look(data, most=2)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("hvdtrain: warning: 2 of 7 images cannot be read, as ")
@@ -83,7 +82,14 @@ def test_so_many_unreadable_images_are_let_pass_with_a_warning_and_one_more_is_r
     assert message.startswith(
         f"--data-dir {data}: 2 of 7 images cannot be read, as {data / 'train' / 'cat' / 'b.png'};"
     )
-    assert "2 in 1 epochs are more than --max-unreadable-images 1: " in message
+    assert "those for training, 2 in 1 epochs, are more than --max-unreadable-images 1: " in message
+
+
+def test_images_for_the_test_are_named_but_not_counted_as_the_run_does_not(data, capsys):
+    for name in ("e", "g", "h"):
+        (data / "val" / "cat" / f"{name}.png").write_bytes(b"")
+    look(data, most=1)
+    assert capsys.readouterr().err.startswith("hvdtrain: warning: 4 of 8 images cannot be read, as ")
 
 
 @pytest.mark.parametrize(("epochs", "most", "passes"), [(3, 3, True), (3, 2, False), (5, 4, False), (1, 0, False)])
@@ -107,7 +113,7 @@ def test_the_ranks_of_each_host_share_its_images(data, opened):
         rank.answers = lambda value: [[*value[:-1], False]]  # so that nothing is kept, and the next one looks as well
         look(data, rank)
     assert sorted(opened) == ["a.png", "b.png", "c.png", "d.png", "e.png", "f.png"]
-    assert [rank.said[0][1:] for rank in ranks] == [[0, [], True], [1, [1], True], [0, [], True]]
+    assert [rank.said[0][1:] for rank in ranks] == [[0, 0, [], True], [1, 1, [1], True], [0, 0, [], True]]
 
 
 def with_answers(*answers, **place):
@@ -116,30 +122,44 @@ def with_answers(*answers, **place):
 
 def test_what_the_ranks_of_this_host_have_found_is_kept_by_its_first(data):
     host = headers.socket.gethostname()
-    look(data, with_answers(..., [host, 1, [1], True], ["other", 1, [3], True]))
+    look(data, with_answers(..., [host, 1, 1, [1], True], ["other", 1, 1, [3], True]))
     assert json.loads((data / CACHE).read_text())["unreadable"] == [1]
 
 
 def test_nothing_is_kept_where_a_rank_of_this_host_has_not_looked(data):
     host = headers.socket.gethostname()
-    look(data, with_answers(..., [host, 0, [], False], ["other", 0, [], True]))
+    look(data, with_answers(..., [host, 0, 0, [], False], ["other", 0, 0, [], True]))
     assert not (data / CACHE).exists()
 
 
 def test_any_hosts_images_end_the_run_on_all(data):
     host = headers.socket.gethostname()
-    comm = with_answers(..., [host, 0, [], True], ["other", 5, [4, 5], True])
+    comm = with_answers(..., [host, 0, 0, [], True], ["other", 5, 3, [4, 5], True])
     assert "5 of 6 images cannot be read, as " + str(data / "val" / "cat" / "e.png") in refused(
         lambda: look(data, comm)
     )
 
 
-def test_a_rank_names_no_more_images_than_are_needed_to_refuse(data):
+def test_a_rank_names_so_many_images_at_most_and_what_is_not_all_of_them_is_not_kept(data, monkeypatch):
+    monkeypatch.setattr(headers, "_MOST_TOLD", 2)
     for name in ("train/cat/a", "train/cat/c", "train/dog/d"):
         (data / f"{name}.png").write_bytes(b"")
     rank = Rank()
     refused(lambda: look(data, rank, most=5, epochs=3))
-    assert rank.said[0][1:3] == [4, [0, 1]]
+    assert rank.said[0][1:4] == [4, 4, [0, 1]]
+    look(data, most=4)
+    assert not (data / CACHE).exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Failed to decode image"), NotImplementedError("pixel format")])
+def test_whatever_pillow_raises_for_a_damaged_file_the_image_is_unreadable(data, monkeypatch, error):
+    """AVIF and DDS, which it knows by their content whatever they are called."""
+
+    def broken(path):
+        raise error
+
+    monkeypatch.setattr(Image, "open", broken)
+    assert "6 of 6 images cannot be read" in refused(lambda: look(data))
 
 
 @pytest.mark.parametrize(
