@@ -116,13 +116,13 @@ TOLD = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ranks", "batch", "whole"),  # `whole`: the images that the schedule counts in an epoch, of whole batches
+    ("ranks", "batch", "sizes"),  # of the batches before the stop, after it, and in the second epoch
     [
-        ((2, 3), ["--batch-size-per-rank", "64"], 12 * 128),
-        ((3, 2), ["--global-batch-size", "96"], 15 * 96),
+        ((2, 3), ["--batch-size-per-rank", "64"], ({119, 120}, {167, 168}, {179, 180})),
+        ((3, 2), ["--global-batch-size", "96"], ({95, 96}, {95, 96}, {95, 96})),
     ],
 )
-def test_every_image_once_over_both_attempts(runs, tmp_path, ranks, batch, whole):
+def test_every_image_once_over_both_attempts(runs, tmp_path, ranks, batch, sizes):
     words = (*TINY, *batch, "--epochs", "2", "--no-scale-lr", "--checkpoint-every-steps", "1")
     words = (*words, "--report-every-steps", "1", "--warmup-epochs", "0")
     first, second = (runs(count, words) for count in ranks)
@@ -136,9 +136,12 @@ def test_every_image_once_over_both_attempts(runs, tmp_path, ranks, batch, whole
     assert sorted(seen[:1438]) == list(range(1438))
     assert sorted(seen[1438:]) == list(range(1438))
 
-    # one curve over the images, whatever the batch they came in
     places = [divmod(done, 1438) for done in itertools.accumulate(map(len, steps[:-1]), initial=0)]
-    rates = [0.05 * (1 + math.cos(math.pi * (epoch * whole + visited) / (2 * whole))) for epoch, visited in places]
+    half = [epoch for epoch, _ in places].index(1)
+    assert tuple({len(step) for step in part} for part in (steps[:5], steps[5:half], steps[half:])) == sizes
+
+    # one curve over the images, whatever the batch they came in
+    rates = [0.05 * (1 + math.cos(math.pi * (epoch + visited / 1438) / 2)) for epoch, visited in places]
     assert [line["train/lr"] for line in second.lines if "epoch" not in line] == pytest.approx(rates)
 
 
