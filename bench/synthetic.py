@@ -39,7 +39,8 @@ class SyntheticTraining:
 
     def take(self, batch: Batch, *, measure: bool = False) -> StepDone:
         """One step over this batch."""
-        return self.step([batch], backward_passes=1, global_count=self.sizes.global_batch, lr=0.01, measure=measure)
+        count = self.sizes.global_batch
+        return self.step([batch], backward_passes=1, global_count=count, lr=0.01, measure=measure).read()
 
 
 def synthetic_training(

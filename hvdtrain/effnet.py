@@ -146,6 +146,7 @@ def step_for(
         precision=config.precision,
         clip_value=config.clip_value,
         clip_norm=config.clip_norm,
+        find_nan=config.find_nan,
         phases=phases,
     )
 

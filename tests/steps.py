@@ -40,7 +40,7 @@ def task_of(images=None, *, augmentations=None, label_smoothing=0.0, seed=0, **o
 
 
 def step_of(model, *, comm=None, sync=None, scaler=None, optimizer=None, task=None, label_smoothing=0.0, **changes):
-    """A step in fp32 of SGD, without clipping or a moving average."""
+    """A step in fp32 of SGD, without clipping or a moving average; it looks for the rank with bad gradients."""
     return TrainingStep(
         model=model,
         task=task or task_of(label_smoothing=label_smoothing),
@@ -48,7 +48,7 @@ def step_of(model, *, comm=None, sync=None, scaler=None, optimizer=None, task=No
         comm=comm or SerialComm(),
         sync=sync or SerialComm().gradient_sync(model, compression="none"),
         scaler=scaler or GradScaler("cpu", enabled=False),
-        **{"precision": "fp32", **changes},
+        **{"precision": "fp32", "find_nan": True, **changes},
     )
 
 
@@ -63,4 +63,4 @@ def take(step, *micro_batches, global_count=None, lr=0.5, **options):
     """One step over pairs of images (N, 3, H, W) and labels (N,)."""
     batches = [{"images": images, "labels": labels} for images, labels in micro_batches]
     count = sum(len(batch["labels"]) for batch in batches) if global_count is None else global_count
-    return step(iter(batches), backward_passes=len(batches), global_count=count, lr=lr, **options)
+    return step(iter(batches), backward_passes=len(batches), global_count=count, lr=lr, **options).read()

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hvdtrain.ranks.wire import Wire
 
@@ -24,8 +24,8 @@ class GradientSync(Protocol):
     def finish(self) -> None:
         """Wait until every `.grad` holds the sum over ranks."""
 
-    def update(self, *, overflowed: bool) -> None:
-        """End a step; `overflowed` is whether the sum was not finite though each rank's gradients were."""
+    def update(self, not_finite: Tensor) -> None:
+        """End a step; the scalar `not_finite` is 1 where the summed gradients were not finite, else 0."""
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank must remember from step to step, for a checkpoint."""
@@ -46,7 +46,7 @@ class NoSync:
     def finish(self) -> None:
         pass
 
-    def update(self, *, overflowed: bool) -> None:
+    def update(self, not_finite: Tensor) -> None:
         pass
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class HorovodSync:
             for hooks in self._hooks:
                 hooks.synchronize()
 
-    def update(self, *, overflowed: bool) -> None:
-        self._wire.update(overflowed=overflowed)
+    def update(self, not_finite: Tensor) -> None:
+        self._wire.update(overflowed=bool(not_finite))
 
     def state_dict(self) -> dict[str, Any]:
         return self._wire.state_dict()

@@ -1,9 +1,7 @@
 """Moving averages: of the weights, which are evaluated in their place, and of batch norm's statistics."""
 
-from typing import Any
-
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from hvdtrain.train import batch_norm
@@ -14,7 +12,37 @@ from hvdtrain.train.options import RunConfig
 MOST_OF_RUN = 0.1
 
 
-def averages_of_run(model: nn.Module, config: RunConfig, *, steps_per_epoch: int) -> AveragedModel | None:
+class MovingAverage(AveragedModel):
+    """The exponential moving average of a model's parameters and running statistics, with a memory in steps.
+
+    The memory grows with the steps taken, as in tf.train.ExponentialMovingAverage, so that a short run does not
+    remember its random start.
+    """
+
+    def __init__(self, model: nn.Module, *, horizon_steps: float) -> None:
+        super().__init__(model, use_buffers=True)
+        self._least = 1 / max(1.0, horizon_steps)
+        self._averages, self._currents = _floats(self.module), _floats(model)
+
+    @torch.no_grad()
+    def follow(self, not_finite: Tensor) -> None:
+        """Move towards the model, or stay where the scalar `not_finite` is 1; the host reads nothing."""
+        weight = torch.where(self.n_averaged == 0, 1.0, (9 / (10 + self.n_averaged)).clamp(min=self._least))
+        weight *= 1 - not_finite
+        self.n_averaged += not_finite == 0
+        if weight.is_cuda:  # the other form would start a kernel for each tensor
+            difference = torch._foreach_sub(self._currents, self._averages)
+            torch._foreach_mul_(difference, weight)
+            torch._foreach_add_(self._averages, difference)
+        else:
+            torch._foreach_lerp_(self._averages, self._currents, [weight] * len(self._averages))
+
+
+def _floats(model: nn.Module) -> list[Tensor]:
+    return [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+
+
+def averages_of_run(model: nn.Module, config: RunConfig, *, steps_per_epoch: int) -> MovingAverage | None:
     """The moving average of the model if the settings ask for one, with a memory that is right for so short a run.
 
     The model's running statistics get one too: theirs is 1 / momentum forward passes, which are 10 for most models and
@@ -26,24 +54,4 @@ def averages_of_run(model: nn.Module, config: RunConfig, *, steps_per_epoch: int
             layer.momentum = max(layer.momentum, 1 / max(1.0, most_steps * config.accumulate_steps))
     if not config.ema_epochs:
         return None
-    return moving_average(model, horizon_steps=min(config.ema_epochs * steps_per_epoch, most_steps))
-
-
-def moving_average(model: nn.Module, *, horizon_steps: float) -> AveragedModel:
-    """The exponential moving average of parameters and buffers, with the given memory in steps.
-
-    Call its `update_parameters(model)` after every step. The memory grows with the steps taken, as in
-    tf.train.ExponentialMovingAverage, so that a short run does not remember its random start.
-    """
-
-    @torch.no_grad()
-    def blend(averages: Any, currents: Any, count: Any) -> None:
-        if not averages[0].is_floating_point():  # BN's batch counter
-            torch._foreach_copy_(averages, currents)
-            return
-        weight = (9 / (10 + count)).clamp(min=1 / max(1.0, horizon_steps))  # stays on the device
-        difference = torch._foreach_sub(currents, averages)
-        torch._foreach_mul_(difference, weight)
-        torch._foreach_add_(averages, difference)
-
-    return AveragedModel(model, multi_avg_fn=blend, use_buffers=True)
+    return MovingAverage(model, horizon_steps=min(config.ema_epochs * steps_per_epoch, most_steps))

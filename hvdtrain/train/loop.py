@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,11 +23,11 @@ from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.watchdog import OFF, Watchdog
 from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed, Split, arriving
-from hvdtrain.train.finite import Skipped
+from hvdtrain.train.finite import Skipped, SpikeWatch
 from hvdtrain.train.order import BatchSizes, shard
 from hvdtrain.train.reports import Report, Reports, Window
 from hvdtrain.train.schedule import LearningRate
-from hvdtrain.train.step import TrainingStep, precision_context
+from hvdtrain.train.step import Pending, TrainingStep, precision_context
 from hvdtrain.train.task import Batch, Task, added, total
 
 
@@ -54,6 +55,11 @@ class Limits:
             )
         if self._check_replicas_every and step % self._check_replicas_every == 0:
             replicas.check_replicas(group, model, step)
+
+    def look_at_once(self, step: int) -> bool:
+        """Whether this step must be read before the next one is begun."""
+        last_chance = self.skipped_in_a_row + 1 >= self._max_skipped_steps
+        return last_chance or bool(self._check_replicas_every and step % self._check_replicas_every == 0)
 
     def after_report(self, counts: Mapping[str, Any]) -> None:
         """Raise EndOfRun, on all ranks, where more samples could not be read than may be."""
@@ -116,12 +122,16 @@ def train_epoch(
 
     The learning rate follows the batch's size and the share of the epoch that was visited, so that it does not mind if
     the samples before `start` came in batches of another size. At a limit the epoch ends early.
+
+    What became of a step is read while the next one is under way, so that a GPU never waits for the host, or at once
+    where a report, a checkpoint or a limit depends on it.
     """
     phases = step.phases
     step.model.train()
     batches = feed.batches(start)
     visited, last = start.visited, start.step + len(batches)
     window = Window()
+    pending: deque[tuple[int, float, Pending]] = deque()
     coming = feed.inputs(batches, start.epoch, watchdog)
     for number, (batch, (backward_passes, inputs)) in enumerate(
         zip(batches, coming, strict=True), start=start.step + 1
@@ -135,32 +145,27 @@ def train_epoch(
         is_due = reports.is_due(number, last=last)
         epochs_done = start.epoch + visited / len(feed.split)
         rate = lr(epochs_done * feed.sizes.steps_per_epoch, batch.global_size)
-        done = step(
+        taken = step(
             inputs,
             backward_passes=backward_passes,
             global_count=batch.global_count,
             lr=rate,
             measure=is_due,
         )
+        pending.append((number, batch.count, taken))
         visited += batch.global_size
-        window.add(number, done, count=batch.count)
-        if not done.skipped and done.totals["count"]:
-            spike = reports.spikes.see(number, done.totals["loss"] / done.totals["count"])
-            window.spikes += [spike] if spike else []
         phases.enter("other")
-        end = None
-        try:
-            limits.after_step(step.comm.data, step.model, number, done.skipped)
-        except EndOfRun as reached:
-            end = reached
         decision = decided()
+        end = None
+        while pending and (len(pending) > 1 or is_due or decision.save or limits.look_at_once(number)):
+            end = _read(*pending.popleft(), step=step, window=window, limits=limits, spikes=reports.spikes)
         if is_due or end or decision.save:
             phases.enter("record")
             yield reports.report(
                 window,
                 step=number,
                 lr=rate,
-                grad_norm=done.grad_norm if is_due else None,
+                grad_norm=window.grad_norm if is_due else None,
                 loss_scale=step.scaler.get_scale(),
                 visited=visited,
                 decision=decision,
@@ -170,6 +175,29 @@ def train_epoch(
         phases.step_done()
         if end:
             return
+
+
+def _read(
+    number: int,
+    count: float,
+    taken: Pending,
+    *,
+    step: TrainingStep,
+    window: Window,
+    limits: Limits,
+    spikes: SpikeWatch,
+) -> EndOfRun | None:
+    """Take in what became of a step; why the run ends with it, if it does."""
+    done = taken.read()
+    window.add(number, done, count=count)
+    if not done.skipped and done.totals["count"]:
+        spike = spikes.see(number, done.totals["loss"] / done.totals["count"])
+        window.spikes += [spike] if spike else []
+    try:
+        limits.after_step(step.comm.data, step.model, number, done.skipped)
+    except EndOfRun as end:
+        return end
+    return None
 
 
 def after(position: Position, report: Report, *, train_s: float) -> Position:

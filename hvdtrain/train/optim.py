@@ -1,11 +1,11 @@
 """Optimizers and their parameter groups."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Groups = list[dict[str, Any]]
 
@@ -39,18 +39,20 @@ class Lars(torch.optim.Optimizer):
         assert closure is None
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for parameter in parameters:
-                decay, gradient = group["weight_decay"], parameter.grad
-                if decay:
-                    size, slope = parameter.norm(), gradient.norm()
-                    ratio = group["trust"] * size / (slope + decay * size)
-                    ratio = torch.where((size > 0) & (slope > 0), ratio, 1.0)
-                    gradient = (gradient + decay * parameter) * ratio
-                state = self.state[parameter]
-                if not state:
-                    state["velocity"] = torch.zeros_like(parameter)
-                state["velocity"].mul_(group["momentum"]).add_(gradient, alpha=group["lr"])
-                parameter.sub_(state["velocity"])
+            if not parameters:
+                continue
+            gradients = [parameter.grad for parameter in parameters]
+            decay = group["weight_decay"]
+            if decay:
+                sizes, slopes = _norms(parameters), _norms(gradients)
+                ratios = group["trust"] * sizes / (slopes + decay * sizes)
+                ratios = torch.where((sizes > 0) & (slopes > 0), ratios, 1.0)
+                gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
+                torch._foreach_mul_(gradients, list(ratios.unbind()))
+            velocities = _state(self, parameters, "velocity")
+            torch._foreach_mul_(velocities, group["momentum"])
+            torch._foreach_add_(velocities, gradients, alpha=group["lr"])
+            torch._foreach_sub_(parameters, velocities)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -71,23 +73,55 @@ class Lamb(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert closure is None
         for group in self.param_groups:
+            parameters = [known for known in group["params"] if known.grad is not None]
+            if not parameters:
+                continue
+            gradients = [parameter.grad for parameter in parameters]
             first_decay, second_decay = group["betas"]
-            for parameter in (known for known in group["params"] if known.grad is not None):
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = 0
-                    state["first"] = torch.zeros_like(parameter)
-                    state["second"] = torch.zeros_like(parameter)
-                state["step"] += 1
-                first, second = state["first"], state["second"]
-                first.lerp_(parameter.grad, 1 - first_decay)
-                second.mul_(second_decay).addcmul_(parameter.grad, parameter.grad, value=1 - second_decay)
-                corrected = first / (1 - first_decay ** state["step"])
-                spread = (second / (1 - second_decay ** state["step"])).sqrt_()
-                update = corrected / (spread + group["eps"]) + group["weight_decay"] * parameter
-                size, length = parameter.norm(), update.norm()
-                ratio = torch.where((size > 0) & (length > 0), size / length, 1.0)
-                parameter.sub_(group["lr"] * ratio * update)
+            firsts, seconds = _state(self, parameters, "first"), _state(self, parameters, "second")
+            torch._foreach_lerp_(firsts, gradients, 1 - first_decay)
+            torch._foreach_mul_(seconds, second_decay)
+            torch._foreach_addcmul_(seconds, gradients, gradients, value=1 - second_decay)
+            steps = [self._count(parameter) for parameter in parameters]
+            spreads = torch._foreach_div(seconds, [1 - second_decay**step for step in steps])
+            torch._foreach_sqrt_(spreads)
+            torch._foreach_add_(spreads, group["eps"])
+            updates = list(torch._foreach_div(firsts, [1 - first_decay**step for step in steps]))
+            torch._foreach_div_(updates, spreads)
+            torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+            sizes, lengths = _norms(parameters), _norms(updates)
+            ratios = torch.where((sizes > 0) & (lengths > 0), sizes / lengths, 1.0)
+            torch._foreach_mul_(updates, list((group["lr"] * ratios).unbind()))
+            torch._foreach_sub_(parameters, updates)
+
+    def _count(self, parameter: Tensor) -> int:
+        """The steps of this parameter, with the one at hand."""
+        state = self.state[parameter]
+        state["step"] = state.get("step", 0) + 1
+        return int(state["step"])
+
+
+def _norms(tensors: list[Any]) -> Tensor:
+    """The 2-norm of each."""
+    return torch.stack(torch._foreach_norm(tensors))
+
+
+def _state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], name: str) -> list[Tensor]:
+    """What the optimizer remembers for each parameter by this name; zeros at first."""
+    states = [optimizer.state[parameter] for parameter in parameters]
+    for state, parameter in zip(states, parameters, strict=True):
+        if name not in state:
+            state[name] = torch.zeros_like(parameter)
+    return [state[name] for state in states]
+
+
+def _sgd(groups: Groups, lr: float) -> torch.optim.SGD:
+    """Nesterov's momentum, from zeros: torch's fused SGD would leave that of a skipped first step uninitialised."""
+    optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +141,7 @@ class Kind:
 # and LAMB (You et al. 2020).
 OPTIMIZERS: dict[str, Kind] = {
     "sgd": Kind(
-        build=lambda groups, lr: torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True),
+        build=_sgd,
         base_lr=0.1,
         scaling="linear",
     ),

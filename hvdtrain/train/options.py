@@ -39,6 +39,7 @@ class RunConfig:
         "checkpoint_every_steps",
         "keep",
         "hang_timeout_s",
+        "find_nan",
         "report_every_steps",
         "profile",
         "torch_profile",
@@ -73,6 +74,8 @@ class RunConfig:
     """Memory of the moving average of the weights that is evaluated; 0 evaluates the weights themselves."""
     max_skipped_steps: Annotated[int, AT_LEAST_1] = 20
     """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
+    find_nan: bool = False
+    """After a skipped step compute the gradients once more, to name the rank whose own were not finite; slower."""
     check_replicas_every: Annotated[int, AT_LEAST_0] = 0
     """Steps between comparisons of the parameters' hashes over ranks; 0 for never."""
     clip_value: Annotated[float | None, POSITIVE] = None
@@ -80,6 +83,8 @@ class RunConfig:
     clip_norm: Annotated[float | None, POSITIVE] = None
     """Largest norm of all gradients together, after clip-value."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    tf32: bool = True
+    """Multiply in TF32 (a mantissa of 10 bits) where fp32 is computed on a GPU that can."""
     compile: bool = False
     """torch.compile the model."""
     compression: Literal["none", "fp16"] | None = None

@@ -34,6 +34,8 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as torch.use_deterministic_algorithms asks for
         torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not config.deterministic  # batches of one epoch have two shapes at most
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     comm = connect(
         fusion_threshold_mb=0.0 if config.deterministic else config.fusion_threshold_mb,
         cycle_time_ms=config.cycle_time_ms,

@@ -117,12 +117,14 @@ class Window:
         self.unreadable = 0
         self.skipped: list[tuple[int, Skipped]] = []
         self.spikes: list[Spike] = []
+        self.grad_norm = math.nan  # of the last step
         self._since = time.perf_counter()
 
     def add(self, step: int, done: StepDone, *, count: float) -> None:
         """Take in a step, taken or skipped, over samples of this rank that weigh `count`."""
         self.steps += 1
         self.visited += count
+        self.grad_norm = done.grad_norm
         self.unreadable += round(done.totals.get(UNREADABLE, 0))
         if done.skipped:
             self.skipped.append((step, done.skipped))

@@ -1,7 +1,12 @@
-"""One optimizer step on all ranks: right, or skipped by all of them together."""
+"""One optimizer step on all ranks: right, or skipped by all of them together.
+
+The host starts work on the device and does not wait for it: whether the sums were finite stays there as a number, which
+the optimizer, the running statistics and the moving average all obey. What the host must know of a step it reads
+later, with `Pending.read`.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.swa_utils import AveragedModel
 
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
-from hvdtrain.train.finite import SUM, Skipped, all_finite, total_norm
+from hvdtrain.train.average import MovingAverage
+from hvdtrain.train.finite import SUM, Skipped, not_finite, total_norm
 from hvdtrain.train.task import Batch, Sums, Task, Totals, total
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -35,13 +40,56 @@ class StepDone:
     grad_norm: float = math.nan  # 2-norm of the summed gradients before clipping; NaN where it was not measured
 
 
+class Pending:
+    """A step that the device may still be at."""
+
+    def __init__(
+        self, comm: Comm, names: Sequence[str], values: Tensor, *, found: Skipped | None, device: torch.device
+    ) -> None:
+        """`values` are the totals by name, then whether the step was skipped, the forward pass's trouble, the norm."""
+        self._comm = comm
+        self._names = names
+        self._found = found
+        self._copied: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._values = torch.empty_like(values, device="cpu", pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._values = values
+
+    def read(self) -> StepDone:
+        """Wait for it; all ranks together, since they tell each other why they have skipped it."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        *totals, was_skipped, trouble, grad_norm = self._values.tolist()
+        known = dict(zip(self._names, totals, strict=True))
+        skipped = self._found
+        if was_skipped and skipped is None:
+            skipped = _failed_forward(self._comm, known["loss"], trouble) or Skipped(rank=0, source=SUM)
+        return StepDone(totals=known, skipped=skipped, grad_norm=grad_norm)
+
+
+def _failed_forward(comm: Comm, loss: float, trouble: float) -> Skipped | None:
+    """The first rank whose forward pass was not finite, if any; all ranks ask together.
+
+    Batch norm over all ranks spreads one rank's trouble to all of them: then rank 0 stands for all.
+    """
+    source = None
+    if not math.isfinite(trouble):
+        source = "batch norm" if math.isfinite(loss) else "loss"
+    sources = enumerate(comm.allgather(source))
+    return next((Skipped(rank=rank, source=theirs) for rank, theirs in sources if theirs is not None), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _LastPass:
     """What tells whether this rank's own gradients were finite, once the sum over ranks has taken their place."""
 
     batch: Batch
     random: list[Tensor]  # the generators' states before it
-    finite_before: Tensor  # whether the gradients of the passes before it were
+    bad_before: bool  # whether the gradients of the passes before it were not finite
 
 
 @dataclass(kw_only=True)
@@ -57,17 +105,16 @@ class TrainingStep:
     comm: Comm
     sync: GradientSync
     scaler: GradScaler  # disabled unless fp16
-    average: AveragedModel | None = None  # follows the model after every step that is taken
+    average: MovingAverage | None = None  # follows the model after every step that is taken
     precision: str
     clip_value: float | None = None  # per gradient element
     clip_norm: float | None = None  # of all gradients together
+    find_nan: bool = False  # after a skipped step look for the rank whose own gradients were not finite
     phases: Phases = OFF
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
-    _before: list[Tensor] = field(init=False)  # the same before the step
 
     def __post_init__(self) -> None:
         self._statistics = batch_norm.running_statistics(self.model)
-        self._before = [buffer.clone() for buffer in self._statistics]
 
     @property
     def evaluated(self) -> nn.Module:
@@ -87,62 +134,53 @@ class TrainingStep:
         global_count: float,
         lr: float,
         measure: bool = False,
-    ) -> StepDone:
+    ) -> Pending:
         """Take one step with the given learning rate, or skip it on all ranks.
 
         `micro_batches` yields `backward_passes` batches, prepared by the task; each may be empty. The loss is divided
         by `global_count`, what the samples of all ranks and passes weigh together, so that the summed gradients are
         those of the mean loss. `measure` asks for the gradients' norm.
         """
-        if self._statistics:
-            torch._foreach_copy_(self._before, self._statistics)
+        statistics = before = self._flat_statistics()
         last_pass = None
-        finite_forward: list[Tensor] = []
         done: list[Sums] = []
+        troubles: list[Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
         self.sync.expect(backward_passes)
         for number, batch in enumerate(micro_batches, start=1):
-            if number == backward_passes:
-                finite_before = torch.isfinite(nn.utils.get_total_norm(self._gradients(), norm_type=torch.inf))
-                last_pass = _LastPass(batch=batch, random=_random_state(), finite_before=finite_before)
+            if self.find_nan and number == backward_passes:
+                last_pass = _LastPass(batch=batch, random=_random_state(), bad_before=self._bad_gradients())
             self.phases.enter("forward")
             sums = self._loss(batch)
             self.phases.enter("backward")
             # A loss or a running statistic that is not finite does not always have such gradients: this makes sure of
-            # it, so that the other ranks hear of it with the sum.
-            finite_forward.append(torch.isfinite(sums.loss.detach()) & self._statistics_are_finite(sums.loss.device))
-            factor = torch.where(finite_forward[-1], 1.0, torch.nan)
-            self.scaler.scale(sums.loss * factor / global_count).backward()
+            # it, so that the other ranks hear of it with the sum. It is 0, or NaN.
+            statistics = self._flat_statistics()
+            troubles.append(0 * (sums.loss.detach() + statistics.sum()))
+            self.scaler.scale(sums.loss / (global_count + troubles[-1])).backward()
             done.append(replace(sums, loss=sums.loss.detach()))
         assert len(done) == backward_passes
-        assert last_pass is not None
         self.phases.enter("sync")
         self.sync.finish()
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
-        names, values = total(done)
-        totals = dict(zip(names, values.tolist(), strict=True))
         gradients = self._gradients()
         # Every rank of the data group has the same summed gradients, and NaN and infinity survive a sum, so its ranks
         # decide alike without asking each other. That would not hold for Adasum (it divides by norms), inside process
-        # sets (their sums differ), or for sparse gradients (gathered, not summed). Reading the answer costs little:
-        # Horovod has waited for the device already.
-        finite = all_finite(gradients, self.comm.stages)
-        grad_norm = total_norm(gradients, self.comm.stages).item() if measure else math.nan
-        skipped = None
-        if finite:
-            self._clip_and_step(gradients, lr)
-        else:
-            forward = None
-            if not bool(torch.stack(finite_forward).all()):
-                forward = "batch norm" if math.isfinite(totals["loss"]) else "loss"
-            skipped = self._find_source(last_pass, forward, global_count)
+        # sets (their sums differ), or for sparse gradients (gathered, not summed).
+        skip = not_finite(gradients, self.comm.stages)
+        grad_norm = total_norm(gradients, self.comm.stages) if measure else torch.full_like(skip, torch.nan)
+        self._set_statistics(torch.where(skip == 0, statistics, before))
+        self._clip_and_step(gradients, lr, skip)
         self.scaler.update()
-        in_sum_alone = skipped is not None and skipped.source == SUM
-        self.sync.update(overflowed=in_sum_alone and not self.scaler.is_enabled())  # a scaled loss answers for it: Wire
-        if finite and self.average is not None:
-            self.average.update_parameters(self.model)
-        return StepDone(totals=totals, skipped=skipped, grad_norm=grad_norm)
+        self.sync.update(skip)
+        if self.average is not None:
+            self.average.follow(skip)
+        names, totals = total(done)
+        trouble = torch.stack(troubles).sum()
+        found = self._find_source(last_pass, totals, trouble, skip, global_count) if last_pass is not None else None
+        values = torch.cat([totals, torch.stack([skip, trouble, grad_norm]).double()])
+        return Pending(self.comm, names, values, found=found, device=self.device)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -161,7 +199,7 @@ class TrainingStep:
         self.phases.enter("loss")
         return outputs
 
-    def _clip_and_step(self, gradients: list[Tensor], lr: float) -> None:
+    def _clip_and_step(self, gradients: list[Tensor], lr: float, skip: Tensor) -> None:
         parameters = self._parameters()
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
@@ -169,41 +207,48 @@ class TrainingStep:
             nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, total_norm(gradients, self.comm.stages))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.scaler.step(self.optimizer)
+        # Of torch's optimizers the fused ones look at a number on the device; for the others the host waits for it.
+        if getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            self.optimizer.grad_scale, self.optimizer.found_inf = None, skip  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif not skip.item():
+            self.optimizer.step()
 
-    def _find_source(self, last_pass: _LastPass, forward: str | None, global_count: float) -> Skipped:
-        """The first rank whose forward pass, or else whose gradients, were not finite. All ranks call this together.
-
-        `forward` is what was not finite in this rank's. Batch norm over all ranks spreads one rank's trouble in the
-        forward pass to all of them: then rank 0 stands for all.
-        """
+    def _find_source(
+        self, last_pass: _LastPass, totals: Tensor, trouble: Tensor, skip: Tensor, global_count: float
+    ) -> Skipped | None:
+        """The first rank whose forward pass, or else whose own gradients, were not finite; all ranks look together."""
+        if not skip.item():
+            return None
         self.phases.enter("other")
-        self._restore_statistics()
-        for rank, source in enumerate(self.comm.allgather(forward)):
-            if source is not None:
-                return Skipped(rank=rank, source=source)
+        failed = _failed_forward(self.comm, totals[0].item(), trouble.item())
+        if failed is not None:
+            return failed
         # Once more without Horovod: autograd.grad does not reach the hooks that communicate.
         trainable = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        statistics = self._flat_statistics()
         _restore_random_state(last_pass.random)
         scaled = self.scaler.scale(self._loss(last_pass.batch).loss / global_count)
         self.phases.enter("other")
         gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
         bad_here = not all(bool(torch.isfinite(own).all()) for own in gradients if own is not None)
-        bad_here |= not last_pass.finite_before
-        self._restore_statistics()
-        bad_gradients = self.comm.allgather(bad_here)
+        self._set_statistics(statistics)
+        bad_gradients = self.comm.allgather(bad_here or last_pass.bad_before)
         if not any(bad_gradients):
             return Skipped(rank=0, source=SUM)
         return Skipped(rank=bad_gradients.index(True), source="gradients")
 
-    def _statistics_are_finite(self, device: torch.device) -> Tensor:
-        if not self._statistics:
-            return torch.ones((), dtype=torch.bool, device=device)
-        return torch.isfinite(nn.utils.get_total_norm(self._statistics, norm_type=torch.inf))
+    def _bad_gradients(self) -> bool:
+        """Whether this rank's own gradients are not finite so far."""
+        return not all(bool(torch.isfinite(gradient).all()) for gradient in self._gradients())
 
-    def _restore_statistics(self) -> None:
+    def _flat_statistics(self) -> Tensor:
+        """All running statistics, one after the other."""
+        return torch.cat(self._statistics) if self._statistics else torch.zeros(0, device=self.device)
+
+    def _set_statistics(self, flat: Tensor) -> None:
         if self._statistics:
-            torch._foreach_copy_(self._statistics, self._before)
+            torch._foreach_copy_(self._statistics, flat.split([len(one) for one in self._statistics]))
 
 
 def _random_state() -> list[Tensor]:

@@ -7,7 +7,11 @@ import sys
 import pytest
 import torch
 
+from hvdtrain.train import optim
+from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.feed import prefetched
+from hvdtrain.vision import models
+from tests.steps import step_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -131,3 +135,24 @@ def test_two_ranks_on_one_gpu_are_refused(tmp_path):
     )
     assert done.returncode == 2
     assert "both given GPU" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_step_never_waits_for_the_device(optimizer):
+    model = models.build("efficientnet_b0", classes=10).to(CUDA, memory_format=torch.channels_last).train()
+    built = optim.OPTIMIZERS[optimizer].build(optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
+    average = MovingAverage(model, horizon_steps=10.0)
+    step = step_of(model, optimizer=built, average=average, find_nan=False, clip_norm=1.0)
+    images = torch.randn(8, 3, 32, 32, device=CUDA).contiguous(memory_format=torch.channels_last)
+    batch = {"images": images, "labels": torch.arange(8, device=CUDA)}
+
+    def one():
+        return step([batch], backward_passes=1, global_count=8, lr=0.01, measure=True)
+
+    one().read()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pending = one()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert pending.read().skipped is None

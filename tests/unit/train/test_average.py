@@ -51,7 +51,7 @@ def test_the_moving_average_remembers_a_tenth_of_the_run_at_most(epochs, ema_epo
     with torch.no_grad():
         model.weight.copy_(average.module.weight + 1)
     before = average.module.weight.item()
-    average.update_parameters(model)
+    average.follow(torch.tensor(0.0))
     assert average.module.weight.item() - before == pytest.approx(1 / memory, rel=1e-4)
 
 

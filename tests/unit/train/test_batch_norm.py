@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from hvdtrain.ranks.comm import CACHE_CAPACITY, SerialComm
-from hvdtrain.train.average import moving_average
+from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, convert, layers
 from hvdtrain.vision import models
 from tests.ranks import Rank, together
@@ -245,9 +245,9 @@ def test_a_deep_copy_shares_nothing_but_the_ranks(training):
 def test_the_moving_average_takes_a_converted_model():
     model = tiny()
     convert(model, SerialComm())
-    average = moving_average(model, horizon_steps=10.0)
+    average = MovingAverage(model, horizon_steps=10.0)
     model(torch.randn(4, 3, 32, 32))
-    average.update_parameters(model)
+    average.follow(torch.tensor(0.0))
     assert list(average.module.state_dict()) == list(model.state_dict())
     assert all(type(layer) is SyncBatchNorm2d for layer in layers(average.module))
     assert torch.equal(average.module.features[0][1].running_mean, model.features[0][1].running_mean)

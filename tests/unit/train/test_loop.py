@@ -16,7 +16,7 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.timing.phases import OFF
-from hvdtrain.train.average import moving_average
+from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.finite import Skipped, Spike
 from hvdtrain.train.loop import Limits, evaluate, train_epoch
@@ -90,6 +90,20 @@ def sizes_of(global_batch, micro_batch):
     )
 
 
+@dataclass
+class Taken:
+    """In place of a Pending: notes that it is read, and how many steps have begun by then."""
+
+    done: StepDone
+    number: int
+    calls: list
+    reads: list
+
+    def read(self):
+        self.reads.append((self.number, len(self.calls)))
+        return self.done
+
+
 class Watching:
     """In place of a TrainingStep: keeps what it was given.
 
@@ -101,7 +115,7 @@ class Watching:
     def __init__(self, comm, *, losses=None, skips=None):
         self.model = net().eval()
         self.comm, self.losses, self.skips = comm, losses or {}, skips or {}
-        self.calls = []
+        self.calls, self.reads = [], []
         self.scaler = GradScaler("cpu", enabled=False)
 
     def __call__(self, micro_batches, *, backward_passes, global_count, lr, measure=False):
@@ -111,11 +125,12 @@ class Watching:
         self.calls.append({"found": found, "global_count": global_count, "lr": lr})
         count = sum(len(labels) for _, labels in found)
         loss = self.losses.get(call, 2.0) * count
-        return StepDone(
+        done = StepDone(
             totals={"loss": loss, "count": count, "right": count - (count > 0)},
             skipped=self.skips.get(call),
             grad_norm=float(call) if measure else math.nan,
         )
+        return Taken(done, call + 1, self.calls, self.reads)
 
 
 def limits(max_skipped_steps=1000, check_replicas_every=0):
@@ -258,6 +273,25 @@ def test_skipped_steps_and_spikes_are_in_the_report_of_their_steps():
     _, whole = watch_epoch(step=step, global_batch=3, micro_batch=3, every_steps=6)  # 18 steps
     assert [[number for number, _ in report.skipped] for report in whole.reports] == [[2], [], [16]]
     assert [[spike.step for spike in report.spikes] for report in whole.reports] == [[], [], [14]]
+
+
+@pytest.mark.parametrize(
+    ("options", "begun"),
+    [
+        ({}, [2, 3, 4, 5, 5]),  # the last step of an epoch reports
+        ({"every_steps": 2}, [2, 2, 4, 4, 5]),
+        ({"ends": {"max_skipped_steps": 1}}, [1, 2, 3, 4, 5]),
+        ({"ends": {"max_skipped_steps": 2}}, [2, 3, 4, 4, 5]),  # after the third, skipped, one more would be the end
+        ({"ends": {"check_replicas_every": 3}}, [2, 3, 3, 5, 5]),
+    ],
+)
+def test_a_step_is_read_while_the_next_is_under_way_unless_something_depends_on_it(monkeypatch, options, begun):
+    monkeypatch.setattr(replicas, "check_replicas", lambda *_: None)
+    ends = limits(**options.get("ends", {}))
+    skips = {2: LOSS_OF_2} if ends.look_at_once(1) is False else {}
+    step = Watching(alone_of(0, 1), skips=skips)
+    watch_epoch(step=step, **{**options, "ends": ends})
+    assert step.reads == list(zip([1, 2, 3, 4, 5], begun, strict=True))
 
 
 LOSS_OF_2, GRADIENTS_OF_0 = Skipped(rank=2, source="loss"), Skipped(rank=0, source="gradients")
@@ -416,7 +450,7 @@ def train_really(*, average_steps=None):
     step = step_of(
         model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9),
-        average=moving_average(model, horizon_steps=average_steps) if average_steps else None,
+        average=MovingAverage(model, horizon_steps=average_steps) if average_steps else None,
     )
     feed = Feed(images.train, task_of(images), SerialComm(), sizes_of(12, 12), seed=0, device=CPU)
     for epoch in range(2):

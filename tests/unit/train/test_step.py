@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from hvdtrain.ranks.sync import NoSync
 from hvdtrain.train import optim
-from hvdtrain.train.average import moving_average
+from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.finite import SUM, Skipped
 from hvdtrain.vision import models
 from tests.ranks import Rank
@@ -102,8 +102,8 @@ class Recording(NoSync):
                 parameter.grad = gradient.clone()
         self.found = [None if one.grad is None else one.grad.clone() for one in self.model.parameters()]
 
-    def update(self, *, overflowed):
-        self.overflows.append(overflowed)
+    def update(self, not_finite):
+        self.overflows.append(bool(not_finite))
 
 
 def test_ranks_gradients_add_up_to_those_of_the_mean_loss():
@@ -464,7 +464,7 @@ def test_the_step_after_a_skipped_one_is_the_one_without_it(wrap, bad, source, o
     found = []
     for batches in ([good(1), bad(), good(2), good(3)], [good(1), good(2), good(3)]):
         model = wrap(small()).train()
-        average = moving_average(model, horizon_steps=50.0)
+        average = MovingAverage(model, horizon_steps=50.0)
         step = step_of(model, optimizer=optimizer_for(optimizer, model), average=average)
         done = [take(step, one, lr=0.01) for one in batches]
         assert [one.skipped for one in done if one.skipped] == [Skipped(rank=0, source=source)] * (len(batches) - 3)
@@ -563,9 +563,7 @@ def test_the_first_rank_whose_gradients_were_not_finite_is_named(rank, gradients
     ],
 )
 @pytest.mark.parametrize("scaled", [True, False])
-def test_a_scaled_loss_answers_for_every_overflow_and_else_the_wire_for_that_of_the_sum(
-    others, micro_batch, source, scaled
-):
+def test_loss_scale_and_wire_hear_of_every_sum_that_is_not_finite(others, micro_batch, source, scaled):
     comm = Rank(0, 2, answers=[[..., None], [..., others]])
     model = InfiniteGradient(small()).train()
     sync = Recording(model)
@@ -578,13 +576,48 @@ def test_a_scaled_loss_answers_for_every_overflow_and_else_the_wire_for_that_of_
     assert done.skipped.source == source
     sync.gradients = None
     assert take(step, good(3), global_count=16).skipped is None
-    assert sync.overflows == [False, source == SUM and not scaled, False]
+    assert sync.overflows == [False, True, False]
     assert scaler.get_scale() == (32.0 if scaled else 1.0)
 
 
 def test_of_a_sum_that_is_not_finite_rank_0_stands_for_all():
     comm = Rank(1, 3, answers=[[None, ..., None], [False, ..., False]])
     assert skip_with(comm) == Skipped(rank=0, source=SUM)
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "others", "found"),
+    [
+        (good(1), None, Skipped(rank=0, source=SUM)),
+        (bad_gradient(), None, Skipped(rank=0, source=SUM)),
+        (bad_gradient(), "loss", Skipped(rank=1, source="loss")),
+        (nan_image(), "loss", Skipped(rank=0, source="loss")),
+    ],
+)
+def test_unless_asked_nobody_looks_for_gradients_a_second_time(micro_batch, others, found):
+    comm = Rank(0, 2, answers=[[..., others]])
+    model = InfiniteGradient(small()).train()
+    forwards = []
+    model.register_forward_hook(lambda *_: forwards.append(1))
+    bad = [torch.full_like(one, math.nan) for one in model.parameters()]
+    before = copy.deepcopy(floats(model))
+    done = take(step_of(model, comm=comm, sync=Recording(model, bad), find_nan=False), micro_batch, global_count=16)
+    assert done.skipped == found
+    assert len(forwards) == 1
+    assert all(torch.equal(old, new) for old, new in zip(before, floats(model), strict=True))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_a_skipped_first_step_leaves_the_optimizer_as_it_began(name):
+    """torch's fused SGD takes uninitialised memory for the momentum of a first step that it skips."""
+    found = []
+    for batches in ([nan_image(), good(1), good(2)], [good(1), good(2)]):
+        model = small().train()
+        step = step_of(model, optimizer=optimizer_for(name, model))
+        skipped = [take(step, one, lr=0.01).skipped is not None for one in batches]
+        assert skipped == [True, False, False][-len(batches) :]
+        found.append((floats(model), state_of(step.optimizer)))
+    assert same(*found)
 
 
 def test_a_good_step_asks_the_other_ranks_nothing():
@@ -663,7 +696,7 @@ def test_accumulation_frees_each_micro_batch_before_it_takes_the_next_but_one():
             yield {"images": images, "labels": labels}
             del images, labels
 
-    step_of(small().train())(micro_batches(), backward_passes=16, global_count=64, lr=0.1)
+    step_of(small().train(), find_nan=False)(micro_batches(), backward_passes=16, global_count=64, lr=0.1)
     assert max(most) <= 2
 
 

@@ -1,0 +1,94 @@
+"""What one step asks of the device: operations, and numbers that the host waits for. Golden, for the pinned torch."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hvdtrain.train import optim
+from hvdtrain.train.average import MovingAverage
+from hvdtrain.vision import models
+from tests.steps import step_of
+
+HOST_READ = "aten._local_scalar_dense.default"  # what .item(), bool() and float() of a tensor come down to
+
+
+class Counted(TorchDispatchMode):
+    """Counts what is dispatched; a foreach operation is one, as it is a few kernels on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = Counter()
+
+    def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+        self.operations[str(operation)] += 1
+        return operation(*arguments, **(named or {}))
+
+
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    return {"images": torch.randn(2, 3, 32, 32, generator=generator), "labels": torch.tensor([1, 2])}
+
+
+def b0():
+    torch.manual_seed(0)
+    return models.build("efficientnet_b0", classes=10).train()
+
+
+def optimizer_for(name, model):
+    return optim.OPTIMIZERS[name].build(optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
+
+
+def shortest_loop(name):
+    """Forward, backward and optimizer of the second step, the first one with its optimizer's state."""
+    model = b0()
+    optimizer, parts = optimizer_for(name, model), batch()
+
+    def one():
+        optimizer.zero_grad()
+        functional.cross_entropy(model(parts["images"]), parts["labels"]).backward()
+        optimizer.step()
+
+    one()
+    with Counted() as counted:
+        one()
+    return counted.operations
+
+
+def our_step(name, *, average=False, **options):
+    model = b0()
+    step = step_of(
+        model,
+        optimizer=optimizer_for(name, model),
+        average=MovingAverage(model, horizon_steps=10.0) if average else None,
+        find_nan=False,
+        **options,
+    )
+    kept = {"backward_passes": 1, "global_count": 2, "lr": 0.01}
+    step([batch()], **kept).read()
+    with Counted() as counted:
+        pending = step([batch()], **kept)
+    assert pending.read().skipped is None
+    return counted.operations
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "more", "host_reads"),
+    [
+        ("sgd", {}, 39, 0),
+        ("adamw", {}, 41, 0),
+        ("sgd", {"average": True}, 51, 0),
+        ("sgd", {"clip_value": 1.0, "clip_norm": 1.0}, 49, 0),
+        ("lamb", {"average": True}, 52, 1),  # only torch's fused optimizers can skip a step by themselves
+    ],
+)
+def test_a_step_adds_so_many_operations_to_the_shortest_loop(optimizer, options, more, host_reads):
+    ours, shortest = our_step(optimizer, **options), shortest_loop(optimizer)
+    assert ours[HOST_READ] - shortest[HOST_READ] == host_reads
+    assert ours.total() - shortest.total() == more
+
+
+def test_lamb_is_a_few_operations_for_all_parameters_together():
+    assert shortest_loop("lamb").total() - shortest_loop("sgd").total() == 44
