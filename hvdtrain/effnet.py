@@ -35,6 +35,7 @@ from hvdtrain.train.preflight import (
     open_folder,
     own_device,
     require_batches,
+    sent_at_once_mb,
     step_clock,
 )
 from hvdtrain.train.reports import Reports, host_gauges
@@ -138,8 +139,10 @@ def step_for(
         sync=comm.data.gradient_sync(
             model,
             compression=compression(config, device),
-            groups=config.fusion_groups,
             loss_is_scaled=config.precision == "fp16",
+            reducer=config.reducer,
+            groups=config.fusion_groups,
+            bucket_mb=sent_at_once_mb(config),
         ),
         scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
         average=average,

@@ -63,9 +63,9 @@ class Rank(SerialComm):
             if tensor.is_floating_point():
                 self._averages(tensor)
 
-    def gradient_sync(self, model, *, compression, groups=None, loss_is_scaled=False):
-        self.syncs.append((compression, groups, loss_is_scaled))
-        return super().gradient_sync(model, compression=compression, groups=groups, loss_is_scaled=loss_is_scaled)
+    def gradient_sync(self, model, **options):
+        self.syncs.append(options)
+        return super().gradient_sync(model, **options)
 
 
 def saying(*answers, **place):

@@ -8,12 +8,14 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from hvdtrain.ranks.buckets import BUCKET_MB, BucketSync
 from hvdtrain.ranks.launchers import require_joined
 from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync
 from hvdtrain.ranks.wire import Wire
@@ -34,6 +36,9 @@ CACHE_CAPACITY = 4096
 # Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog's fixed
 # limits: 11 minutes, unless --hang-timeout-s is more than a minute.
 AFTER_WATCHDOG_S = 60
+
+
+Reducer = Literal["horovod", "bucket"]
 
 
 class Group(Protocol):
@@ -59,12 +64,20 @@ class Group(Protocol):
         """Give every rank the parameters and buffers of rank 0."""
 
     def gradient_sync(
-        self, model: nn.Module, *, compression: str, groups: int | None = None, loss_is_scaled: bool = False
+        self,
+        model: nn.Module,
+        *,
+        compression: str,
+        loss_is_scaled: bool = False,
+        reducer: Reducer = "horovod",
+        groups: int | None = None,
+        bucket_mb: float | None = None,
     ) -> GradientSync:
-        """A GradientSync for the model's trainable parameters; `compression` is 'none' or 'fp16'.
+        """A GradientSync for the trainable parameters of a model on its device; `compression` is 'none' or 'fp16'.
 
-        With `groups` the gradients are sent in that many fixed groups instead of as they come; then a parameter must
-        get a gradient on all ranks or on none. Where the loss is scaled, fp16 gradients are not scaled once more.
+        Where the loss is scaled, fp16 gradients are not scaled once more. `groups` is for Horovod's reducer: the
+        gradients are sent in that many fixed groups instead of as they come; then a parameter must get a gradient on
+        all ranks or on none. `bucket_mb` (MiB, BUCKET_MB if None, 0 for each gradient alone) is for buckets.
         """
 
 
@@ -141,7 +154,14 @@ class SerialComm:
         pass
 
     def gradient_sync(
-        self, model: nn.Module, *, compression: str, groups: int | None = None, loss_is_scaled: bool = False
+        self,
+        model: nn.Module,
+        *,
+        compression: str,
+        loss_is_scaled: bool = False,
+        reducer: Reducer = "horovod",
+        groups: int | None = None,
+        bucket_mb: float | None = None,
     ) -> GradientSync:
         return NoSync()
 
@@ -249,10 +269,36 @@ class HorovodComm:
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def gradient_sync(
-        self, model: nn.Module, *, compression: str, groups: int | None = None, loss_is_scaled: bool = False
+        self,
+        model: nn.Module,
+        *,
+        compression: str,
+        loss_is_scaled: bool = False,
+        reducer: Reducer = "horovod",
+        groups: int | None = None,
+        bucket_mb: float | None = None,
     ) -> GradientSync:
-        wire = Wire(compression, ranks=1 if loss_is_scaled else self.size)
-        return HorovodSync(model, wire=wire, groups=groups, waiting=self._wait)
+        if self.size == 1:
+            return NoSync()
+        device = next(model.parameters()).device
+        wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled, device=device)
+        if reducer == "horovod":
+            return HorovodSync(model, wire=wire, groups=groups, waiting=self._wait)
+        return BucketSync(
+            model,
+            wire=wire,
+            bucket_mb=BUCKET_MB if bucket_mb is None else bucket_mb,
+            rank_zeros=lambda names: list(self.allgather(names)[0]),
+            begin_sum=_begin_sum,
+            waiting=self._wait,
+        )
+
+
+def _begin_sum(values: Tensor, name: str) -> Callable[[], Any]:
+    import horovod.torch as hvd
+
+    begun = hvd.allreduce_async_(values, op=hvd.Sum, name=name)
+    return partial(hvd.synchronize, begun)
 
 
 def _allgather_by_horovod(content: bytes) -> list[bytes]:

@@ -15,6 +15,8 @@ Waiting = Callable[[], AbstractContextManager[None]]
 class GradientSync(Protocol):
     """Sums gradients over ranks while backward is still running."""
 
+    overlap: bool  # True; with False the sums begin in `finish`, so that a profile can time each part alone
+
     def expect(self, backward_passes: int) -> None:
         """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""
 
@@ -22,10 +24,10 @@ class GradientSync(Protocol):
         """Sum these parameters' gradients too; their names are new ones."""
 
     def finish(self) -> None:
-        """Wait until every `.grad` holds the sum over ranks."""
+        """Wait until every `.grad` holds the sum over ranks, zeros where no rank has a gradient."""
 
     def update(self, not_finite: Tensor) -> None:
-        """End a step; the scalar `not_finite` is 1 where the summed gradients were not finite, else 0."""
+        """End a step; the scalar `not_finite` is 1 where the sums were not finite, else 0; the host reads nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank must remember from step to step, for a checkpoint."""
@@ -36,6 +38,8 @@ class GradientSync(Protocol):
 
 class NoSync:
     """One rank alone: its gradients are the sum."""
+
+    overlap = True
 
     def expect(self, backward_passes: int) -> None:
         pass
@@ -62,6 +66,8 @@ class HorovodSync:
     The optimizers that it wraps have no part in the training: the real one stays as torch made it, with its defaults,
     its constructor's arguments and its zero_grad(set_to_none=True), all of which the wrapper would break.
     """
+
+    overlap = True
 
     def __init__(self, model: nn.Module, *, wire: Wire, groups: int | None, waiting: Waiting) -> None:
         """`waiting` is entered while this rank waits for others."""
@@ -90,8 +96,8 @@ class HorovodSync:
         self._hooks.append(hooks)
 
     def expect(self, backward_passes: int) -> None:
-        for hooks in self._hooks:
-            hooks.set_backward_passes_per_step(backward_passes)
+        for hooks in self._hooks:  # with a pass that never comes the hooks send nothing, and `synchronize` everything
+            hooks.set_backward_passes_per_step(backward_passes if self.overlap else backward_passes + 1)
 
     def finish(self) -> None:
         for parameter in self._parameters:
@@ -102,7 +108,7 @@ class HorovodSync:
                 hooks.synchronize()
 
     def update(self, not_finite: Tensor) -> None:
-        self._wire.update(overflowed=bool(not_finite))
+        self._wire.update(not_finite)
 
     def state_dict(self) -> dict[str, Any]:
         return self._wire.state_dict()

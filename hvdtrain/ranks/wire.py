@@ -12,24 +12,29 @@ GROWTH_STEPS = 2000
 
 
 class Wire:
-    """Horovod's compression seam, with a view of the gradient's memory in place of a copy.
+    """How gradients are sent, one by one as Horovod's compression seam or many in one flat tensor.
 
-    Horovod refuses tensors that are not contiguous, as channels_last kernels are, and bfloat16.
+    One by one it sends a view of the gradient's memory in place of a copy: Horovod refuses tensors that are not
+    contiguous, as channels_last kernels are, and bfloat16.
 
     In fp16 what is not above 2^-25 becomes 0, and what is above 65504 infinite. The ranks' losses are divided by the
     global batch, so that each rank's gradients shrink as ranks are added. They are sent times the largest power of two
     that is not above the number of ranks, so that they are as large as those of one rank, or more than half of that.
-    Their sum may overflow, and the step is skipped. That halves the scale; after GROWTH_STEPS steps it is doubled, up
-    to where it began. All ranks see the same sum, so their scales stay equal. Where the loss has a scale, which lifts
-    the gradients of all ranks and falls after such a sum too, this one is made for one rank: it stays 1.
+    Their sum may overflow, and the step is skipped. Every sum that is not finite halves the scale; after GROWTH_STEPS
+    other steps it is doubled, up to where it began. All ranks see the same sum, so their scales stay equal. Where the
+    loss has a scale, which lifts the gradients of all ranks and falls after such a sum too, this one stays 1.
     """
 
-    def __init__(self, compression: str, ranks: int) -> None:
-        """`compression` is 'none' or 'fp16'; the first does not scale."""
+    def __init__(
+        self, compression: str, ranks: int, *, loss_is_scaled: bool = False, device: torch.device | None = None
+    ) -> None:
+        """`compression` is 'none' or 'fp16'; the first does not scale. `device` is the gradients'."""
         self._half = compression == "fp16"
-        self._first_scale = 2.0 ** (ranks.bit_length() - 1)
-        self._scale = self._first_scale
-        self._calm_steps = 0  # since the scale has changed
+        self._scales = self._half and not loss_is_scaled
+        self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
+        # On the device, where the sum is found finite or not: to read that would make the host wait for it.
+        self._scale = torch.tensor(self._first_scale, device=device)
+        self._calm_steps = torch.tensor(0, dtype=torch.int32, device=device)  # since the scale has changed
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
         """A contiguous tensor to be summed, and what `decompress` needs."""
@@ -37,34 +42,49 @@ class Wire:
         if not gradient.is_contiguous():
             order = tuple(sorted(order, key=gradient.stride().__getitem__, reverse=True))
         view = gradient.permute(order).contiguous()  # copies only what has gaps or overlaps
-        if self._half:
-            view = (view * self._scale).half()
-        elif gradient.dtype == torch.bfloat16:
-            view = view.float()
-        return view, (order, gradient.dtype)
+        if self._scales:
+            view = view * self._scale
+        return view.to(self.sent_as(gradient.dtype)), (order, gradient.dtype)
 
     def decompress(self, total: Tensor, layout: Layout) -> Tensor:
         """The sum in the gradient's shape, memory format and type."""
         order, dtype = layout
         back = [order.index(dimension) for dimension in range(len(order))]
         gradient = total.permute(back).to(dtype)
-        return gradient.div_(self._scale) if self._half else gradient
+        return gradient.div_(self._scale) if self._scales else gradient
 
-    def update(self, *, overflowed: bool) -> None:
-        """End a step; `overflowed` is whether the sum was not finite though each rank's gradients were."""
-        if not self._half:
-            return
-        self._calm_steps = 0 if overflowed else self._calm_steps + 1
-        if overflowed:
-            self._scale /= 2
-        elif self._calm_steps == GROWTH_STEPS:
-            self._scale = min(2 * self._scale, self._first_scale)
-            self._calm_steps = 0
+    def sent_as(self, dtype: torch.dtype) -> torch.dtype:
+        """The type in which gradients of this one travel."""
+        if self._half:
+            return torch.float16
+        return torch.float32 if dtype == torch.bfloat16 else dtype
+
+    def pack(self, flat: Tensor, sent: Tensor) -> None:
+        """Put flat gradients into the tensor that is sent, which may be themselves; they are scaled in place."""
+        if self._scales:
+            flat.mul_(self._scale)
+        if sent is not flat:
+            sent.copy_(flat)
+
+    def unpack(self, sent: Tensor, flat: Tensor) -> None:
+        """Put the sum that has come back into the flat gradients."""
+        if sent is not flat:
+            flat.copy_(sent)
+        if self._scales:
+            flat.div_(self._scale)
+
+    def update(self, not_finite: Tensor) -> None:
+        """End a step; `not_finite`, a scalar on the device, is 1 where the sum was not finite, else 0."""
+        if self._scales:
+            torch._amp_update_scale_(self._scale, self._calm_steps, not_finite, 2.0, 0.5, GROWTH_STEPS)
+            self._scale.clamp_(max=self._first_scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, for a checkpoint."""
-        return {"scale": self._scale, "calm_steps": self._calm_steps}
+        """The scale, for a checkpoint, if there is one."""
+        return {"scale": self._scale.item(), "calm_steps": int(self._calm_steps)} if self._scales else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; from the beginning where one rank has trained without Horovod, which has no scale."""
-        self._scale, self._calm_steps = state.get("scale", self._first_scale), state.get("calm_steps", 0)
+        """Go on from there; from the beginning where what was saved had no scale."""
+        if self._scales:
+            self._scale.fill_(state.get("scale", self._first_scale))
+            self._calm_steps.fill_(state.get("calm_steps", 0))

@@ -89,10 +89,14 @@ class RunConfig:
     """torch.compile the model."""
     compression: Literal["none", "fp16"] | None = None
     """How gradients travel; fp16 on GPUs and none on CPUs if not given."""
+    reducer: Literal["horovod", "bucket"] = "horovod"
+    """horovod sends gradients by Horovod's own hooks, as many at once as have come by then; bucket lets them lie in
+    flat buckets and sends each when it is full."""
     fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
-    """MiB of gradients that Horovod sends at once; the measured best if not given."""
+    """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 25 if
+    not given. 0 sends each gradient alone."""
     fusion_groups: Annotated[int | None, AT_LEAST_1] = None
-    """Send the gradients in this many fixed groups; as they come if not given."""
+    """Of the reducer horovod: send the gradients in this many fixed groups; as they come if not given."""
     cycle_time_ms: Annotated[float | None, POSITIVE] = None
     """Pause between Horovod's rounds; Horovod's own if not given."""
     deterministic: bool = False
@@ -138,6 +142,11 @@ def check(config: RunConfig, given: set[str]) -> None:
         raise BadInput(
             f"--deterministic sums each gradient by itself, --fusion-threshold-mb {config.fusion_threshold_mb} several "
             "at once: leave one of them out"
+        )
+    if config.reducer == "bucket" and config.fusion_groups is not None:
+        raise BadInput(
+            f"--fusion-groups {config.fusion_groups} groups what --reducer horovod sends: for --reducer bucket give "
+            "--fusion-threshold-mb, or leave one of them out"
         )
     if config.seed >= 2**32:
         raise BadInput(f"--seed {config.seed} must be less than 2**32")

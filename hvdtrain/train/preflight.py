@@ -37,7 +37,8 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     torch.backends.cudnn.benchmark = not config.deterministic  # batches of one epoch have two shapes at most
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     comm = connect(
-        fusion_threshold_mb=0.0 if config.deterministic else config.fusion_threshold_mb,
+        # Horovod would copy several buckets into a buffer to send them at once.
+        fusion_threshold_mb=0.0 if config.reducer == "bucket" else sent_at_once_mb(config),
         cycle_time_ms=config.cycle_time_ms,
         timeline=config.timeline,
         hang_timeout_s=config.hang_timeout_s,
@@ -120,6 +121,11 @@ def step_clock(config: RunConfig, folder: Path, rank: int, device: torch.device)
     phases = clock(config.profile, device, unmeasured_steps=unmeasured_steps(config.torch_profile))
     trace = folder / "profile" / f"rank-{rank}.pt.trace.json.gz"
     return TorchTrace(phases, trace, steps=config.torch_profile, device=device)
+
+
+def sent_at_once_mb(config: RunConfig) -> float | None:
+    """MiB of gradients, 0 for each alone; None leaves it to the reducer."""
+    return 0.0 if config.deterministic else config.fusion_threshold_mb
 
 
 def compression(config: RunConfig, device: torch.device) -> str:

@@ -37,10 +37,11 @@ def test_every_collective_under_every_launcher(run_program, launcher, ranks):
         assert answer["broadcast"] == [[5.0] * 3, [7.0] * 3]
 
 
+@pytest.mark.parametrize("reducer", ["horovod", "bucket"])
 @pytest.mark.parametrize("compression", [slow("none"), "fp16"])
 @pytest.mark.parametrize(("launcher", "ranks"), [("python", 1), ("mpirun", 2), slow("horovodrun", 3)])
-def test_gradients_are_summed_whatever_their_layout_and_number(run_program, launcher, ranks, compression):
-    answers = run_program(launcher, ranks, "gradients.py", compression)
+def test_gradients_are_summed_whatever_their_layout_and_number(run_program, launcher, ranks, compression, reducer):
+    answers = run_program(launcher, ranks, "gradients.py", compression, reducer)
     assert all(answer == answers[0] for answer in answers)
     answer = answers[0]
     # 40000 / ranks has at most 11 significant bits lost in fp16: half a unit in the last place is 2^-11

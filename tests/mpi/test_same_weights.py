@@ -20,7 +20,8 @@ def trained(pools, tmp_path_factory):
     """What the ranks of one training have left, by launcher, ranks and words; it is run when it is first asked for."""
 
     @cache
-    def answers(launcher, ranks, *words):
+    def answers(launcher, ranks, *words, reducer="horovod"):
+        words = *words, reducer
         folder = tmp_path_factory.mktemp("trained")
         pools.run(launcher, ranks, [str(PROGRAMS / "train_steps.py"), str(folder), *words], cwd=folder)
         return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
@@ -55,11 +56,23 @@ def test_more_ranks_give_the_weights_of_one(trained, run_program, launcher, rank
     if launcher == "mpirun":
         many = trained(launcher, ranks, *words)
     else:
-        many = run_program(launcher, ranks, "train_steps.py", *words)
+        many = run_program(launcher, ranks, "train_steps.py", *words, "horovod")
     assert one[0]["moved"] > 0.05
     assert distance(one, many, one) < TOLERANCE
     for rank in range(1, ranks):
         assert torch.equal(weights(many, rank), weights(many))
+
+
+@pytest.mark.parametrize(("ranks", "batches"), [(2, ("50", "7")), (3, ("50", "17"))])
+def test_buckets_give_the_weights_of_horovods_reducer(trained, ranks, batches):
+    """Two ranks have one order of a sum, so the bits are equal; three may add them in others."""
+    hooks = trained("mpirun", ranks, *batches, "none", "frozen")
+    buckets = trained("mpirun", ranks, *batches, "none", "frozen", reducer="bucket")
+    for rank in range(ranks):
+        assert torch.equal(weights(buckets, rank), weights(buckets))
+    if ranks == 2:
+        assert torch.equal(weights(buckets), weights(hooks))
+    assert distance(hooks, buckets, hooks) < TOLERANCE
 
 
 @pytest.mark.parametrize("ranks", [2, slow(3)])

@@ -140,14 +140,25 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
     assert compiled == []
 
 
-@pytest.mark.parametrize("groups", [None, 3])
-def test_fusion_groups_and_compression_reach_the_sync(groups):
-    training = assembled(fusion_groups=groups, compression="fp16")
-    assert training.step.comm.syncs == [("fp16", groups, False)]
-
-
-def test_a_loss_that_is_scaled_is_told_to_the_sync():
-    assert assembled(precision="fp16").step.comm.syncs == [("none", None, True)]
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, {}),
+        ({"fusion_groups": 3, "compression": "fp16"}, {"groups": 3, "compression": "fp16"}),
+        ({"reducer": "bucket", "fusion_threshold_mb": 8.0}, {"reducer": "bucket", "bucket_mb": 8.0}),
+        ({"reducer": "bucket", "deterministic": True}, {"reducer": "bucket", "bucket_mb": 0.0}),
+        ({"precision": "fp16"}, {"loss_is_scaled": True}),
+    ],
+)
+def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
+    usual = {
+        "compression": "none",
+        "loss_is_scaled": False,
+        "reducer": "horovod",
+        "groups": None,
+        "bucket_mb": None,
+    }
+    assert assembled(**settings).step.comm.syncs == [{**usual, **told}]
 
 
 @pytest.mark.parametrize(("name", "kind", "power"), [("lars", optim.Lars, 1.0), ("lamb", optim.Lamb, 0.5)])

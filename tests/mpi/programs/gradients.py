@@ -1,4 +1,4 @@
-"""What a GradientSync makes of gradients that differ by rank; argv: folder, none|fp16."""
+"""What a GradientSync makes of gradients that differ by rank; argv: folder, none|fp16, horovod|bucket."""
 
 import json
 import sys
@@ -17,12 +17,19 @@ HASHED = 100
 
 
 def synced(model: nn.Module, losses: list[torch.Tensor]) -> dict[str, list[float]]:
-    sync = comm.gradient_sync(model, compression=sys.argv[2])
-    sync.expect(max(1, len(losses)))
-    for loss in losses:
-        loss.backward()
-    sync.finish()
-    return {name: one.grad.flatten().tolist() for name, one in model.named_parameters() if one.grad is not None}
+    sync = comm.gradient_sync(model, compression=sys.argv[2], reducer=sys.argv[3])
+    found = []
+    for overlap in (True, True, False):  # buckets know their order in the second step
+        sync.overlap = overlap
+        model.zero_grad()
+        sync.expect(max(1, len(losses)))
+        for loss in losses:
+            loss.backward(retain_graph=True)
+        sync.finish()
+        parameters = model.named_parameters()
+        found.append({name: one.grad.flatten().tolist() for name, one in parameters if one.grad is not None})
+    assert found[0] == found[1] == found[2]
+    return found[0]
 
 
 class Two(nn.Module):
@@ -38,7 +45,7 @@ def channels_last() -> bool:
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
     images = torch.rand(comm.size, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-    sync = comm.gradient_sync(conv, compression=sys.argv[2])
+    sync = comm.gradient_sync(conv, compression=sys.argv[2], reducer=sys.argv[3])
     sync.expect(1)
     conv(images[comm.rank : comm.rank + 1]).square().sum().backward()
     sync.finish()
@@ -61,7 +68,7 @@ def empty_share_of_channels_last() -> list[float]:
 def sums_of_large_gradients() -> list[list[float]]:
     """Step by step; their mean over ranks is 40000, which fits into fp16; the sum of as much from each does not."""
     model = Two()
-    sync = comm.gradient_sync(model, compression=sys.argv[2])
+    sync = comm.gradient_sync(model, compression=sys.argv[2], reducer=sys.argv[3])
     found = []
     for _ in range(3):
         model.zero_grad()
@@ -70,7 +77,7 @@ def sums_of_large_gradients() -> list[list[float]]:
         sync.finish()
         assert model.used.grad is not None
         found.append(model.used.grad.tolist())
-        sync.update(overflowed=not torch.isfinite(model.used.grad).all())
+        sync.update((~torch.isfinite(model.used.grad)).any().float().reshape(1))
     return found
 
 

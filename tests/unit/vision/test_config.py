@@ -45,6 +45,7 @@ OPTIONS = [
     ("--no-channels-last", False),
     ("--compile", True),
     ("--compression fp16", "fp16"),
+    ("--reducer bucket", "bucket"),
     ("--fusion-threshold-mb 0", 0.0),
     ("--fusion-threshold-mb 64", 64.0),
     ("--fusion-groups 2", 2),
@@ -160,6 +161,7 @@ def test_the_list_above_knows_every_option():
         "--schedule step",
         "--precision fp8",
         "--compression zip",
+        "--reducer nccl",
         "--epochs abc",
         "--epochs 1.5",
         "--epochs 0",
@@ -321,6 +323,13 @@ def test_layerwise_optimizers_are_refused_with_fp16(optimizer):
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw"])
 def test_other_optimizers_take_fp16(optimizer):
     assert parse(["--optimizer", optimizer, "--precision", "fp16"]).precision == "fp16"
+
+
+def test_buckets_have_no_groups():
+    with pytest.raises(BadInput, match=r"^--fusion-groups 4 .* --reducer bucket .* leave one of them out$"):
+        parse(["--reducer", "bucket", "--fusion-groups", "4"])
+    assert parse(["--reducer", "horovod", "--fusion-groups", "4"]).fusion_groups == 4
+    assert parse(["--reducer", "bucket", "--fusion-threshold-mb", "0"]).reducer == "bucket"
 
 
 def test_batch_norm_over_all_ranks_is_not_compiled():
