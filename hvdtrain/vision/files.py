@@ -5,11 +5,15 @@ import functools
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms.v2 import functional as TF
 
 from hvdtrain.safety.guard import Guard
 from hvdtrain.timing.phases import OFF, Phases
@@ -41,6 +45,21 @@ def image_folder(listing: Listing, preprocessing: Preprocessing, *, augment: boo
     )
 
 
+def decoded(path: str) -> Tensor:
+    """An image file's pixels in RGB, uint8 (3, H, W); BROKEN where it cannot be read, or not as a whole.
+
+    Pillow's, bit for bit. A JPEG is decoded by torchvision: the same library (libjpeg-turbo), with less around it.
+    """
+    with Image.open(path) as file:  # reads the header alone, and refuses what is no image, or too large
+        pixels: Tensor
+        if file.format == "JPEG":
+            with suppress(RuntimeError):  # it is damaged: Pillow reads on, or says what is wrong with it
+                pixels = decode_jpeg(torch.from_numpy(np.fromfile(path, np.uint8)), mode=ImageReadMode.RGB)
+                return pixels
+        pixels = TF.pil_to_tensor(file.convert("RGB"))
+        return pixels
+
+
 class _Decoded(Dataset[tuple[Tensor, int]]):
     """By number and epoch image files as (3, H, H) uint8: a random part of it in an epoch, without one its middle.
 
@@ -56,16 +75,15 @@ class _Decoded(Dataset[tuple[Tensor, int]]):
         number, epoch = wanted
         path = self.listing.path(number)
         try:
-            with Image.open(path) as file:
-                image = file.convert("RGB")
+            pixels = decoded(path)
         except BROKEN as error:
             _GUARD.note("decoding of an image", path, error)
             side = self.preprocessing.crop
             return torch.zeros(3, side, side, dtype=torch.uint8), NO_LABEL
         label = int(self.listing.labels[number])
         if epoch is None:
-            return self.preprocessing.middle(image), label
-        return self.preprocessing.random_part(image, seed=self.seed, epoch=epoch, sample=number), label
+            return self.preprocessing.middle(pixels), label
+        return self.preprocessing.random_part(pixels, seed=self.seed, epoch=epoch, sample=number), label
 
 
 def _collated(samples: list[tuple[Tensor, int]], *, height: int) -> Batch:

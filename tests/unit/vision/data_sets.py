@@ -7,6 +7,7 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import CIFAR10
 from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hvdtrain.vision import data
 from hvdtrain.vision.files import image_folder
@@ -95,3 +96,9 @@ def write_image(path, *, height=8, width=8, seed=0, mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels, mode).save(path)
     return pixels
+
+
+def by_pillow(path):
+    """An image file's pixels, uint8 (3, H, W)."""
+    with Image.open(path) as file:
+        return pil_to_tensor(file.convert("RGB"))

@@ -1,5 +1,7 @@
+import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -11,12 +13,13 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import data, files
 from hvdtrain.vision.config import scaled
 from hvdtrain.vision.data import load_on_all
-from hvdtrain.vision.files import Folder, _collated
+from hvdtrain.vision.files import Folder, _collated, decoded
+from hvdtrain.vision.headers import BROKEN
 from hvdtrain.vision.images import NO_LABEL
 from tests.ranks import Rank
 from tests.refusals import refused
 from tests.steps import CPU
-from tests.unit.vision.data_sets import EIGHT, folder_of, write_image
+from tests.unit.vision.data_sets import EIGHT, by_pillow, folder_of, write_image
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -28,6 +31,73 @@ def test_collated_samples_are_stacked_and_none_are_an_empty_batch(count):
     assert (raw.dtype, labels.dtype) == (torch.uint8, torch.int64)
     assert torch.equal(raw, images[:count])
     assert labels.tolist() == [10, 11, 12][:count]
+
+
+def write(path, mode, **options):
+    """Colours that flow, as JPEG wants them, 61 pixels wide and 45 high."""
+    few = np.random.default_rng(7).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    Image.fromarray(few).resize((61, 45)).convert(mode).save(path, **options)
+    return str(path)
+
+
+TURNED = Image.Exif()
+TURNED[0x0112] = 6  # orientation: to be shown a quarter turned
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode", "options"),
+    [
+        ("jpg", "RGB", {"subsampling": 0}),
+        ("jpg", "RGB", {"subsampling": 2, "quality": 60}),
+        ("jpg", "RGB", {"progressive": True}),
+        ("jpg", "RGB", {"keep_rgb": True}),
+        ("jpg", "RGB", {"exif": TURNED}),
+        ("jpg", "L", {}),
+        ("jpg", "CMYK", {}),
+        ("png", "RGB", {}),
+        ("png", "RGBA", {}),
+        ("png", "P", {}),
+        ("png", "I;16", {}),
+        ("png", "1", {}),
+        ("webp", "RGB", {}),
+    ],
+)
+def test_an_image_is_decoded_as_pillow_does(tmp_path, suffix, mode, options):
+    path = write(tmp_path / f"a.{suffix}", mode, **options)
+    pixels = decoded(path)
+    assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, 45, 61))
+    assert torch.equal(pixels, by_pillow(path))
+
+
+def test_a_jpeg_whose_name_is_no_text_is_decoded(tmp_path):
+    path = write(tmp_path / "a.jpg", "RGB")
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jpg")
+    Path(path).rename(odd)
+    assert torch.equal(decoded(odd), by_pillow(odd))
+
+
+@pytest.mark.parametrize("kept", [1, 3, 200, 700, -3])
+def test_a_jpeg_that_is_cut_off_is_broken(tmp_path, kept):
+    path = tmp_path / "a.jpg"
+    write(path, "RGB")
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(BROKEN):
+        decoded(str(path))
+
+
+def test_a_jpeg_that_torchvision_refuses_is_left_to_pillow(tmp_path, monkeypatch):
+    def refusing(*_, **__):
+        raise RuntimeError("Image is incomplete or truncated")
+
+    path = write(tmp_path / "a.jpg", "RGB")
+    monkeypatch.setattr(files, "decode_jpeg", refusing)
+    assert torch.equal(decoded(path), by_pillow(path))
+
+
+def test_a_jpeg_is_left_to_torchvision_first(tmp_path, monkeypatch):
+    path, answer = write(tmp_path / "a.jpg", "RGB"), torch.zeros(3, 45, 61, dtype=torch.uint8)
+    monkeypatch.setattr(files, "decode_jpeg", lambda *_, **__: answer)
+    assert decoded(path) is answer
 
 
 def workers():
@@ -87,13 +157,11 @@ def test_training_images_are_random_parts_whatever_the_batches_and_workers(tmp_p
         found = images.train.batches([torch.tensor(batch) for batch in batches], CPU, epoch)
         for samples, batch in zip(batches, found, strict=True):
             for sample, image in zip(samples, batch["images"], strict=True):
-                with Image.open(tmp_path / "train" / "cat" / f"{sample}.png") as file:
-                    part = EIGHT.random_part(file.convert("RGB"), seed=3, epoch=epoch, sample=sample)
-                assert torch.equal(image, part)
+                pixels = by_pillow(tmp_path / "train" / "cat" / f"{sample}.png")
+                assert torch.equal(image, EIGHT.random_part(pixels, seed=3, epoch=epoch, sample=sample))
     [batch] = images.test.batches([torch.arange(6)], CPU, None)
     for number, image in enumerate(batch["images"]):
-        with Image.open(tmp_path / "val" / "cat" / f"{number}.png") as file:
-            assert torch.equal(image, EIGHT.middle(file.convert("RGB")))
+        assert torch.equal(image, EIGHT.middle(by_pillow(tmp_path / "val" / "cat" / f"{number}.png")))
 
 
 class Asked:
@@ -179,9 +247,8 @@ def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch):
     images = load_on_all(SerialComm(), settings(tmp_path, seed=5, max_unreadable_images=50))
     assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 1, 2, 1)
     [batch] = images.train.batches([torch.tensor([0, 1])], CPU, 2)
-    with Image.open(tmp_path / "train" / "cat" / "a.png") as file:
-        part = replace(EIGHT, crop=32).random_part(file.convert("RGB"), seed=5, epoch=2, sample=0)
-    assert torch.equal(batch["images"][0], part)
+    pixels = by_pillow(tmp_path / "train" / "cat" / "a.png")
+    assert torch.equal(batch["images"][0], replace(EIGHT, crop=32).random_part(pixels, seed=5, epoch=2, sample=0))
     assert batch["labels"].tolist() == [0, NO_LABEL]
     assert "--max-unreadable-images 24" in refused(
         lambda: load_on_all(SerialComm(), settings(tmp_path, max_unreadable_images=24))

@@ -25,14 +25,20 @@ def jpeg(folder, width, height, mode="RGB"):
     return path
 
 
+def both(path):
+    """An image, and the same as a tensor."""
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    return image, functional.pil_to_tensor(image)
+
+
 @pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_b2", "efficientnet_v2_s", "efficientnet_v2_l"])
 def test_the_middle_is_what_the_models_own_transforms_give(tmp_path, name):
     """Bit for bit: the pixels are resized by Pillow in both, and divided, shifted and scaled in the same order."""
     ours, theirs = models.preprocessing(name), get_model_weights(name).DEFAULT.transforms()
     for (width, height), mode in [*product(SIZES, ["RGB"]), ((300, 200), "L"), ((300, 200), "CMYK")]:
-        with Image.open(jpeg(tmp_path, width, height, mode)) as file:
-            image = file.convert("RGB")
-        pixels = ours.middle(image)
+        image, whole = both(jpeg(tmp_path, width, height, mode))
+        pixels = ours.middle(whole)
         assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, ours.crop, ours.crop))
         given = normalise(pixels[None], torch.tensor(ours.mean), torch.tensor(ours.std))[0]
         assert torch.equal(given, theirs(image)), (width, height, mode)
@@ -41,12 +47,11 @@ def test_the_middle_is_what_the_models_own_transforms_give(tmp_path, name):
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_random_part_is_cut_and_resized_as_torchvision_does(tmp_path, width, height):
     preprocessing = models.preprocessing("efficientnet_b0")
-    with Image.open(jpeg(tmp_path, width, height)) as file:
-        image = file.convert("RGB")
-    part = preprocessing.random_part(image, seed=1, epoch=2, sample=3)
+    image, pixels = both(jpeg(tmp_path, width, height))
+    part = preprocessing.random_part(pixels, seed=1, epoch=2, sample=3)
     box = random_box(height, width, np.random.default_rng([1, 2, 2, 3]))
     expected = functional.resized_crop(
-        functional.pil_to_tensor(image), *box, [224, 224], interpolation=preprocessing.interpolation, antialias=True
+        pixels, *box, [224, 224], interpolation=preprocessing.interpolation, antialias=True
     )
     assert torch.equal(part, expected)
     by_pillow = functional.pil_to_tensor(
@@ -57,11 +62,10 @@ def test_a_random_part_is_cut_and_resized_as_torchvision_does(tmp_path, width, h
 
 def test_a_random_part_depends_on_seed_epoch_and_sample_alone(tmp_path):
     preprocessing = models.preprocessing(models.TINY)
-    with Image.open(jpeg(tmp_path, 60, 50)) as file:
-        image = file.convert("RGB")
+    _, pixels = both(jpeg(tmp_path, 60, 50))
 
     def part(seed, epoch, sample):
-        return preprocessing.random_part(image, seed=seed, epoch=epoch, sample=sample).flatten().tolist()
+        return preprocessing.random_part(pixels, seed=seed, epoch=epoch, sample=sample).flatten().tolist()
 
     first = part(5, 1, 7)
     np.random.default_rng().random()  # whatever else is drawn meanwhile
