@@ -73,7 +73,7 @@ def start(folder: Path) -> None:
     with timed("headers"):
         headers.require_readable(SerialComm(), found, epochs=config.epochs, most=config.max_unreadable_images)
     preprocessing = models.preprocessing(config.model)
-    images = image_folder(found, preprocessing, augment=True, seed=0, workers=WORKERS)
+    images = image_folder(found, preprocessing, augment=True, seed=0, workers=WORKERS, prefetch=2)
     sent: list[int] = []
 
     def dump(value: object, file: io.BufferedIOBase, protocol: int | None = None) -> None:

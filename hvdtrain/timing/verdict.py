@@ -31,7 +31,7 @@ NAMES: dict[Phase, str] = {
     "other": "other",
 }
 _HELP: dict[str, str] = {
-    "read": "more cores per rank (they are its loader workers), smaller image files, or data that fit on the device",
+    "read": "more cores per rank or --workers (loader processes), smaller image files, or data that fit on the device",
     "augment": "leave out --cutout or set --no-augment",
     "to_device": "data that fit on the device, or larger batches",
     "communication-bound": "a larger --accumulate-steps, --compression fp16, a larger --fusion-threshold-mb, or fewer "

@@ -56,6 +56,13 @@ class Resident:
             yield {name: tensor[chosen] for name, tensor in self.tensors.items()}
 
 
+def copied(batches: Iterable[Batch], device: torch.device, phases: Phases = OFF) -> Iterator[Batch]:
+    """Copy each batch to the device when it is asked for, while nothing else goes on."""
+    for batch in batches:
+        phases.enter("to_device")
+        yield {name: tensor.to(device) for name, tensor in batch.items()}
+
+
 def prefetched(
     batches: Iterable[Batch], device: torch.device, stream: torch.cuda.Stream, phases: Phases = OFF
 ) -> Iterator[Batch]:

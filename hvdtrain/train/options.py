@@ -40,6 +40,8 @@ class RunConfig:
         "keep",
         "hang_timeout_s",
         "find_nan",
+        "workers",
+        "prefetch",
         "report_every_steps",
         "profile",
         "torch_profile",
@@ -112,6 +114,11 @@ class RunConfig:
     hang_timeout_s: Annotated[float | None, AT_LEAST_0] = None
     """A step that takes longer ends the run; 10 times the median step and at least 60 if not given, 0 for never.
     Reading files may take ten times as long, 600 s if not given."""
+    workers: Annotated[int | None, AT_LEAST_0] = None
+    """Processes per rank that read files; one for each of its cores if not given, 0 lets the rank read by itself. Data
+    that fit on the device need none."""
+    prefetch: Annotated[int, AT_LEAST_0] = 2
+    """Batches of files that each of them reads ahead; 0 lets the rank read each batch when its step begins."""
     report_every_steps: Annotated[int, AT_LEAST_1] = 20
     """Steps between reports to TensorBoard and metrics.jsonl; an epoch's end is always one."""
     profile: Annotated[Literal["off", "on", "exact"], Alone(means="on")] = "off"

@@ -40,7 +40,10 @@ def folder_on_all(comm: Comm, config: EffnetConfig) -> Images:
         models.preprocessing(config.model),
         augment=config.augment,
         seed=config.seed,
-        workers=max(1, cores_together(comm.local_size) // comm.local_size),
+        workers=max(1, cores_together(comm.local_size) // comm.local_size)
+        if config.workers is None
+        else config.workers,
+        prefetch=config.prefetch,
     )
 
 

@@ -1,4 +1,4 @@
-"""The images of a folder, decoded by worker processes. N images of a batch, H W pixels, S images of a split."""
+"""The images of a folder, decoded by worker processes or the rank. N images of a batch, H W pixels, S of a split."""
 
 import ctypes
 import functools
@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torchvision.transforms.v2 import functional as TF
 
 from hvdtrain.safety.guard import Guard
 from hvdtrain.timing.phases import OFF, Phases
-from hvdtrain.train.feed import prefetched
+from hvdtrain.train.feed import copied, prefetched
 from hvdtrain.train.task import Batch
 from hvdtrain.vision.headers import BROKEN
 from hvdtrain.vision.images import NO_LABEL, Images
@@ -26,12 +27,17 @@ from hvdtrain.vision.preprocessing import Preprocessing
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SIGCHLD_S = 5.0  # by then the kernel has told that a worker is dead
-_GUARD = Guard()  # of this process, a loader worker
+_GUARD = Guard()  # of this process, a rank or its loader worker
 
 
-def image_folder(listing: Listing, preprocessing: Preprocessing, *, augment: bool, seed: int, workers: int) -> Images:
-    """The images of a folder, read by one pool of workers; `augment` cuts a random part out of each one to train on."""
-    readers = Readers(listing, preprocessing, seed=seed, workers=workers)
+def image_folder(
+    listing: Listing, preprocessing: Preprocessing, *, augment: bool, seed: int, workers: int, prefetch: int
+) -> Images:
+    """The images of a folder, read by one pool of workers, each of which is `prefetch` batches ahead.
+
+    `augment` cuts a random part out of each image to train on.
+    """
+    readers = Readers(listing, preprocessing, seed=seed, workers=workers, prefetch=prefetch)
     train, test = listing.splits
     return Images(
         train=Folder(train, readers, augment=augment),
@@ -125,22 +131,34 @@ def _received(arriving: Iterator[Batch]) -> Iterator[Batch]:
 
 
 class Readers:
-    """A rank's worker processes, for all splits in turn: whoever reads next ends the reading before."""
+    """A rank's worker processes, for all splits in turn: whoever reads next ends the reading before.
 
-    def __init__(self, listing: Listing, preprocessing: Preprocessing, *, seed: int, workers: int) -> None:
+    Without workers, or where nothing is read ahead, the rank reads by itself, the same images.
+    """
+
+    def __init__(
+        self, listing: Listing, preprocessing: Preprocessing, *, seed: int, workers: int, prefetch: int
+    ) -> None:
         self._plan = _Plan()
+        self._ahead = prefetch > 0
         self._stream: torch.cuda.Stream | None = None  # of the copies to the device
-        # spawn: a process that has started MPI or CUDA must not be forked, and a fork server would outlive its rank.
+        processes: dict[str, Any] = {}
+        if workers and prefetch:
+            processes = {
+                "num_workers": workers,
+                "prefetch_factor": prefetch,
+                "persistent_workers": True,
+                # A process that has started MPI or CUDA must not be forked; a fork server would outlive its rank.
+                "multiprocessing_context": "spawn",
+                "worker_init_fn": _die_with_rank,
+            }
         self._loader = DataLoader(
             _Decoded(listing, preprocessing, seed),
             batch_sampler=self._plan,
             collate_fn=functools.partial(_collated, height=preprocessing.crop),
-            num_workers=workers,
             pin_memory=torch.cuda.is_available(),
-            persistent_workers=True,
-            multiprocessing_context="spawn",
-            worker_init_fn=_die_with_rank,
             generator=torch.Generator(),  # not the model's: a resumed epoch begins twice
+            **processes,
         )
 
     def read(
@@ -154,6 +172,8 @@ class Readers:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if device.type != "cuda":
             return arriving
+        if not self._ahead:
+            return copied(arriving, device, phases)
         self._stream = self._stream or torch.cuda.Stream(device)
         return prefetched(arriving, device, self._stream, phases)
 

@@ -136,9 +136,13 @@ def replaced(folder, kind):
     beside.replace(path)
 
 
+BY_RANKS = pytest.mark.parametrize("workers", [(), ("--workers", "0")], ids=["workers", "ranks"])
+
+
+@BY_RANKS
 @pytest.mark.slow
-def test_an_image_whose_reading_never_ends(tmp_path, on_images):
-    with started(tmp_path, argv(program=on_images)) as job:
+def test_an_image_whose_reading_never_ends(tmp_path, on_images, workers):
+    with started(tmp_path, argv(program=[*on_images, *workers])) as job:
         wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
         replaced(tmp_path, "endless")
         assert job.wait(60) == 1
@@ -158,10 +162,11 @@ def doing(folder):
     )
 
 
+@BY_RANKS
 @pytest.mark.slow
-def test_a_disk_that_stalls_for_longer_than_a_step_may_ends_nothing(tmp_path, on_images):
+def test_a_disk_that_stalls_for_longer_than_a_step_may_ends_nothing(tmp_path, on_images, workers):
     image = tmp_path / "d" / "train" / "b" / "3.png"
-    with started(tmp_path, argv(program=on_images)) as job:
+    with started(tmp_path, argv(program=[*on_images, *workers])) as job:
         wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
         whole = image.read_bytes()
         replaced(tmp_path, "endless")

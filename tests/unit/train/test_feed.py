@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.train.feed import Feed, Resident, prefetched
+from hvdtrain.train.feed import Feed, Resident, copied, prefetched
 from hvdtrain.train.order import BatchSizes
 from tests.ranks import Rank
 from tests.steps import CPU, split, task_of
@@ -113,6 +113,24 @@ class Computing:
 
     def wait_stream(self, stream):
         self.notes.append(("wait", stream))
+
+
+def test_a_batch_that_is_not_prefetched_is_copied_when_it_is_asked_for():
+    read = []
+
+    def batches():
+        for number in range(3):
+            read.append(number)
+            yield {"images": torch.full((2,), number), "labels": torch.ones(2)}
+
+    coming = copied(batches(), torch.device("meta"))
+    for number in range(3):
+        assert {name: (one.device.type, len(one)) for name, one in next(coming).items()} == {
+            "images": ("meta", 2),
+            "labels": ("meta", 2),
+        }
+        assert read == list(range(number + 1))
+    assert list(coming) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

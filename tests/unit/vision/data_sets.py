@@ -23,8 +23,8 @@ def load(name, folder=None):
     return data.load(name, folder)
 
 
-def folder_of(folder, preprocessing=EIGHT, *, augment=False, seed=0, workers=1):
-    return image_folder(listed(folder), preprocessing, augment=augment, seed=seed, workers=workers)
+def folder_of(folder, preprocessing=EIGHT, *, augment=False, seed=0, workers=1, prefetch=2):
+    return image_folder(listed(folder), preprocessing, augment=augment, seed=seed, workers=workers, prefetch=prefetch)
 
 
 def python_2_pickle(value):

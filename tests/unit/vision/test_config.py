@@ -66,6 +66,10 @@ OPTIONS = [
     ("--keep 5", 5),
     ("--max-unreadable-images 3", 3),
     ("--hang-timeout-s 30", 30.0),
+    ("--workers 0", 0),
+    ("--workers 3", 3),
+    ("--prefetch 0", 0),
+    ("--prefetch 4", 4),
 ]
 
 
@@ -211,6 +215,11 @@ def test_the_list_above_knows_every_option():
         "--run a/b",
         "--experiment a/b",
         "--experiment .",
+        "--workers -1",
+        "--workers 1.5",
+        "--workers auto",
+        "--prefetch -1",
+        "--prefetch 0.5",
         "--bogus 1",
         "--epoch 3",
     ],

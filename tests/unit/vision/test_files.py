@@ -1,5 +1,6 @@
 import os
 import signal
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,7 +103,11 @@ def test_a_jpeg_is_left_to_torchvision_first(tmp_path, monkeypatch):
 
 def workers():
     """The loader workers of this process."""
-    return {one.pid for one in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(one.cmdline())}
+    found = set()
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            found |= {one.pid} if "spawn_main" in " ".join(one.cmdline()) else set()
+    return found
 
 
 def test_image_folder_decodes_in_workers_and_names_a_truncated_file(tmp_path):
@@ -164,6 +169,28 @@ def test_training_images_are_random_parts_whatever_the_batches_and_workers(tmp_p
         assert torch.equal(image, EIGHT.middle(by_pillow(tmp_path / "val" / "cat" / f"{number}.png")))
 
 
+@pytest.mark.parametrize(("alone", "prefetch"), [(0, 2), (2, 0)])
+def test_a_rank_that_reads_by_itself_gets_the_same_batches_as_from_workers(tmp_path, capfd, alone, prefetch):
+    for number in range(5):
+        for part in ("train", "val"):
+            write_image(tmp_path / part / "cat" / f"{number}.png", height=20, width=30, seed=number)
+    torn = tmp_path / "train" / "cat" / "3.png"
+    torn.write_bytes(torn.read_bytes()[:900])
+    before, found = workers(), []
+    for count, ahead in ((alone, prefetch), (2, 2)):
+        images = folder_of(tmp_path, augment=True, seed=3, workers=count, prefetch=ahead)
+        unfinished = images.train.batches([torch.tensor([0])] * 20, CPU, 6)
+        next(unfinished)  # as where all ranks leave in the middle of an epoch
+        epochs = [images.train.batches(torch.arange(5).split(2), CPU, epoch) for epoch in (7, 8)]
+        found.append([batch for part in (*epochs, images.test.batches([torch.arange(5)], CPU, None)) for batch in part])
+        assert len(workers() - before) == (0 if count == alone and ahead == prefetch else 2)
+    for one, other in zip(*found, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert found[0][1]["labels"].tolist() == [0, NO_LABEL]
+    assert "cat/3.png" in capfd.readouterr().err
+
+
 class Asked:
     """Readers that note which epoch's images they are asked for."""
 
@@ -205,6 +232,8 @@ def test_all_epochs_and_evaluations_copy_on_one_stream(tmp_path, monkeypatch):
         list(images.test.batches([torch.tensor([0])], gpu, None))
     assert made == [gpu]
     assert used == [1, 1, 1, 1]
+    list(folder_of(tmp_path, prefetch=0).train.batches([torch.tensor([0])], gpu, 0))
+    assert len(used) == 4  # where nothing is read ahead, nothing is copied ahead either
 
 
 class Dying:
@@ -239,17 +268,22 @@ def settings(folder, **changed):
     return replace(scaled(), data="imagefolder", data_dir=folder, model="efficientnet_tiny", **changed)
 
 
-def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("reading", "processes"), [({}, 1), ({"workers": 2}, 2), ({"workers": 0}, 0), ({"workers": 2, "prefetch": 0}, 0)]
+)
+def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, processes):
     monkeypatch.setattr(data, "cores_together", lambda _: 1)  # one worker
     for part in ("train", "val"):
         write_image(tmp_path / part / "cat" / "a.png", height=40, width=50)
     (tmp_path / "train" / "cat" / "b.png").write_bytes(b"text")
-    images = load_on_all(SerialComm(), settings(tmp_path, seed=5, max_unreadable_images=50))
+    before = workers()
+    images = load_on_all(SerialComm(), settings(tmp_path, seed=5, max_unreadable_images=50, **reading))
     assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 1, 2, 1)
     [batch] = images.train.batches([torch.tensor([0, 1])], CPU, 2)
     pixels = by_pillow(tmp_path / "train" / "cat" / "a.png")
     assert torch.equal(batch["images"][0], replace(EIGHT, crop=32).random_part(pixels, seed=5, epoch=2, sample=0))
     assert batch["labels"].tolist() == [0, NO_LABEL]
+    assert len(workers() - before) == processes
     assert "--max-unreadable-images 24" in refused(
         lambda: load_on_all(SerialComm(), settings(tmp_path, max_unreadable_images=24))
     )
