@@ -32,7 +32,8 @@ class SyntheticTraining:
     def batch(self, number: int = 0, phases: Phases = OFF) -> Batch:
         """This rank's batch of so many images, not augmented, read and prepared now."""
         count = self.sizes.micro_batch
-        samples = torch.arange(count) + count * (number * self.step.comm.size + self.step.comm.rank)
+        first = count * (number * self.step.comm.size + self.step.comm.rank)
+        samples = torch.arange(first, first + count, device=self.step.device)
         [raw] = self.images.train.batches([samples % len(self.images.train)], self.step.device, None, phases)
         phases.enter("augment")
         return self.task.prepare(raw, samples, None)

@@ -28,6 +28,7 @@ class Split(Protocol):
     ) -> Iterator[Batch]:
         """For each (N,) index tensor the samples as they were stored, on the device.
 
+        The indices are on the device themselves, or on the host where files are read by them.
         What is random about their reading is keyed by seed, epoch and sample; without an epoch nothing is.
         """
 
@@ -50,10 +51,8 @@ class Resident:
         if any(tensor.device != device for tensor in self.tensors.values()):
             self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         for samples in indices:
-            phases.enter("to_device")
-            chosen = samples.to(device)
-            phases.enter("read")
-            yield {name: tensor[chosen] for name, tensor in self.tensors.items()}
+            # On a CPU in a quarter of the time of tensor[samples].
+            yield {name: tensor.index_select(0, samples) for name, tensor in self.tensors.items()}
 
 
 def copied(batches: Iterable[Batch], device: torch.device, phases: Phases = OFF) -> Iterator[Batch]:
@@ -95,10 +94,17 @@ def arriving(
     *,
     phases: Phases = OFF,
     watchdog: Watchdog = UNWATCHED,
-) -> Iterator[Batch]:
-    """The split's batches; the watchdog knows while they are read from files."""
-    batches = split.batches(indices, device, epoch, phases)
-    return watchdog.reading(batches) if split.reads_files else batches
+) -> Iterator[tuple[Tensor, Batch]]:
+    """The split's batches, each with its indices (N,) on the device; the watchdog knows while files are read.
+
+    All indices travel at once: a host that sends those of each step waits for the device each time.
+    """
+    if not indices:
+        return iter(())
+    placed = torch.cat(list(indices)).to(device).split([len(samples) for samples in indices])
+    if not split.reads_files:
+        return zip(placed, split.batches(placed, device, epoch, phases), strict=True)
+    return zip(placed, watchdog.reading(split.batches(indices, device, epoch, phases)), strict=True)
 
 
 class Feed:
@@ -153,11 +159,11 @@ class Feed:
         indices = [samples for batch in batches for samples in batch.micro_batches]
         raw = arriving(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)
         for batch in batches:
-            yield len(batch.micro_batches), self._prepared(batch.micro_batches, raw, epoch)
+            yield len(batch.micro_batches), self._prepared(len(batch.micro_batches), raw, epoch)
 
-    def _prepared(self, parts: Iterable[Tensor], raw: Iterator[Batch], epoch: int) -> Iterator[Batch]:
-        for samples in parts:
+    def _prepared(self, count: int, raw: Iterator[tuple[Tensor, Batch]], epoch: int) -> Iterator[Batch]:
+        for _ in range(count):
             self._phases.enter("read")
-            batch = next(raw)
+            samples, batch = next(raw)
             self._phases.enter("augment")
             yield self._task.prepare(batch, samples, epoch)

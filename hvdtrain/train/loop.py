@@ -238,7 +238,7 @@ def evaluate(
     batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
     done = []
     batches = arriving(split, parts, step.device, None, watchdog=watchdog)
-    for place, (samples, raw) in enumerate(zip(parts, batches, strict=True)):
+    for place, (samples, raw) in enumerate(batches):
         watchdog.evaluating(number)
         if place < batches_of_all and save_points.decide(number)().leave:
             torch._foreach_copy_(statistics, own)

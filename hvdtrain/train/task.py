@@ -47,7 +47,7 @@ class Task(Protocol):
         """What each of them (N,) takes to compute, in any unit: samples of unequal cost are dealt out to the ranks."""
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
-        """The model's input from what was read, on its device; noise is keyed by seed, epoch and sample.
+        """The model's input from what was read, on the device of both; noise is keyed by seed, epoch and sample.
 
         Without an epoch, for evaluation, there is none.
         """

@@ -50,7 +50,7 @@ class ImageTask:
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
         images = raw["images"]
         if epoch is not None:
-            images = self.augmentations(images, self._noise(epoch).of(samples.to(images.device)))
+            images = self.augmentations(images, self._noise(epoch).of(samples))
         images = normalise(images, self.mean, self.std).contiguous(memory_format=self._memory_format)
         return {"images": images, "labels": raw["labels"]}
 

@@ -4,12 +4,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.timing.phases import OFF
 from hvdtrain.train.feed import Feed, Resident, copied, prefetched
 from hvdtrain.train.order import BatchSizes
+from hvdtrain.vision.augment import Augmentations
+from hvdtrain.vision.task import ImageTask
 from tests.ranks import Rank
-from tests.steps import CPU, split, task_of
+from tests.steps import CPU, images_of, split, task_of
 
 
 def test_resident_split_gives_the_images_of_the_indices_in_their_order():
@@ -89,6 +95,55 @@ def test_what_is_left_after_a_change_is_cut_where_the_change_was():
 
 
 # --- to the device
+
+
+class Crossings(TorchDispatchMode):
+    """Notes the operations between two devices, for each of which a host may have to wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        touched = {leaf.device for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, torch.Tensor)}
+        if len(touched) > 1:
+            self.found.append(str(function))
+        return out
+
+
+class Files(Resident):
+    """As if read from files: by indices on the host."""
+
+    reads_files = True
+
+    def batches(self, indices, device, epoch, phases=OFF):
+        for samples in indices:
+            assert samples.device == CPU
+            yield {
+                name: torch.empty((len(samples), *tensor.shape[1:]), dtype=tensor.dtype, device=device)
+                for name, tensor in self.tensors.items()
+            }
+
+
+@pytest.mark.parametrize("kind", [Resident, Files])
+def test_after_the_first_batch_of_an_epoch_nothing_of_its_order_goes_to_the_device(kind):
+    """The meta device stands for a GPU: an operation that reads its values fails by itself."""
+    meta, images = torch.device("meta"), kind(**split(EPOCH).tensors)
+    every = Augmentations(crop=True, flip=True, cutout=4)
+    task = ImageTask(images_of(images, images), every, seed=0, device=meta)
+    sizes = BatchSizes(micro_batch=4, global_batch=8, steps_per_epoch=7)
+    feed = Feed(images, task, SerialComm(), sizes, seed=0, device=meta)
+    for epoch in range(2):
+        coming = (one for _, parts in feed.inputs(feed.batches(Position()), epoch) for one in parts)
+        with Crossings() as at_first:
+            next(coming)
+        assert at_first.found
+        with Crossings() as later:
+            rest = list(coming)
+        assert len(rest) == 13
+        assert {tensor.device for batch in rest for tensor in batch.values()} == {meta}
+        assert later.found == []
 
 
 class Copied:
