@@ -50,7 +50,9 @@ MUTANTS = [
     Mutant("hvdtrain/effnet.py", "range(first_epoch, config.epochs)", "range(config.epochs)"),
     Mutant("hvdtrain/effnet.py", "feed.placed(resume(parts, found))", "resume(parts, found)"),
     Mutant("hvdtrain/vision/augment.py", "rows = shift[:, 0, None]", "rows = shift[:, 1, None]"),
+    Mutant("hvdtrain/vision/augment.py", "width - 1 - columns", "width - columns"),
     Mutant("hvdtrain/vision/data.py", "fetch(name, folder) if comm.local_rank", "fetch(name, folder) if comm.rank"),
+    Mutant("hvdtrain/vision/files.py", "if workers and prefetch:", "if workers:"),
     Mutant("hvdtrain/vision/files.py", "dtype=torch.uint8), NO_LABEL", "dtype=torch.uint8), label"),
     Mutant(
         "hvdtrain/vision/headers.py", "images[comm.local_rank :: comm.local_size]", "images[comm.rank :: comm.size]"
@@ -64,7 +66,7 @@ MUTANTS = [
     Mutant("hvdtrain/train/batch_norm.py", "count / (count - 1).clamp(min=1)", "count / count.clamp(min=1)"),
     Mutant("hvdtrain/train/batch_norm.py", "own_mean = own_mean.double()", "pass"),
     Mutant("hvdtrain/train/batch_norm.py", 'backward") / count)', 'backward") / unit[:, 0].numel())'),
-    Mutant("hvdtrain/train/feed.py", "if split.reads_files else batches", "if not split.reads_files else batches"),
+    Mutant("hvdtrain/train/feed.py", "if not split.reads_files:", "if split.reads_files:"),
     Mutant("hvdtrain/train/feed.py", "tensor.record_stream(torch.cuda.current_stream(device))", "pass"),
     Mutant("hvdtrain/train/loop.py", "len(split) // group.size / micro_batch", "len(split) / group.size / micro_batch"),
     Mutant("hvdtrain/train/loop.py", "if run.tracker.writes:", "if True:"),

@@ -4,6 +4,7 @@ The noise of a sample depends on seed, epoch and sample alone, so that any numbe
 N batch, C channels, H W pixels, S samples of the data set.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,19 +43,22 @@ def draw_noise(samples: int, *, height: int, seed: int, epoch: int, device: torc
     )
 
 
-def random_crop(images: Tensor, shift: Tensor) -> Tensor:
-    """Pad with zeros and crop to the old size at `shift` (N, 2)."""
-    batch, _, height, width = images.shape
-    padded = F.pad(images, [padding(height)] * 4)
-    rows = shift[:, 0, None] + torch.arange(height, device=images.device)  # (N, H)
-    columns = shift[:, 1, None] + torch.arange(width, device=images.device)  # (N, W)
-    samples = torch.arange(batch, device=images.device)[:, None, None]
-    return padded[samples, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)  # (N, H, W, C) -> (N, C, H, W)
+def crop_and_flip(images: Tensor, shift: Tensor | None, flip: Tensor | None) -> Tensor:
+    """Pad with zeros and crop to the old size at `shift` (N, 2), then mirror left to right where `flip` (N,) is true.
 
-
-def random_flip(images: Tensor, flip: Tensor) -> Tensor:
-    """Mirror the images whose `flip` (N,) is true, left to right."""
-    return torch.where(flip[:, None, None, None], images.flip(-1), images)
+    None leaves either out. Both are one gather of pixels: on a CPU in a quarter of the time of one after the other.
+    """
+    batch, channels, height, width = images.shape
+    rows, columns = (torch.arange(side, device=images.device)[None] for side in (height, width))
+    if flip is not None:
+        columns = torch.where(flip[:, None], width - 1 - columns, columns)  # (N, W)
+    if shift is not None:
+        images = F.pad(images, [padding(height)] * 4)
+        rows = shift[:, 0, None] + rows  # (N, H)
+        columns = shift[:, 1, None] + columns  # (N, W)
+    pixels = rows[:, :, None] * images.shape[-1] + columns[:, None, :]  # (N, H, W)
+    chosen = pixels.flatten(1)[:, None].expand(batch, channels, -1)
+    return images.flatten(2).gather(2, chosen).view(batch, channels, height, width)
 
 
 def cutout(images: Tensor, hole: Tensor, size: int) -> Tensor:
@@ -67,9 +71,15 @@ def cutout(images: Tensor, hole: Tensor, size: int) -> Tensor:
     return images.masked_fill(inside[:, None], 0)
 
 
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 (N, C, H, W) to float32 with the channels' `mean` and `std` (C,), both on the scale 0 to 1."""
-    return (images.float() / 255 - mean[:, None, None]) / std[:, None, None]
+def scale_and_shift(mean: Sequence[float], std: Sequence[float], device: torch.device) -> tuple[Tensor, Tensor]:
+    """What `normalise` multiplies by and then adds, from the channels' mean and deviation on the scale 0 to 1."""
+    means, deviations = (torch.tensor(one, dtype=torch.float64)[:, None, None] for one in (mean, std))
+    return (1 / (255 * deviations)).float().to(device), (-means / deviations).float().to(device)
+
+
+def normalise(images: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """uint8 (N, C, H, W) to float32 in two passes, by the (C, 1, 1) of `scale_and_shift`."""
+    return (images * scale).add_(shift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +92,8 @@ class Augmentations:
 
     def __call__(self, images: Tensor, noise: Noise) -> Tensor:
         """uint8 images (N, C, H, W) changed by the noise of just these samples."""
-        if self.crop:
-            images = random_crop(images, noise.shift)
-        if self.flip:
-            images = random_flip(images, noise.flip)
+        if self.crop or self.flip:
+            images = crop_and_flip(images, noise.shift if self.crop else None, noise.flip if self.flip else None)
         if self.cutout:
             images = cutout(images, noise.hole, self.cutout)
         return images

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hvdtrain.train.task import UNREADABLE, Batch, Model, Sums, Totals
-from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise
+from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise, scale_and_shift
 from hvdtrain.vision.config import EffnetConfig
 from hvdtrain.vision.images import NO_LABEL, Images
 
@@ -35,8 +35,8 @@ class ImageTask:
         self._images = images
         self._seed = seed
         self._device = device
-        self.mean = torch.tensor(images.mean if normalize else (0.0, 0.0, 0.0), device=device)  # (3,)
-        self.std = torch.tensor(images.std if normalize else (1.0, 1.0, 1.0), device=device)  # (3,)
+        self.mean, self.std = (images.mean, images.std) if normalize else ((0.0,) * 3, (1.0,) * 3)
+        self._scale, self._shift = scale_and_shift(self.mean, self.std, device)
         self._label_smoothing = label_smoothing
         self._memory_format = memory_format
         self._drawn: tuple[int, Noise] | None = None  # the epoch at hand, and its noise
@@ -51,7 +51,7 @@ class ImageTask:
         images = raw["images"]
         if epoch is not None:
             images = self.augmentations(images, self._noise(epoch).of(samples))
-        images = normalise(images, self.mean, self.std).contiguous(memory_format=self._memory_format)
+        images = normalise(images, self._scale, self._shift).contiguous(memory_format=self._memory_format)
         return {"images": images, "labels": raw["labels"]}
 
     def _noise(self, epoch: int) -> Noise:

@@ -2,7 +2,16 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from hvdtrain.vision.augment import cutout, draw_noise, normalise, padding, random_crop, random_flip
+from hvdtrain.vision.augment import (
+    Augmentations,
+    Noise,
+    crop_and_flip,
+    cutout,
+    draw_noise,
+    normalise,
+    padding,
+    scale_and_shift,
+)
 
 CPU = torch.device("cpu")
 
@@ -48,7 +57,8 @@ def test_padding_grows_with_the_image(height, pixels_each_side):
     assert padding(height) == pixels_each_side
 
 
-def test_random_crop_equals_a_loop_over_padded_images():
+@pytest.mark.parametrize("flipped", [None, [1, 0, 0, 1, 1, 0, 1, 0, 1]])
+def test_a_crop_equals_a_loop_over_padded_images(flipped):
     images = pixels(9)
     shift = torch.tensor([[0, 0], [4, 4], [2, 2], [0, 4], [4, 0], [1, 3], [3, 1], [2, 0], [0, 1]])
     expected = torch.stack(
@@ -57,15 +67,43 @@ def test_random_crop_equals_a_loop_over_padded_images():
             for image, (row, column) in zip(images, shift.tolist(), strict=True)
         ]
     )
-    cropped = random_crop(images, shift)
+    flip = None
+    if flipped is not None:  # after the crop
+        flip = torch.tensor(flipped, dtype=torch.bool)
+        expected[flip] = expected[flip].flip(-1)
+    cropped = crop_and_flip(images, shift, flip)
     assert torch.equal(cropped, expected)
     assert cropped.dtype == torch.uint8
     assert torch.equal(cropped[2], images[2])  # the middle shift changes nothing
 
 
-def test_random_flip_mirrors_columns_of_the_chosen_images_only():
+@pytest.mark.parametrize("lines", [(16, 12), (12, 16)])
+def test_images_need_not_be_square(lines):
+    images = pixels(2, 16)[:, :, : lines[0], : lines[1]]
+    side = padding(lines[0])
+    kept = crop_and_flip(images, torch.full((2, 2), side), torch.tensor([False, True]))
+    assert torch.equal(kept, torch.stack([images[0], images[1].flip(-1)]))
+
+
+@pytest.mark.parametrize(("crop", "flip"), [(True, True), (True, False), (False, True), (False, False)])
+def test_no_image_at_all_is_augmented(crop, flip):
+    none = Augmentations(crop=crop, flip=flip)(pixels(4)[:0], noise(4, height=16).of(torch.arange(0)))
+    assert (none.shape, none.dtype) == ((0, 3, 16, 16), torch.uint8)
+
+
+@pytest.mark.parametrize(("crop", "flip"), [(True, True), (True, False), (False, True), (False, False)])
+def test_images_are_changed_as_was_chosen(crop, flip):
+    images = pixels(4)
+    every = torch.ones(4, dtype=torch.int64)
+    changes = Noise(shift=torch.full((4, 2), 4), flip=every.bool(), hole=every)
+    expected = pad(images, (0, 2, 0, 2))[:, :, 2:, 2:] if crop else images
+    found = Augmentations(crop=crop, flip=flip)(images, changes)
+    assert torch.equal(found, expected.flip(-1) if flip else expected)
+
+
+def test_a_flip_mirrors_columns_of_the_chosen_images_only():
     images = pixels(3)
-    flipped = random_flip(images, torch.tensor([True, False, True]))
+    flipped = crop_and_flip(images, None, torch.tensor([True, False, True]))
     for place in (0, 2):
         for column in range(16):
             assert torch.equal(flipped[place, :, :, column], images[place, :, :, 15 - column])
@@ -91,7 +129,7 @@ def test_cutout_of_the_middle_blackens_exactly_its_square():
 
 def test_normalise_subtracts_mean_and_divides_by_deviation_of_each_channel():
     images = torch.tensor([0, 51, 255], dtype=torch.uint8)[None, :, None, None].expand(2, 3, 4, 4)
-    out = normalise(images, torch.tensor([0.5, 0.1, 0.0]), torch.tensor([0.25, 0.1, 2.0]))
+    out = normalise(images, *scale_and_shift([0.5, 0.1, 0.0], [0.25, 0.1, 2.0], CPU))
     assert out.dtype == torch.float32
     assert out.shape == (2, 3, 4, 4)
     for channel, value in enumerate([-2.0, 1.0, 0.5]):
