@@ -1,0 +1,240 @@
+"""How fast the ranks sum: all-reduces of 1 KB to 256 MB on the path that gradients take.
+
+    mpirun -np 2 python -m hvdtrain.bandwidth                                on GPUs where each rank has one
+    hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.bandwidth      two hosts
+    mpirun -np 2 python -m hvdtrain.bandwidth --over ours,mpi4py,gloo        beside others, in turns
+    horovodrun --gloo -np 2 python -m hvdtrain.bandwidth                     Horovod's Gloo in place of MPI
+
+Bandwidths as in NVIDIA's nccl-tests: the algorithm's is bytes / time, the bus's that times 2(p-1)/p for p ranks, which
+is what a ring sends over each link, so that it can be compared over numbers of ranks. 1 KB is 1,024 bytes.
+`--json FILE` leaves the same for other programs: rank 0 writes the fields of Report.
+
+2 ranks on 2 cores of an AMD EPYC, Open MPI 4.1.8: see "All-reduce" in docs/performance.md.
+"""
+
+import argparse
+import re
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+import torch
+from torch import Tensor
+
+from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.allreduce import SUMS, InPlaceSum
+from hvdtrain.ranks.comm import Comm, connect
+from hvdtrain.ranks.device import choose_device, require_own_device
+from hvdtrain.record.files import write_json
+from hvdtrain.safety import exits
+from hvdtrain.safety.exits import BadInput, EndOfRun
+
+SIZES = "1KB,4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB,256MB"
+_UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+MOST_BYTES = 4 * 2**30  # MPI counts elements to 2^31
+WARMUPS = 2  # the first sum of a name is negotiated
+# Of memory, for each byte of the largest sum: the values, what they are checked against, and what the sum takes.
+COPIES = 4
+LATENCY_BYTES, BANDWIDTH_BYTES = 2**10, 64 * 2**20  # of the last line
+_PERIOD = 251  # of the values, a prime: no two chunks of a sum may be mistaken for each other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The command line."""
+
+    sizes: tuple[int, ...]  # bytes
+    over: tuple[str, ...]
+    repeats: int
+    json: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The sums of one size by one of SUMS."""
+
+    over: str
+    bytes: int
+    times_s: tuple[float, ...]  # each that of the slowest rank; the repeats of all in `over` were taken in turns
+    median_s: float
+    low_s: float  # half of the times lie between low_s and high_s
+    high_s: float
+    algorithm_gb_per_s: float  # 1e9 bytes, by the median
+    bus_gb_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What --json writes."""
+
+    ranks: int
+    ranks_per_host: int
+    device: str  # rank 0's: its GPU's name, or cpu
+    measured: tuple[Measured, ...]
+
+
+def main() -> None:
+    """One rank, from its command line to the last line of the table."""
+    comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    asked = agreed(comm, lambda: parse(sys.argv[1:]))
+    device = agreed(comm, lambda: usable_device(comm, asked))
+    require_own_device(comm, device)
+    sums = {name: agreed(comm, partial(SUMS[name], comm)) for name in asked.over}
+    report = Report(
+        ranks=comm.size,
+        ranks_per_host=comm.local_size,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        measured=tuple(line for size in asked.sizes for line in measure(comm, sums, size, asked.repeats, device)),
+    )
+    if comm.rank == 0:
+        print(last_line(report))
+        if asked.json is not None:
+            write_json(asked.json, asdict(report))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}; see --help")
+
+
+def parse(argv: Sequence[str]) -> Asked:
+    """What the words ask for; BadInput where that cannot be."""
+    parser = _Parser(
+        prog="python -m hvdtrain.bandwidth",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--sizes", default=SIZES, help=f"bytes, or with KB, MB or GB; default: {SIZES}")
+    parser.add_argument("--over", default="ours", help=f"one or more of {','.join(SUMS)}; default: ours")
+    parser.add_argument("--repeats", type=int, default=20, help="sums of each size that are timed; default: 20")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where rank 0 writes the measurements")
+    words = parser.parse_args(argv)
+    over = tuple(words.over.split(","))
+    if unknown := [name for name in over if name not in SUMS]:
+        raise BadInput(f"--over {unknown[0]!r} is unknown: choose from {', '.join(SUMS)}")
+    if len(set(over)) < len(over):
+        raise BadInput(f"--over {words.over} names one twice")
+    if words.repeats < 2:
+        raise BadInput(f"--repeats {words.repeats} has no spread: give at least 2")
+    if words.json is not None and not words.json.parent.is_dir():
+        raise BadInput(f"--json {words.json}: there is no folder {words.json.parent}, make it first")
+    sizes = tuple(bytes_of(word) for word in words.sizes.split(","))
+    return Asked(sizes=sizes, over=over, repeats=words.repeats, json=words.json)
+
+
+def bytes_of(word: str) -> int:
+    """Of a size such as 64MB; BadInput where it is no number of float32 values that can be summed."""
+    found = re.fullmatch(r"(\d{1,10})(KB|MB|GB|)", word.strip().upper(), re.ASCII)
+    size = int(found[1]) * _UNITS[found[2]] if found else 0
+    if size < 4 or size % 4 or size > MOST_BYTES:
+        raise BadInput(f"--sizes {word!r} must be a multiple of 4 bytes up to 4GB, such as 1024, 64KB or 16MB")
+    return size
+
+
+def usable_device(comm: Comm, asked: Asked) -> torch.device:
+    """Where this rank sums; BadInput where there is nothing to sum, or not enough memory."""
+    if comm.size == 1:
+        raise BadInput("one process has no other to sum with: mpirun -np 2 python -m hvdtrain.bandwidth")
+    device = choose_device(comm)
+    if device.type == "cuda" and asked.over != ("ours",):
+        raise BadInput(f"--over {','.join(asked.over)}: on GPUs only ours is measured; CUDA_VISIBLE_DEVICES= for CPUs")
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    sharing = 1 if device.type == "cuda" else comm.local_size
+    if COPIES * max(asked.sizes) * sharing > free:
+        most = free // (COPIES * sharing * 2**20)
+        raise BadInput(f"--sizes {in_units(max(asked.sizes))} does not fit into memory here: give at most {most}MB")
+    return device
+
+
+def measure(
+    comm: Comm, sums: Mapping[str, InPlaceSum], size: int, repeats: int, device: torch.device
+) -> list[Measured]:
+    """Sums of so many bytes, in turns; EndOfRun with status 1 where one is wrong."""
+    count = size // 4
+    pattern = torch.arange(_PERIOD, dtype=torch.float32, device=device).repeat(-(-count // _PERIOD))[:count]
+    values, mark = torch.empty_like(pattern), torch.zeros(1, device=device)
+    times_s: dict[str, list[float]] = {name: [] for name in sums}
+    wrong = set()
+    for number in range(-WARMUPS, repeats):
+        for name in list(sums) if number % 2 == 0 else reversed(list(sums)):
+            torch.add(pattern, comm.rank, out=values)
+            sums[name](mark)  # all ranks leave it together
+            started = time.perf_counter()
+            sums[name](values)
+            times_s[name].append(time.perf_counter() - started)
+            if not is_sum(values, pattern, comm.size):
+                wrong.add(name)
+    of_ranks = comm.allgather([times_s, sorted(wrong)])
+    for rank, (_, names) in enumerate(of_ranks):
+        if names:
+            raise EndOfRun(
+                f"the sum of {in_units(size)} over {names[0]} is wrong on rank {rank}: check memory and network",
+                status=exits.FAILED,
+                reason="wrong sum",
+            )
+    slowest = {
+        name: [max(ones) for ones in zip(*(theirs[name] for theirs, _ in of_ranks), strict=True)] for name in sums
+    }
+    lines = [line_of(name, size, comm.size, slowest[name][WARMUPS:]) for name in sums]
+    if comm.rank == 0:
+        for line in lines:
+            print(in_words(line), flush=True)
+    return lines
+
+
+def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:
+    """Whether these are the sums of pattern + rank over all ranks, exactly; `values` is lost."""
+    return torch.equal(values.sub_(ranks * (ranks - 1) / 2).div_(ranks), pattern)
+
+
+def line_of(over: str, size: int, ranks: int, times_s: Sequence[float]) -> Measured:
+    """The figures of a size."""
+    low_s, median_s, high_s = statistics.quantiles(times_s, n=4, method="inclusive")
+    algorithm = size / median_s / 1e9
+    return Measured(
+        over=over,
+        bytes=size,
+        times_s=tuple(times_s),
+        median_s=median_s,
+        low_s=low_s,
+        high_s=high_s,
+        algorithm_gb_per_s=algorithm,
+        bus_gb_per_s=algorithm * 2 * (ranks - 1) / ranks,
+    )
+
+
+def in_words(line: Measured) -> str:
+    """A line of the table."""
+    spread = f"half of them {line.low_s * 1e3:.3f} to {line.high_s * 1e3:.3f}, n = {len(line.times_s)}"
+    return (
+        f"{in_units(line.bytes):>6} {line.over:<7} {line.median_s * 1e3:9.3f} ms ({spread})  "
+        f"algorithm {line.algorithm_gb_per_s:.3f} GB/s, bus {line.bus_gb_per_s:.3f} GB/s"
+    )
+
+
+def last_line(report: Report) -> str:
+    """Latency and bandwidth of each, by the smallest and the largest size at hand that tell of them."""
+    parts = []
+    for line in report.measured:
+        if line.bytes == LATENCY_BYTES:
+            parts.append(f"{line.over} latency {line.median_s * 1e3:.3f} ms at {in_units(line.bytes)}")
+        if line.bytes == BANDWIDTH_BYTES:
+            parts.append(f"{line.over} bus bandwidth {line.bus_gb_per_s:.3f} GB/s at {in_units(line.bytes)}")
+    return f"{report.ranks} ranks, {report.device}: {', '.join(parts) or 'neither 1KB nor 64MB was asked for'}"
+
+
+def in_units(size: int) -> str:
+    """64 MB as 64MB."""
+    unit = max((unit for unit, count in _UNITS.items() if size % count == 0), key=_UNITS.__getitem__)
+    return f"{size // _UNITS[unit]}{unit or 'B'}"
+
+
+if __name__ == "__main__":
+    exits.run(main)

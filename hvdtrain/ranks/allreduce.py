@@ -1,0 +1,64 @@
+"""All-reduces in place, side by side: the one that gradients take, and others to compare it with."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.exits import BadInput
+
+InPlaceSum = Callable[[Tensor], None]  # of a contiguous float32 tensor over all ranks; returns when it is there
+
+
+def ours(comm: Comm) -> InPlaceSum:
+    """Horovod's sum of one named tensor, as gradients take it."""
+    import horovod.torch as hvd
+
+    comm.start()
+
+    def add(values: Tensor) -> None:
+        name = f"bandwidth.{values.numel()}"  # Horovod remembers one shape for each
+        hvd.synchronize(hvd.allreduce_async_(values, op=hvd.Sum, name=name))
+        if values.is_cuda:
+            torch.cuda.synchronize(values.device)
+
+    return add
+
+
+def by_mpi4py(_: Comm) -> InPlaceSum:
+    """MPI_Allreduce on the tensor's memory: what is below Horovod on CPUs, without Horovod."""
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
+        raise BadInput("--over mpi4py: horovodrun --gloo starts no MPI, use mpirun, or leave it out")
+    from mpi4py import MPI
+
+    def add(values: Tensor) -> None:
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, values.numpy())
+
+    return add
+
+
+def by_gloo(comm: Comm) -> InPlaceSum:
+    """torch.distributed's gloo, as DDP takes it on CPUs; over the loopback of one host, where ranks meet in a file."""
+    if comm.local_size != comm.size:
+        raise BadInput("--over gloo: its ranks meet on one host's loopback, start all of them there or leave it out")
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-") as own:
+        folder = Path(comm.broadcast(own.encode()).decode())
+        store = dist.FileStore(str(folder / "store"), comm.size)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+        dist.barrier()
+        comm.allgather(None)  # before the folder is removed
+
+    def add(values: Tensor) -> None:
+        dist.all_reduce(values)
+
+    return add
+
+
+SUMS: dict[str, Callable[[Comm], InPlaceSum]] = {"ours": ours, "mpi4py": by_mpi4py, "gloo": by_gloo}

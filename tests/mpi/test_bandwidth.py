@@ -1,0 +1,61 @@
+import json
+
+import pytest
+
+from tests.mpi.conftest import PROGRAMS, slow
+
+BANDWIDTH = ["-m", "hvdtrain.bandwidth", "--json", "report.json", "--repeats", "3"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "over"),
+    [
+        ("mpirun", 2, ["ours", "mpi4py", "gloo"]),
+        ("mpirun", 3, ["ours"]),
+        slow("horovodrun", 2, ["mpi4py"]),
+        ("gloo", 2, ["ours", "gloo"]),
+    ],
+)
+def test_sums_of_each_size_are_timed_and_right(run, tmp_path, launcher, ranks, over):
+    done = run(launcher, ranks, [*BANDWIDTH, "--sizes", "4,1KB,1MB", "--over", ",".join(over)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["ranks"], report["ranks_per_host"], report["device"]) == (ranks, ranks, "cpu")
+    assert [(one["bytes"], one["over"]) for one in report["measured"]] == [
+        (size, name) for size in (4, 1024, 2**20) for name in over
+    ]
+    for one in report["measured"]:
+        assert len(one["times_s"]) == 3
+        assert 0 < one["low_s"] <= one["median_s"] <= one["high_s"]
+        assert one["algorithm_gb_per_s"] == pytest.approx(one["bytes"] / sorted(one["times_s"])[1] / 1e9)
+        assert one["bus_gb_per_s"] == pytest.approx(one["algorithm_gb_per_s"] * 2 * (ranks - 1) / ranks)
+        assert f"{one['over']:<7} {one['median_s'] * 1e3:9.3f} ms" in done.stdout
+    assert f"{over[0]} latency" in done.stdout.splitlines()[-1]
+
+
+def test_a_wrong_sum_ends_all_ranks_with_status_1(run, tmp_path):
+    done = run("mpirun", 2, [str(PROGRAMS / "wrong_sum.py"), *BANDWIDTH[2:], "--sizes", "64KB,1MB"])
+    assert done.returncode == 1
+    assert "hvdtrain: the sum of 64KB over ours is wrong on rank 1: " in done.stderr
+    assert "1MB" not in done.stdout
+    assert not (tmp_path / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "words", "complaint"),
+    [
+        ("python", 1, [], "one process has no other to sum with: mpirun -np 2 python -m hvdtrain.bandwidth"),
+        slow("mpirun", 1, [], "one process has no other to sum with: mpirun -np 2 python -m hvdtrain.bandwidth"),
+        ("mpirun", 2, ["--sizes", "1KB,2.5MB"], "--sizes '2.5MB' must be a multiple of 4 bytes up to 4GB"),
+        slow("gloo", 2, ["--over", "mpi4py"], "--over mpi4py: horovodrun --gloo starts no MPI"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line_and_status_2(  # noqa: PLR0917
+    run, tmp_path, launcher, ranks, words, complaint
+):
+    done = run(launcher, ranks, [*BANDWIDTH, *words])
+    assert done.returncode == (1 if launcher == "gloo" else 2)  # horovodrun has a status of its own
+    said = [line for line in done.stderr.splitlines() if "hvdtrain: " in line]
+    assert len(said) == 1
+    assert complaint in said[0]
+    assert not (tmp_path / "report.json").exists()

@@ -1,0 +1,71 @@
+import argparse
+
+import psutil
+import pytest
+import torch
+
+from hvdtrain import bandwidth
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.exits import BadInput
+
+
+@pytest.mark.parametrize(
+    ("word", "size"), [("4", 4), ("1024", 1024), ("1KB", 1024), ("64mb", 64 * 2**20), (" 4GB ", 4 * 2**30)]
+)
+def test_sizes_are_read(word, size):
+    assert bandwidth.bytes_of(word) == size
+
+
+@pytest.mark.parametrize("word", ["", "0", "6", "-4", "1TB", "5GB", "1e6", "64MB;", "MB", "٤KB", "9" * 11])
+def test_other_sizes_are_refused(word):
+    with pytest.raises(BadInput, match=r"^--sizes '.*' must be a multiple of 4 bytes up to 4GB, such as"):
+        bandwidth.bytes_of(word)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--over", "ours,nccl"], "--over 'nccl' is unknown: choose from ours, mpi4py, gloo"),
+        (["--over", "ours,ours"], "--over ours,ours names one twice"),
+        (["--repeats", "1"], "--repeats 1 has no spread: give at least 2"),
+        (["--json", "nowhere/report.json"], "--json nowhere/report.json: there is no folder nowhere, make it first"),
+        (["--repeats", "many"], "argument --repeats: invalid int value: 'many'; see --help"),
+    ],
+)
+def test_other_words_are_refused(words, complaint):
+    with pytest.raises(BadInput) as error:
+        bandwidth.parse(words)
+    assert str(error.value) == complaint
+
+
+class Two(SerialComm):
+    size = local_size = 2
+
+
+def asked(words=()):
+    return bandwidth.parse(list(words))
+
+
+def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
+    free = 2 * 256 * 2**20 * bandwidth.COPIES
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: argparse.Namespace(available=free))
+    assert bandwidth.usable_device(Two(), asked()).type == "cpu"
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: argparse.Namespace(available=free - 1))
+    with pytest.raises(BadInput, match=r"^--sizes 256MB does not fit into memory here: give at most 255MB$"):
+        bandwidth.usable_device(Two(), asked())
+
+
+@pytest.mark.parametrize(("ranks", "bus"), [(2, 1.0), (4, 1.5), (8, 1.75)])
+def test_the_bus_carries_what_a_ring_sends(ranks, bus):
+    line = bandwidth.line_of("ours", 10**9, ranks, [1.0, 1.0, 4.0])
+    assert (line.median_s, line.algorithm_gb_per_s, line.bus_gb_per_s) == (1.0, 1.0, bus)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7, 1000])
+def test_a_sum_is_right_or_wrong_in_a_single_value(ranks):
+    pattern = torch.arange(251.0)
+    total = pattern * ranks + sum(range(ranks))
+    assert bandwidth.is_sum(total.clone(), pattern, ranks)
+    total[100] += 1
+    assert not bandwidth.is_sum(total, pattern, ranks)
