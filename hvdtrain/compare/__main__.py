@@ -103,6 +103,7 @@ def table(run_groups: Sequence[Group]) -> list[Column]:
         ("loss", "eval_loss", "{:.4f}".format),
         ("steps", "steps", whole),
         ("skipped steps", "skipped_steps", whole),
+        ("peak MiB", "memory.resident_mib", three_digits),
     ):
         means = [group.accuracy() if name == "accuracy_percent" else group.mean(name) for group in run_groups]
         columns.append(measured(title, name, means, number_format))

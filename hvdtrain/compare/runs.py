@@ -60,8 +60,11 @@ class Run:
         return str(self.result.get("exit_reason") or MISSING)
 
     def number(self, name: str) -> float | None:
-        """A number of the result; None if it is missing."""
-        return _number(self.result.get(name))
+        """A number of the result, or with dots in its name of a part of it; None if it is missing."""
+        found: Any = self.result
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return _number(found)
 
     def curve(self, name: str) -> list[Point]:
         """A metric over the run; a train/ metric at report steps, if the run has any."""

@@ -14,7 +14,7 @@ import torch
 
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.record import events
+from hvdtrain.record import events, peaks
 from hvdtrain.record.console import Console
 from hvdtrain.record.environment import environment
 from hvdtrain.record.tracker import Measures, Tracker
@@ -32,6 +32,7 @@ class Run:
 
     tracker: Tracker  # since `begin`
     console: Console
+    device: torch.device
     leave: Event  # set when this rank was asked to save and leave
 
     def __init__(self, comm: Comm, folder: Path, watch: Watchdog, faults: Faults) -> None:
@@ -57,7 +58,7 @@ class Run:
         of the tracker in the checkpoint that the run goes on from. In the end every rank obeys SIGUSR1, and hvdlaunch
         knows it.
         """
-        comm, known = self._comm, {**settings, **derived}
+        comm, known, self.device = self._comm, {**settings, **derived}, device
         facts = rank_facts(comm, device)
         placement = [{"rank": rank, **theirs} for rank, theirs in enumerate(comm.allgather(facts))]
         result = {
@@ -99,7 +100,7 @@ class Run:
         """The run has done all its epochs: each rank's last facts, the result, and the last line."""
         self.console.close()
         self.tracker.rank_facts(self._comm.rank, weights_sha256=weights_sha256)
-        self.tracker.conclude(exits.FINISHED)
+        self.end(exits.FINISHED)
         if self._comm.rank == 0:
             ranks = f"{self._comm.size} rank{'s' if self._comm.size > 1 else ''}"
             result, measures = self.tracker.result, self.tracker.measures
@@ -109,6 +110,13 @@ class Run:
                 f"{self.folder}",
                 flush=True,
             )
+
+    def end(self, reason: str) -> None:
+        """Write the result, with the most memory that the ranks have held; each rank's own is in its file."""
+        mine = peaks.of_process(self.device)
+        self.tracker.rank_facts(self._comm.rank, memory=mine)
+        self.tracker.result["memory"] = peaks.highest(self._comm.allgather(mine))
+        self.tracker.conclude(reason)
 
 
 @contextmanager
@@ -129,7 +137,7 @@ def opened(comm: Comm, folder: Path, *, hang_timeout_s: float | None, timeline: 
     try:
         yield run
     except EndOfRun as end:
-        run.tracker.conclude(end.reason)
+        run.end(end.reason)
         watch.close()
         raise
     watch.close()

@@ -93,6 +93,7 @@ class Tracker:
             "wall_time_s": None,
             "log_write_failures": 0,
             "checkpoint_write_failures": 0,
+            "memory": None,  # in a run that did not come to an end of its own: no rank could ask the others
             "exit_reason": None,
         }
         self._started = time.perf_counter()

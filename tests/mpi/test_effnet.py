@@ -54,6 +54,9 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     ranks_left = [json.loads((folder / "ranks" / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     assert [one["rank"] for one in ranks_left] == list(range(ranks))
     assert len({one["weights_sha256"] for one in ranks_left}) == 1
+    resident = [one["memory"]["resident_mib"] for one in ranks_left]
+    assert min(resident) > 100  # torch alone
+    assert result["memory"] == {"resident_mib": max(resident), "resident_rank": resident.index(max(resident))}
     assert len(json.loads((folder / "placement.json").read_text())["ranks"]) == ranks
     assert json.loads((folder / "config.json").read_text())["model"] == "efficientnet_tiny"
     events = EventAccumulator(str(folder)).Reload()

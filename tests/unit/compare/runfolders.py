@@ -50,6 +50,7 @@ def make_run(folder, *, np=2, seed=0, accuracy=0.97, speed=1000.0, result=None, 
         "eval_accuracy": accuracy,
         "eval_loss": 0.1,
         "skipped_steps": 0,
+        "memory": {"resident_mib": 612.4, "resident_rank": 1},
         "exit_reason": "finished",
     }
     own = {"seed": seed, "run": folder.name, "runs_dir": str(folder.parent), "experiment": "x", "overwrite": False}

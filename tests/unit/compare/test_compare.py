@@ -37,6 +37,7 @@ def test_runs_that_differ_in_the_seed_are_one_row(tmp_path, capsys):
     assert (first["run"], first["n"], first["seeds"], first["lr"]) == ("a-seed*", "3", "0, 1, 2", "not set")
     assert (first["accuracy %"], second["accuracy %"]) == ("96.00 ± 0.20", "98.00 ± 0.20")
     assert (first["steps"], first["skipped steps"], first["exit reason"]) == ("48", "0", "finished")
+    assert first["peak MiB"] == "612 ± 0"
     assert list(first)[3] == "lr"  # what differs comes before what came out
     assert not {"model", "np", "commit"} & set(first)
     assert (tmp_path / "out" / "table.md").read_text() in text
@@ -120,13 +121,13 @@ def test_runs_that_did_not_finish_stay_alone_and_are_compared_with_nothing(tmp_p
 
 
 def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, capsys):
-    make_run(tmp_path / "a", result={"eval_loss": None, "skipped_steps": None})
+    make_run(tmp_path / "a", result={"eval_loss": None, "skipped_steps": None, "memory": None})
     (make_run(tmp_path / "b", seed=1) / "result.json").unlink()
     (make_run(tmp_path / "c", seed=2) / "config.json").write_text("{")
     compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
     output = capsys.readouterr()
     a, b, c = rows(output.out)
-    assert (a["accuracy %"], a["loss"], a["skipped steps"]) == ("97.00", "-", "-")
+    assert (a["accuracy %"], a["loss"], a["skipped steps"], a["peak MiB"]) == ("97.00", "-", "-", "-")
     assert (b["accuracy %"], b["time s"], b["exit reason"]) == ("-", "-", "-")
     assert c["accuracy %"] == "97.00"
     lines = output.err.splitlines()

@@ -32,7 +32,9 @@ def test_a_whole_run_is_read_without_complaint(tmp_path):
     assert not complaints
     assert (run.name, run.seed, run.ended, run.hosts) == ("a", 7, "finished", ("one", "two"))
     assert run.number("train_images_per_s") == 1000
+    assert run.number("memory.resident_mib") == 612.4
     assert run.number("no_such_key") is None
+    assert run.number("np.no_such_part") is None
     shown = {name: run.settings[name] for name in ("np", "hosts", "global_batch", "lr", "augment", "torch")}
     assert shown == {
         "np": "2",

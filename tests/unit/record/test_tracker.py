@@ -39,6 +39,7 @@ RESULT_KEYS = [
     "log_write_failures",
     "checkpoint_write_failures",
     "resumed",
+    "memory",
     "exit_reason",
 ]
 KNOWN = {
@@ -192,6 +193,7 @@ def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
         "log_write_failures": 0,
         "checkpoint_write_failures": 0,
         "resumed": 0,
+        "memory": None,  # the run knows
         "exit_reason": "finished",
     }
     assert not list(tmp_path.rglob("*.part"))

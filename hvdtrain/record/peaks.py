@@ -1,0 +1,31 @@
+"""The most memory that each rank has held, in MiB, and the most of all ranks."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+_MIB = 2**20
+
+
+def of_process(device: torch.device) -> dict[str, float]:
+    """What this process has held so far: resident, and on a GPU what torch had allocated and reserved there.
+
+    Resident is VmHWM of proc(5): the ru_maxrss of getrusage(2) is inherited from the process that started this one.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [resident_kib] = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    found = {"resident_mib": int(resident_kib) / 1024}
+    if device.type == "cuda":
+        found["gpu_allocated_mib"] = torch.cuda.max_memory_allocated(device) / _MIB
+        found["gpu_reserved_mib"] = torch.cuda.max_memory_reserved(device) / _MIB
+    return {name: round(mib, 1) for name, mib in found.items()}
+
+
+def highest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each peak the highest, and as `<name>_rank` the first rank that has it."""
+    found: dict[str, float] = {}
+    for name in by_rank[0]:
+        rank = max(range(len(by_rank)), key=lambda number: by_rank[number][name])
+        found |= {name: by_rank[rank][name], f"{name.removesuffix('_mib')}_rank": rank}
+    return found

@@ -1,0 +1,22 @@
+import torch
+
+from hvdtrain.record import peaks
+from tests.steps import CPU
+
+
+def test_a_peak_stays_when_the_memory_is_given_back():
+    [before] = peaks.of_process(CPU).values()
+    held = torch.ones(round(before + 64) * 2**18)  # floats: more than ever before, by 64 MiB at least
+    assert held.untyped_storage().nbytes() == round(before + 64) * 2**20
+    del held
+    assert peaks.of_process(CPU)["resident_mib"] > before + 64
+
+
+def test_the_highest_of_all_ranks_and_who_has_it():
+    ranks = [{"resident_mib": 500.0, "gpu_allocated_mib": 9.0}, {"resident_mib": 501.5, "gpu_allocated_mib": 9.0}]
+    assert peaks.highest(ranks) == {
+        "resident_mib": 501.5,
+        "resident_rank": 1,
+        "gpu_allocated_mib": 9.0,
+        "gpu_allocated_rank": 0,
+    }
