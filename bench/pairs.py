@@ -16,12 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+HERE = Path(__file__).parent.resolve()
 RESULTS = Path("build") / "bench"  # not under version control
 PATIENCE_S = 600
+
+Measured = TypeVar("Measured")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +52,9 @@ def middle(values: Sequence[float]) -> Ratio:
     return Ratio(median=statistics.median(values), low=medians[50], high=medians[1949], n=len(values))
 
 
-def in_turns(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+def in_turns(variants: Mapping[str, Callable[[], Measured]], rounds: int) -> dict[str, list[Measured]]:
     """What each variant measures in each round: A B, B A, A B, ..."""
-    measured: dict[str, list[float]] = {name: [] for name in variants}
+    measured: dict[str, list[Measured]] = {name: [] for name in variants}
     for number in range(rounds):
         for name in list(variants) if number % 2 == 0 else reversed(list(variants)):
             measured[name].append(variants[name]())
@@ -74,13 +77,14 @@ def job(launch: Sequence[str], program: Sequence[str], env: Mapping[str, str] | 
 
 
 def environment() -> dict[str, str]:
-    """Of a job: one thread per rank, an end to every mpirun, and root may start it."""
+    """Of a job: one thread per rank, an end to every mpirun, root may start it, and the programs find each other."""
     return {
         "OMP_NUM_THREADS": "1",
         "MPIEXEC_TIMEOUT": str(PATIENCE_S),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
     }
 
 
