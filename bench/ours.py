@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from workload import CLASSES, LR, WARMUP_STEPS, StepClock, answer, asked, network, tensors
+from workload import CLASSES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_kernels, network, tensors
 
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
@@ -28,7 +28,7 @@ from hvdtrain.ranks.device import choose_device
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.watchdog import RankWatchdog
 from hvdtrain.timing.phases import OFF, Phases
-from hvdtrain.train.feed import Feed
+from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, measures_of, train_epoch
 from hvdtrain.train.reports import Reports, host_gauges
 from hvdtrain.train.schedule import LearningRate, learning_rate
@@ -37,7 +37,7 @@ from hvdtrain.train.task import Batch
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.config import EffnetConfig, scaled
 from hvdtrain.vision.images import Images
-from hvdtrain.vision.task import ImageTask
+from hvdtrain.vision.task import ImageTask, image_task
 
 PLAIN = {"model": "mlp", "augment": False, "label_smoothing": 0.0, "ema_epochs": 0.0, "lr": LR, "epochs": 1}
 
@@ -102,7 +102,7 @@ class Loop:
             self.feed,
             Position(),
             lr=self.lr,
-            limits=Limits(max_skipped_steps=1, check_replicas_every=0),
+            limits=Limits(max_skipped_steps=self.config.max_skipped_steps, check_replicas_every=0),
             reports=self.reports,
             save_points=self.save_points,
             watchdog=self.watch,
@@ -111,23 +111,38 @@ class Loop:
             self.tracker.count(report.step, report.counts())
             if self.tracker.writes:
                 self.tracker.report(report.scalars(), happened=report.events())
-            if report.end is not None:
-                sys.exit(f"the bench's own steps go wrong: {report.end}")
+            if report.skipped:
+                sys.exit(f"steps that were not finite are no measure: {report.skipped}")
+
+
+def given(batch: int, samples: int, device: torch.device, rank: int) -> tuple[Images, ImageTask]:
+    """What the peers get, as data and task of a run."""
+    batches: list[Batch] = [{"images": images, "labels": labels} for images, labels in tensors(batch, device, rank)]
+    split = Given(batches, samples)
+    zero, one = (0.0,) * 3, (1.0,) * 3
+    images = Images(train=split, test=split, classes=CLASSES, height=32, mean=zero, std=one, mirror=True)
+    return images, GivenTask(images, Augmentations(), seed=0, device=device)
+
+
+def read(config: EffnetConfig, whole: Images, samples: int, device: torch.device) -> tuple[Images, ImageTask]:
+    """The first samples of a split on the device, read and augmented as in a run."""
+    assert isinstance(whole.train, Resident)
+    first = Resident(**{name: tensor[:samples] for name, tensor in whole.train.tensors.items()})
+    images = dataclasses.replace(whole, train=first)
+    return images, image_task(config, images, device)
 
 
 @contextlib.contextmanager
-def our_loop(model: str, batch: int, *, steps: int, **settings: Any) -> Iterator[Loop]:
-    """So many steps on all ranks, each over batches of `batch` samples per rank."""
+def our_loop(
+    model: str, batch: int, *, steps: int, phases: Phases = OFF, whole: Images | None = None, **settings: Any
+) -> Iterator[Loop]:
+    """So many steps on all ranks, each over `batch` samples per rank: the given ones, or the first of a whole split."""
     config = dataclasses.replace(scaled(), data="synthetic", **{**PLAIN, "model": model, **settings})
     config = dataclasses.replace(config, batch_size_per_rank=batch)
     comm = connect(fusion_threshold_mb=config.fusion_threshold_mb, cycle_time_ms=config.cycle_time_ms)
     device = choose_device(comm)
-    batches: list[Batch] = [
-        {"images": images, "labels": labels} for images, labels in tensors(batch, device, comm.rank)
-    ]
-    split = Given(batches, steps * batch * config.accumulate_steps * comm.size)
-    zero, one = (0.0,) * 3, (1.0,) * 3
-    images = Images(train=split, test=split, classes=CLASSES, height=32, mean=zero, std=one, mirror=True)
+    samples = steps * batch * config.accumulate_steps * comm.size
+    images, task = given(batch, samples, device, comm.rank) if whole is None else read(config, whole, samples, device)
     sizes = effnet.cut(comm, config, images)
     assert (sizes.micro_batch, sizes.steps_per_epoch) == (batch, steps)
     with tempfile.TemporaryDirectory() as own:
@@ -137,14 +152,13 @@ def our_loop(model: str, batch: int, *, steps: int, **settings: Any) -> Iterator
         watch = Watch(folder / "ranks", comm.rank, hang_timeout_s=None)
         comm.waiting = watch.collective
         comm.start()
-        task = GivenTask(images, Augmentations(), seed=0, device=device)
-        lr = learning_rate(config, samples=len(split), steps_per_epoch=steps)
-        step = effnet.step_for(comm, config, network(model), task, device, lr=lr.peak, sizes=sizes)
+        lr = learning_rate(config, samples=samples, steps_per_epoch=steps)
+        step = effnet.step_for(comm, config, network(model), task, device, lr=lr.peak, sizes=sizes, phases=phases)
         tracker = Tracker(folder, writes=comm.rank == 0, measures=measures_of(task), result={})
         yield Loop(
             config=config,
             step=step,
-            feed=Feed(split, task, comm.data, sizes, seed=0, device=device),
+            feed=Feed(images.train, task, comm.data, sizes, seed=0, device=device, phases=phases),
             lr=lr,
             reports=Reports(
                 comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device
@@ -171,6 +185,7 @@ def settings_of(words: Sequence[str]) -> dict[str, Any]:
 
 def main() -> None:
     chosen = asked()
+    fast_kernels()
     shared = {"precision": chosen.precision, "compile": chosen.compile}
     steps = WARMUP_STEPS + chosen.steps
     with our_loop(chosen.model, chosen.batch, steps=steps, **shared, **settings_of(chosen.set)) as loop:

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from workload import Loader, asked, autocast, network, optimizer_of
+from workload import Loader, asked, autocast, fast_kernels, network, optimizer_of
 
 chosen = asked()
+fast_kernels()
 on_gpu = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
 if on_gpu:
     torch.cuda.set_device(device)
-torch.backends.cudnn.benchmark = True
 dist.init_process_group("nccl" if on_gpu else "gloo")
 model = network(chosen.model).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 if chosen.compile:

@@ -9,9 +9,10 @@ channels_last: Horovod refuses to send kernels and gradients that lie so.
 import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
-from workload import Loader, asked, autocast, network, optimizer_of
+from workload import Loader, asked, autocast, fast_kernels, network, optimizer_of
 
 chosen = asked()
+fast_kernels()
 hvd.init()
 on_gpu = torch.cuda.is_available()
 device = torch.device("cuda", hvd.local_rank()) if on_gpu else torch.device("cpu")

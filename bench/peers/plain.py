@@ -5,11 +5,11 @@ PYTHONPATH=bench python bench/peers/plain.py OUT --model efficientnet_b0 --batch
 
 import torch
 import torch.nn.functional as F
-from workload import Loader, asked, autocast, network, optimizer_of
+from workload import Loader, asked, autocast, fast_kernels, network, optimizer_of
 
 chosen = asked()
+fast_kernels()
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-torch.backends.cudnn.benchmark = True
 model = network(chosen.model).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 if chosen.compile:
     model.compile()

@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from bench import pairs
+
+
+def test_variants_run_in_turns_forwards_and_backwards():
+    asked = []
+    variants = {name: lambda name=name: asked.append(name) or len(asked) for name in "abc"}
+    measured = pairs.in_turns(variants, 3)
+    assert "".join(asked) == "abccbaabc"
+    assert measured == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
+
+
+def test_a_ratio_is_taken_within_rounds():
+    """Of a machine that is ten times as slow in every other round, and a variant that takes twice as long as another."""
+    slow_s = [1.0, 10.0, 1.0, 10.0, 1.0]
+    found = pairs.ratio([2 * one for one in slow_s], slow_s)
+    assert found == pairs.Ratio(median=2.0, low=2.0, high=2.0, n=5)
+    with pytest.raises(ValueError, match="zip"):
+        pairs.ratio([1.0, 2.0], [1.0])
+
+
+def test_the_interval_holds_the_median_and_narrows_with_n():
+    few, many = (pairs.middle([1 + place % 5 for place in range(count)]) for count in (5, 500))
+    assert (few.median, many.median) == (3, 3)
+    assert few.low <= many.low <= 3 <= many.high <= few.high
+    assert few.high - few.low > many.high - many.low
+
+
+def test_a_table_is_json_beside_markdown(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pairs, "RESULTS", tmp_path / "build" / "bench")
+    monkeypatch.setattr(pairs, "machine", lambda: {"CPU": "2 cores"})
+    table = pairs.Table(name="step", question="How fast?", columns=["side", "against"], about={"rounds": 3})
+    table.add(side="ours", against=pairs.Ratio(median=1.25, low=1.0, high=1.5, n=3))
+    assert "against: 1.25 (1 to 1.5, n = 3)" in capsys.readouterr().out  # at once
+    table.add(side="theirs")
+    table.write()
+    assert (tmp_path / "build" / "bench" / "step.md").read_text() == (
+        "How fast?\n\n| side | against |\n| --- | --- |\n| ours | 1.25 (1 to 1.5, n = 3) |\n| theirs | - |\n\n"
+        "CPU 2 cores, rounds 3\n"
+    )
+    written = json.loads((tmp_path / "build" / "bench" / "step.json").read_text())
+    assert written["about"] == {"rounds": 3}
+    assert written["rows"][0]["against"] == {"median": 1.25, "low": 1.0, "high": 1.5, "n": 3}
+
+
+def test_the_programs_of_a_job_find_each_other_and_what_the_caller_has_on_its_path(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    environment = pairs.environment()
+    assert environment["PYTHONPATH"].split(":")[0] == str(pairs.HERE)
+    assert environment["PYTHONPATH"].split(":")[-1] == "/elsewhere"
+    assert environment["OMP_NUM_THREADS"] == "4"
