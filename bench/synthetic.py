@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mlp import mlp
 
 from hvdtrain import effnet
 from hvdtrain.ranks.comm import connect
 from hvdtrain.ranks.device import choose_device
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.order import BatchSizes
+from hvdtrain.train.preflight import horovod_fusion_mb
 from hvdtrain.train.step import StepDone, TrainingStep
 from hvdtrain.train.task import Batch
 from hvdtrain.vision import data, models
@@ -44,19 +46,17 @@ class SyntheticTraining:
         return self.step([batch], backward_passes=1, global_count=count, lr=0.01, measure=measure).read()
 
 
-def synthetic_training(
-    model: str, batch: int, *, fusion_threshold_mb: float | None = None, **settings: Any
-) -> SyntheticTraining:
-    """All ranks' recipe `scaled` with these settings and `batch` images per rank and step."""
+def synthetic_training(model: str, batch: int, **settings: Any) -> SyntheticTraining:
+    """All ranks' recipe `scaled` with these settings and `batch` images per rank and step; `model` may be 'mlp' too."""
     config = dataclasses.replace(scaled(), data="synthetic", model=model, batch_size_per_rank=batch, **settings)
-    comm = connect(fusion_threshold_mb=fusion_threshold_mb, cycle_time_ms=None)
+    comm = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=config.cycle_time_ms)
     device = choose_device(comm)
     comm.start()
     images = data.load("synthetic", Path())
     sizes = effnet.cut(comm, config, images)
     task = image_task(config, images, device)
     torch.manual_seed(0)
-    network = models.build(model, classes=10)
+    network = mlp() if model == "mlp" else models.build(model, classes=10)
     step = effnet.step_for(comm, config, network, task, device, lr=0.1, sizes=sizes)
     step.model.train()
     return SyntheticTraining(config=config, images=images, task=task, step=step, sizes=sizes)

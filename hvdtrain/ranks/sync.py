@@ -15,7 +15,7 @@ Waiting = Callable[[], AbstractContextManager[None]]
 class GradientSync(Protocol):
     """Sums gradients over ranks while backward is still running."""
 
-    overlap: bool  # True; with False the sums begin in `finish`, so that a profile can time each part alone
+    overlap: bool  # True; set to False before `expect` the sums begin in `finish`: a profile times each part alone
 
     def expect(self, backward_passes: int) -> None:
         """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""

@@ -37,8 +37,7 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     torch.backends.cudnn.benchmark = not config.deterministic  # batches of one epoch have two shapes at most
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     comm = connect(
-        # Horovod would copy several buckets into a buffer to send them at once.
-        fusion_threshold_mb=0.0 if config.reducer == "bucket" else sent_at_once_mb(config),
+        fusion_threshold_mb=horovod_fusion_mb(config),
         cycle_time_ms=config.cycle_time_ms,
         timeline=config.timeline,
         hang_timeout_s=config.hang_timeout_s,
@@ -126,6 +125,11 @@ def step_clock(config: RunConfig, folder: Path, rank: int, device: torch.device)
 def sent_at_once_mb(config: RunConfig) -> float | None:
     """MiB of gradients, 0 for each alone; None leaves it to the reducer."""
     return 0.0 if config.deterministic else config.fusion_threshold_mb
+
+
+def horovod_fusion_mb(config: RunConfig) -> float | None:
+    """The same for Horovod's own buffer, which buckets do not need: it would take copies of several at once."""
+    return 0.0 if config.reducer == "bucket" else sent_at_once_mb(config)
 
 
 def compression(config: RunConfig, device: torch.device) -> str:
