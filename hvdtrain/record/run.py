@@ -24,7 +24,7 @@ from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.timing import picture
 from hvdtrain.timing.phases import Phases
-from hvdtrain.timing.verdict import over_ranks
+from hvdtrain.timing.profile import over_ranks
 
 
 class Run:
@@ -94,7 +94,8 @@ class Run:
         self.tracker.document("phases.json", profile.document())
         if last and self._comm.rank == 0:
             self.tracker.picture("phases", picture.draw(profile), self.tracker.result["steps"])
-            self.console.say(profile.verdict.sentence)
+            self.tracker.text("phases", "\n".join(profile.lines()))
+            self.console.say(*profile.lines())
 
     def conclude(self, line: str, *, weights_sha256: str) -> None:
         """The run has done all its epochs: each rank's last facts, the result, and the last line."""

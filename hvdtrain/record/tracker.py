@@ -163,6 +163,11 @@ class Tracker:
         self._try(self.folder / f"{name}.png", lambda path: write_whole(path, png))
         self._events.append(events.image(name, png, step))
 
+    def text(self, name: str, markdown: str) -> None:
+        """Rank 0 shows it on TensorBoard's text page."""
+        if self.writes:
+            self._events.append(events.text(name, markdown))
+
     def count(self, step: int, counts: Mapping[str, int]) -> None:
         """Add to the result what all ranks have counted at a report step, on all of them."""
         self.result["steps"] = step

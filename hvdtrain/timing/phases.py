@@ -6,13 +6,12 @@ wait that is left.
 """
 
 import itertools
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
-
-import torch
 
 Phase = Literal[
     "read",  # the wait for the next batch; if the split is on the device, its indexing
@@ -27,8 +26,8 @@ Phase = Literal[
     "other",
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-
-Mode = Literal["off", "on", "exact"]
+INPUT: tuple[Phase, ...] = ("read", "augment", "to_device")
+COMPUTE: tuple[Phase, ...] = ("forward", "loss", "backward", "optimizer")
 
 # The first steps of a run choose kernels, start loader workers and negotiate with Horovod.
 WARMUP_STEPS = 2
@@ -41,13 +40,26 @@ class StepMeans:
     steps: int
     step_s: float  # by the host's clock
     phases_s: dict[Phase, float]
+    alone_s: dict[Phase, float] | None = None  # each phase by itself, where it was measured: passes.TwoPasses
+    error_s: float | None = None  # standard error of the step less what COMPUTE takes alone; None where it is unknown
 
 
 class Phases(Protocol):
     """The clock of one rank's steps."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether each phase of the next step, or of the one that runs, is to have the machine for itself.
+
+        Then nothing is read ahead and gradients travel after backward; the ranks wait for each other before each phase.
+        """
+
+    @property
+    def steps_alike(self) -> int:
+        """How many steps, from that one on, are taken in the same way."""
+
     def enter(self, phase: Phase) -> None:
-        """End the current phase, if a step is running, and begin this one."""
+        """End the current phase, if a step is running, and begin this one; by all ranks in the same order."""
 
     def step_done(self) -> None:
         """End the step; the time until the next `enter` belongs to no step."""
@@ -59,7 +71,14 @@ class Phases(Protocol):
         """The run is over."""
 
 
-class _Off:
+class _Plain:
+    """Steps as they are without a clock."""
+
+    alone = False
+    steps_alike = sys.maxsize
+
+
+class _Off(_Plain):
     def enter(self, phase: Phase) -> None:
         pass
 
@@ -76,11 +95,21 @@ class _Off:
 OFF: Phases = _Off()
 
 
-class HostClock:
-    """The phases by the host's clock: exact on CPUs, and on GPUs if `synchronise` waits for the device."""
+class HostClock(_Plain):
+    """The phases by the host's clock: exact on CPUs, and on GPUs if `synchronise` waits for the device.
 
-    def __init__(self, synchronise: Callable[[], None] | None = None, *, unmeasured_steps: int = WARMUP_STEPS) -> None:
+    `meet` waits for the other ranks before each phase; that is in no phase.
+    """
+
+    def __init__(
+        self,
+        synchronise: Callable[[], object] | None = None,
+        meet: Callable[[], object] | None = None,
+        *,
+        unmeasured_steps: int = WARMUP_STEPS,
+    ) -> None:
         self._synchronise = synchronise
+        self._meet = meet
         self._total_s = dict.fromkeys(PHASES, 0.0)
         self._step_s = dict.fromkeys(PHASES, 0.0)
         self._phase: Phase | None = None
@@ -93,6 +122,9 @@ class HostClock:
         now = time.perf_counter()
         if self._phase is not None:
             self._step_s[self._phase] += now - self._since
+        if self._meet is not None:
+            self._meet()
+            now = time.perf_counter()
         self._phase, self._since = phase, now
 
     def step_done(self) -> None:
@@ -127,7 +159,7 @@ class Event(Protocol):
         """Milliseconds."""
 
 
-class DeviceClock:
+class DeviceClock(_Plain):
     """The phases as the current CUDA stream sees them, from events that are read once the device has passed them.
 
     The stream stands still while it has nothing to do. So a phase in which the host keeps the device waiting (the next
@@ -182,14 +214,3 @@ class DeviceClock:
 
     def close(self) -> None:
         pass
-
-
-def clock(mode: Mode, device: torch.device, *, unmeasured_steps: int = WARMUP_STEPS) -> Phases:
-    """The clock for a device; 'exact' waits for the device at each border between phases, which costs time."""
-    if mode == "off":
-        return OFF
-    if device.type != "cuda":
-        return HostClock(unmeasured_steps=unmeasured_steps)
-    if mode == "exact":
-        return HostClock(lambda: torch.cuda.synchronize(device), unmeasured_steps=unmeasured_steps)
-    return DeviceClock(lambda: torch.cuda.Event(enable_timing=True), unmeasured_steps=unmeasured_steps)

@@ -1,13 +1,16 @@
-"""The mean step of every rank as a stacked bar."""
+"""The mean step of every rank as a stacked bar, and the parts of a step: their own cost and what is exposed."""
 
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hvdtrain.timing.parts import PARTS, Parts
 from hvdtrain.timing.phases import PHASES, Phase
-from hvdtrain.timing.verdict import NAMES, Profile, RankMeans
+from hvdtrain.timing.profile import Profile
+from hvdtrain.timing.verdict import NAMES, RankMeans
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MOST_BARS = 16
@@ -25,15 +28,31 @@ _COLOURS: dict[Phase, str] = {
     "record": "#969696",
     "other": "#d9d9d9",
 }
+_WAITING = "#f4a582"
 
 
 def draw(profile: Profile) -> "Figure":
-    """Bars in milliseconds, the verdict above them; of many ranks MOST_BARS, from the fastest to the slowest."""
+    """Bars in milliseconds, the verdict above them; of many ranks MOST_BARS, from the fastest to the slowest.
+
+    Where both passes were measured, the parts of a step are drawn below.
+    """
     from matplotlib.figure import Figure
 
-    ranks = _chosen(profile.ranks)
-    figure = Figure(figsize=(7, 2.9 + 0.5 * len(ranks)), dpi=120, layout="constrained")
-    axes = figure.add_subplot()
+    ranks, parts = _chosen(profile.ranks), profile.parts
+    heights = [1.4 + 0.5 * len(ranks), *([4.2] if parts else [])]
+    figure = Figure(figsize=(7, 1.5 + sum(heights)), dpi=120, layout="constrained")
+    axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+    _draw_ranks(axes[0], ranks)
+    axes[0].set_xlabel(f"ms per step, mean of {ranks[0].steps} steps")
+    axes[0].set_title(textwrap.fill(profile.verdict.sentence, 72), fontsize=11, loc="left")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=10, frameon=False)
+    if parts:
+        _draw_parts(axes[1], parts)
+    return figure
+
+
+def _draw_ranks(axes: "Axes", ranks: Sequence[RankMeans]) -> None:
     left = [0.0] * len(ranks)
     longest_s = max(means.sum_s for means in ranks)
     labels = [f"rank {means.rank}, {means.host}" for means in ranks]
@@ -47,10 +66,25 @@ def draw(profile: Profile) -> "Figure":
     axes.invert_yaxis()
     axes.margins(x=0, y=0.02)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel(f"ms per step, mean of {profile.ranks[0].steps} steps")
-    axes.set_title(textwrap.fill(profile.verdict.sentence, 72), fontsize=11, loc="left")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=10, frameon=False)
-    return figure
+
+
+def _draw_parts(axes: "Axes", parts: Parts) -> None:
+    """For each part what it costs alone, pale, above what it adds to a step."""
+    colours = [*(_COLOURS[phases[0]] for phases in PARTS.values()), _WAITING]
+    for shift, alpha, seconds in (
+        (-0.2, 0.4, [one.own_s for one in parts.parts]),
+        (0.2, 1.0, [one.exposed_s for one in parts.parts]),
+    ):
+        places = [place + shift for place in range(len(parts.parts))]
+        bars = axes.barh(places, [1000 * one for one in seconds], height=0.38, color=colours, alpha=alpha)
+        axes.bar_label(bars, [f"{1000 * one:.3g}" for one in seconds], padding=3, fontsize=9)
+    hidden = {one.part: f"\n{one.hidden:.0%} hidden" for one in parts.parts if one.hidden is not None}
+    axes.set_yticks(range(len(parts.parts)), [one.part + hidden.get(one.part, "") for one in parts.parts])
+    axes.invert_yaxis()
+    axes.margins(x=0.08, y=0.02)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("ms per step: pale, the part alone; full, what it adds to a step")
+    axes.set_title(textwrap.fill(parts.sentence, 72), fontsize=11, loc="left")
 
 
 def _chosen(ranks: Sequence[RankMeans]) -> list[RankMeans]:

@@ -1,4 +1,4 @@
-"""A torch.profiler trace of some steps, the phases as ranges, for Perfetto and TensorBoard's profile plugin."""
+"""The phases as ranges in traces: torch.profiler's, for Perfetto and TensorBoard, and those of Nsight Systems."""
 
 import os
 import sys
@@ -19,7 +19,67 @@ def unmeasured_steps(steps: int) -> int:
     return BEFORE_STEPS + steps + 1
 
 
-class TorchTrace:
+class _Around:
+    """Phases as another clock measures them, with a range open for each; `_begin` and `_end` do that."""
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+
+    @property
+    def alone(self) -> bool:
+        return self._phases.alone
+
+    @property
+    def steps_alike(self) -> int:
+        return self._phases.steps_alike
+
+    def enter(self, phase: Phase) -> None:
+        self._phases.enter(phase)
+        self._end()
+        self._begin(phase)
+
+    def step_done(self) -> None:
+        self._phases.step_done()
+        self._end()
+
+    def means(self) -> StepMeans | None:
+        return self._phases.means()
+
+    def close(self) -> None:
+        self._phases.close()
+        self._end()
+
+    def _begin(self, phase: Phase) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """If any range is open."""
+        raise NotImplementedError
+
+
+class NvtxRanges(_Around):
+    """Phases that Nsight Systems shows as ranges; where nobody looks a range costs next to nothing."""
+
+    def __init__(self, phases: Phases) -> None:
+        super().__init__(phases)
+        self._is_open = False
+
+    def _begin(self, phase: Phase) -> None:
+        torch.cuda.nvtx.range_push(phase)
+        self._is_open = True
+
+    def _end(self) -> None:
+        if self._is_open:
+            torch.cuda.nvtx.range_pop()
+            self._is_open = False
+
+
+def nsight_looks() -> bool:
+    """Whether this process was started by Nsight Systems."""
+    return "NSYS_PROFILING_SESSION_ID" in os.environ
+
+
+class TorchTrace(_Around):
     """Phases that also trace `steps` steps into `file`, once the first BEFORE_STEPS are done.
 
     Every rank traces, since a single one would keep the others waiting. The ranks take different times to write, so
@@ -28,7 +88,7 @@ class TorchTrace:
     """
 
     def __init__(self, phases: Phases, file: Path, *, steps: int, device: torch.device) -> None:
-        self._phases = phases
+        super().__init__(phases)
         self._file = file
         self._left = BEFORE_STEPS + steps
         if device.type != "cuda":  # otherwise the profiler reports the missing GPU as an error
@@ -43,34 +103,27 @@ class TorchTrace:
         self._range: record_function | None = None
         self._profiler.start()
 
-    def enter(self, phase: Phase) -> None:
-        self._phases.enter(phase)
-        if self._left:
-            self._end_range()
-            self._range = record_function(phase)
-            self._range.__enter__()
-
     def step_done(self) -> None:
-        self._phases.step_done()
+        super().step_done()
         if self._left:
-            self._end_range()
             self._profiler.step()
             self._left -= 1
             if not self._left:
                 self._profiler.stop()
 
-    def means(self) -> StepMeans | None:
-        return self._phases.means()
-
     def close(self) -> None:
         """Write the steps traced so far, if the run was shorter than planned."""
-        self._phases.close()
+        super().close()
         if self._left:
             self._left = 0
-            self._end_range()
             self._profiler.stop()
 
-    def _end_range(self) -> None:
+    def _begin(self, phase: Phase) -> None:
+        if self._left:
+            self._range = record_function(phase)
+            self._range.__enter__()
+
+    def _end(self) -> None:
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None

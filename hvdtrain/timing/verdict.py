@@ -1,16 +1,11 @@
 """A verdict from the clocks of all ranks: which rank is slowest, what limits the run, and what would help."""
 
-import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
-from hvdtrain.ranks.comm import Comm
-from hvdtrain.timing.phases import PHASES, Phase, Phases
-
-INPUT: tuple[Phase, ...] = ("read", "augment", "to_device")
-COMPUTE: tuple[Phase, ...] = ("forward", "loss", "backward", "optimizer")
+from hvdtrain.timing.phases import COMPUTE, INPUT, PHASES, Phase
 
 Kind = Literal["compute-bound", "input-bound", "communication-bound", "straggler"]
 
@@ -50,6 +45,8 @@ class RankMeans:
     steps: int
     step_s: float  # by the host's clock
     phases_s: dict[Phase, float]
+    alone_s: dict[Phase, float] | None = None  # as in StepMeans
+    error_s: float | None = None
 
     @property
     def sum_s(self) -> float:
@@ -134,54 +131,3 @@ def _sentence(kind: Kind, share: float, slowest: RankMeans, others: Sequence[Ran
     rest = rest_s / sum(usual.values())
     remark = f"; logging, checkpoints and checks take {rest:.0%}: have fewer of them" if rest >= 0.2 else ""
     return f"compute-bound: {share:.0%} of each step is forward to optimizer{remark}; what helps: {_HELP[kind]}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """The mean step of every rank, and the verdict on them."""
-
-    ranks: list[RankMeans]
-    verdict: Verdict
-
-    def summary(self) -> dict[str, Any]:
-        """The verdict, for result.json."""
-        return {
-            "verdict": self.verdict.kind,
-            "share": self.verdict.share,
-            "rank": self.verdict.rank,
-            "host": self.verdict.host,
-            "sentence": self.verdict.sentence,
-        }
-
-    def document(self) -> dict[str, Any]:
-        """For phases.json: minimum, median and maximum of each phase over the ranks, then each rank's means."""
-        slowest = max(self.ranks, key=lambda means: means.own_s)
-        phases = {}
-        for phase in PHASES:
-            seconds = [means.phases_s[phase] for means in self.ranks]
-            longest = max(self.ranks, key=lambda means: means.phases_s[phase])
-            phases[phase] = {
-                "min_s": min(seconds),
-                "median_s": median(seconds),
-                "max_s": longest.phases_s[phase],
-                "max_rank": longest.rank,
-                "max_host": longest.host,
-            }
-        return {
-            **self.summary(),
-            "steps": self.ranks[0].steps,
-            "step_s": median(means.step_s for means in self.ranks),
-            "slowest": {"rank": slowest.rank, "host": slowest.host, "own_s": slowest.own_s},
-            "phases": phases,
-            "ranks": [{**asdict(means), "sum_s": means.sum_s} for means in self.ranks],
-        }
-
-
-def over_ranks(comm: Comm, phases: Phases) -> Profile | None:
-    """The profile of all ranks; None if their clocks are off or still warming up. Called by every rank."""
-    own_means = phases.means()
-    if own_means is None:
-        return None
-    own = {"rank": comm.rank, "host": socket.gethostname(), **asdict(own_means)}
-    ranks = [RankMeans(**means) for means in comm.allgather(own)]
-    return Profile(ranks=ranks, verdict=judge(ranks))

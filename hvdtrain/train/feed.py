@@ -29,6 +29,8 @@ class Split(Protocol):
         """For each (N,) index tensor the samples as they were stored, on the device.
 
         The indices are on the device themselves, or on the host where files are read by them.
+        Where `phases.alone` this rank reads them itself, one batch when it is asked for.
+
         What is random about their reading is keyed by seed, epoch and sample; without an epoch nothing is.
         """
 
@@ -156,10 +158,14 @@ class Feed:
         self, batches: Sequence[RankBatch], epoch: int, watchdog: Watchdog = UNWATCHED
     ) -> Iterator[tuple[int, Iterator[Batch]]]:
         """For each batch how many micro-batches it has, and these themselves, read one by one as they are asked for."""
-        indices = [samples for batch in batches for samples in batch.micro_batches]
-        raw = arriving(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)
-        for batch in batches:
-            yield len(batch.micro_batches), self._prepared(len(batch.micro_batches), raw, epoch)
+        done = 0
+        while done < len(batches):  # what is read ahead is for steps that are taken alike
+            alike = batches[done : done + self._phases.steps_alike]
+            indices = [samples for batch in alike for samples in batch.micro_batches]
+            raw = arriving(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)
+            for batch in alike:
+                yield len(batch.micro_batches), self._prepared(len(batch.micro_batches), raw, epoch)
+            done += len(alike)
 
     def _prepared(self, count: int, raw: Iterator[tuple[Tensor, Batch]], epoch: int) -> Iterator[Batch]:
         for _ in range(count):

@@ -122,7 +122,7 @@ class RunConfig:
     report_every_steps: Annotated[int, AT_LEAST_1] = 20
     """Steps between reports to TensorBoard and metrics.jsonl; an epoch's end is always one."""
     profile: Annotated[Literal["off", "on", "exact"], Alone(means="on")] = "off"
-    """on (the option alone says it) measures the phases of each step; exact waits for the GPU between them."""
+    """on (the option alone says it) measures the phases of each step; exact measures each phase alone as well."""
     torch_profile: Annotated[int | None, AT_LEAST_1] = None
     """Steps to trace with torch.profiler into profile/ of the run folder."""
     timeline: bool = False

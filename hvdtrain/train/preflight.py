@@ -16,8 +16,9 @@ from hvdtrain.ranks.comm import Comm, connect
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.record.environment import code_hash, versions
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.timing.phases import Phases, clock
-from hvdtrain.timing.trace import BEFORE_STEPS, TorchTrace, unmeasured_steps
+from hvdtrain.timing.passes import clock, least_steps
+from hvdtrain.timing.phases import OFF, WARMUP_STEPS, Phases
+from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
 from hvdtrain.train.command_line import option
 from hvdtrain.train.options import RunConfig
 from hvdtrain.train.order import BatchSizes, batch_sizes
@@ -95,6 +96,11 @@ def require_batches(config: RunConfig, *, train: int, test: int, ranks: int, uni
             f"--torch-profile {config.torch_profile} after {BEFORE_STEPS} steps of warm-up is more than the run's "
             f"{steps} steps: lower it, or give more --epochs"
         )
+    if config.profile == "exact" and steps < (least := least_steps(_unmeasured_steps(config))):
+        raise BadInput(
+            f"--profile exact needs {least} steps to measure them in two ways, the run has {steps}: give more --epochs "
+            "or leave out =exact"
+        )
     return sizes
 
 
@@ -113,12 +119,14 @@ def open_folder(comm: Comm, config: RunConfig, sizes: BatchSizes, *, samples: in
     )
 
 
-def step_clock(config: RunConfig, folder: Path, rank: int, device: torch.device) -> Phases:
-    """What measures the phases of this rank's steps, if anything does."""
+def step_clock(config: RunConfig, folder: Path, comm: Comm, device: torch.device) -> Phases:
+    """What measures the phases of this rank's steps, and shows them in traces, if anything does."""
+    phases = clock(config.profile, device, lambda: comm.allgather(None), unmeasured_steps=_unmeasured_steps(config))
+    if device.type == "cuda" and (phases is not OFF or nsight_looks()):
+        phases = NvtxRanges(phases)
     if config.torch_profile is None:
-        return clock(config.profile, device)
-    phases = clock(config.profile, device, unmeasured_steps=unmeasured_steps(config.torch_profile))
-    trace = folder / "profile" / f"rank-{rank}.pt.trace.json.gz"
+        return phases
+    trace = folder / "profile" / f"rank-{comm.rank}.pt.trace.json.gz"
     return TorchTrace(phases, trace, steps=config.torch_profile, device=device)
 
 
@@ -130,6 +138,10 @@ def sent_at_once_mb(config: RunConfig) -> float | None:
 def horovod_fusion_mb(config: RunConfig) -> float | None:
     """The same for Horovod's own buffer, which buckets do not need: it would take copies of several at once."""
     return 0.0 if config.reducer == "bucket" else sent_at_once_mb(config)
+
+
+def _unmeasured_steps(config: RunConfig) -> int:
+    return WARMUP_STEPS if config.torch_profile is None else unmeasured_steps(config.torch_profile)
 
 
 def compression(config: RunConfig, device: torch.device) -> str:

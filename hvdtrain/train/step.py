@@ -146,6 +146,7 @@ class TrainingStep:
         done: list[Sums] = []
         troubles: list[Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
+        self.sync.overlap = not self.phases.alone
         self.sync.expect(backward_passes)
         for number, batch in enumerate(micro_batches, start=1):
             if self.find_nan and number == backward_passes:

@@ -141,6 +141,7 @@ class Readers:
     ) -> None:
         self._plan = _Plan()
         self._ahead = prefetch > 0
+        self._images = _Decoded(listing, preprocessing, seed)
         self._stream: torch.cuda.Stream | None = None  # of the copies to the device
         processes: dict[str, Any] = {}
         if workers and prefetch:
@@ -153,7 +154,7 @@ class Readers:
                 "worker_init_fn": _die_with_rank,
             }
         self._loader = DataLoader(
-            _Decoded(listing, preprocessing, seed),
+            self._images,
             batch_sampler=self._plan,
             collate_fn=functools.partial(_collated, height=preprocessing.crop),
             pin_memory=torch.cuda.is_available(),
@@ -166,6 +167,8 @@ class Readers:
     ) -> Iterator[Batch]:
         """The images with these of a split's `numbers` (S,) in the listing, each of `batches` (N,) on the device."""
         self._plan.numbers, self._plan.batches, self._plan.epoch = numbers, batches, epoch
+        if phases.alone:
+            return copied(map(self._read_here, self._plan), device, phases)
         # mpirun sends what asks a rank to save and leave to its workers as well, and a terminal Ctrl-C.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGINT})
         arriving = _received(iter(self._loader))  # the first one starts the workers, which inherit the mask
@@ -176,6 +179,10 @@ class Readers:
             return copied(arriving, device, phases)
         self._stream = self._stream or torch.cuda.Stream(device)
         return prefetched(arriving, device, self._stream, phases)
+
+    def _read_here(self, wanted: Sequence[tuple[int, int | None]]) -> Batch:
+        """A batch that no worker has read."""
+        return _collated([self._images[one] for one in wanted], height=self._images.preprocessing.crop)
 
 
 class Folder:

@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from hvdtrain.timing.phases import DeviceClock, HostClock, clock
+from hvdtrain.timing.passes import TwoPasses, clock
+from hvdtrain.timing.phases import DeviceClock
 
 pytestmark = [
     pytest.mark.gpu,

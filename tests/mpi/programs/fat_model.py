@@ -12,7 +12,7 @@ from torch import nn
 
 from hvdtrain.ranks.comm import connect
 from hvdtrain.timing.phases import HostClock
-from hvdtrain.timing.verdict import over_ranks
+from hvdtrain.timing.profile import over_ranks
 from tests.steps import step_of, take
 
 folder = Path(sys.argv[1])

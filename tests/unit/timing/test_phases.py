@@ -10,7 +10,7 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.sync import NoSync
 from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.timing import phases
-from hvdtrain.timing.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock, clock
+from hvdtrain.timing.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, train_epoch
 from hvdtrain.train.order import BatchSizes
@@ -121,16 +121,21 @@ def test_the_device_is_never_waited_for_within_a_run(watch):
     assert stream.waits == 1
 
 
+def test_ranks_that_meet_before_a_phase_count_that_in_no_phase(watch):
+    def meet():
+        watch.now += 10.0
+
+    exact = HostClock(meet=meet, unmeasured_steps=0)
+    take_steps(exact, watch, 2, forward=2.0, backward=3.0)
+    assert exact.means().step_s == 5.0
+    assert (exact.means().phases_s["forward"], exact.means().phases_s["backward"]) == (2.0, 3.0)
+
+
 def test_off_is_nothing():
-    assert clock("off", CPU) is OFF
     OFF.enter("read")
     OFF.step_done()
     assert OFF.means() is None
-
-
-@pytest.mark.parametrize("mode", ["on", "exact"])
-def test_a_cpu_needs_no_events(mode):
-    assert isinstance(clock(mode, CPU), HostClock)
+    assert not OFF.alone
 
 
 # --- the phases of a real epoch

@@ -7,7 +7,8 @@ from hypothesis import strategies as some
 
 from hvdtrain.timing import picture as phase_picture
 from hvdtrain.timing.phases import OFF, PHASES, HostClock
-from hvdtrain.timing.verdict import Profile, RankMeans, judge, over_ranks
+from hvdtrain.timing.profile import Profile, over_ranks
+from hvdtrain.timing.verdict import RankMeans, judge
 from tests.ranks import Rank
 
 
@@ -97,7 +98,7 @@ milliseconds = some.floats(0.001, 1e4)
 
 @given(some.lists(some.fixed_dictionaries(dict.fromkeys(PHASES, milliseconds)), min_size=1, max_size=9))
 def test_any_numbers_get_a_verdict(steps):
-    profile = Profile(ranks=[rank(n, **phases) for n, phases in enumerate(steps)], verdict=judge(ranks(1)))
+    profile = Profile([rank(n, **phases) for n, phases in enumerate(steps)])
     verdict = judge(profile.ranks)
     assert math.isfinite(verdict.share)
     assert verdict.share >= 0
@@ -112,7 +113,7 @@ def test_the_file_has_the_spread_over_ranks_and_names_the_slowest():
         rank(1, "b", forward=60, sync=10),
         rank(2, "a", forward=35, sync=35),
     ]
-    document = Profile(ranks=found, verdict=judge(found)).document()
+    document = Profile(found).document()
     assert document["phases"]["forward"] == {
         "min_s": 0.03,
         "median_s": 0.035,
@@ -156,7 +157,7 @@ def test_the_picture_has_a_bar_for_each_rank_up_to_a_number(count, bars):
         rank(number, f"host-{number // 8}", **{**PLAIN, "forward": 30 + number}, sync=50 - number)
         for number in range(count)
     ]
-    figure = phase_picture.draw(Profile(ranks=found, verdict=judge(found)))
+    figure = phase_picture.draw(Profile(found))
     axes = figure.axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert len(labels) == bars
