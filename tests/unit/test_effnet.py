@@ -43,6 +43,20 @@ def test_a_batch_larger_than_the_rank_share_is_refused(batch, accumulate, named)
     assert refused(lambda: require_batches(settings, train=1438, test=359, ranks=1, unit="images")).startswith(named)
 
 
+@pytest.mark.parametrize(("traced", "least"), [(None, 24), (2, 28)])
+def test_a_run_too_short_for_two_passes_is_refused(traced, least):
+    settings = replace(DIGITS, batch_size_per_rank=100, profile="exact", torch_profile=traced)
+
+    def sizes(steps):
+        return require_batches(replace(settings, epochs=steps // 2), train=200, test=1, ranks=1, unit="images")
+
+    line = refused(lambda: sizes(least - 2))
+    assert line.startswith(f"--profile exact needs {least} steps")
+    assert f"the run has {least - 2}" in line
+    assert "--epochs" in line
+    assert sizes(least).steps_per_epoch == 2
+
+
 GLOBAL_64 = {"batch_size_per_rank": 256, "global_batch_size": 64}
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hvdtrain.timing.phases import OFF, HostClock
-from hvdtrain.timing.trace import BEFORE_STEPS, TorchTrace, unmeasured_steps
+from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
 
 CPU = torch.device("cpu")
 
@@ -53,3 +53,46 @@ def test_the_wrapped_clock_gets_every_call(tmp_path):
     assert trace.means() == clock.means()
     assert trace.means().steps == 3
     assert trace.means().phases_s["forward"] > 0
+
+
+class Nvtx:
+    """torch.cuda.nvtx, which keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def range_push(self, name):
+        self.told.append(name)
+
+    def range_pop(self):
+        assert self.told[-1] is not None  # no range is closed twice
+        self.told.append(None)
+
+
+def test_nsight_sees_each_phase_as_a_range_that_ends_with_it(monkeypatch):
+    nvtx = Nvtx()
+    monkeypatch.setattr(torch.cuda, "nvtx", nvtx)
+    clock = HostClock(unmeasured_steps=0)
+    run(NvtxRanges(clock), 2)
+    assert nvtx.told == 2 * ["read", None, "forward", None, "sync", None]
+    assert clock.means().steps == 2
+    ranges = NvtxRanges(OFF)
+    ranges.enter("read")
+    ranges.close()
+    assert nvtx.told[-2:] == ["read", None]
+
+
+@pytest.mark.parametrize("around", [NvtxRanges, lambda clock: TorchTrace(clock, None, steps=1, device=CPU)])
+def test_what_the_clock_says_of_a_step_is_heard_through_the_ranges(monkeypatch, tmp_path, around):
+    class Alone(HostClock):
+        alone, steps_alike = True, 7
+
+    ranges = around(Alone())
+    assert (ranges.alone, ranges.steps_alike) == (True, 7)
+
+
+def test_nsight_is_known_by_the_variable_that_it_sets(monkeypatch):
+    monkeypatch.delenv("NSYS_PROFILING_SESSION_ID", raising=False)
+    assert not nsight_looks()
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "123")
+    assert nsight_looks()

@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.timing.phases import OFF
+from hvdtrain.timing.phases import OFF, HostClock
 from hvdtrain.train.feed import Feed, Resident, copied, prefetched
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.vision.augment import Augmentations
@@ -43,10 +44,12 @@ def test_resident_split_gives_an_empty_batch_for_no_indices():
 EPOCH = 53
 
 
-def feed_of(global_batch, rank=0, size=1):
+def feed_of(global_batch, rank=0, size=1, **more):
     """Micro-batches of at most 4."""
     sizes = BatchSizes(micro_batch=4, global_batch=global_batch, steps_per_epoch=-(-EPOCH // global_batch))
-    return Feed(split(EPOCH, side=4), task_of(), Rank(rank, size), sizes, seed=0, device=CPU)
+    images = split(EPOCH, side=4)
+    task = task_of(replace(images_of(images, images), height=4))
+    return Feed(images, task, Rank(rank, size), sizes, seed=0, device=CPU, **more)
 
 
 def visits(batches):
@@ -206,3 +209,46 @@ def test_a_prefetched_batch_is_waited_for_and_kept_before_it_is_used(monkeypatch
         if number + 1 < count:  # the next one is on its way meanwhile
             assert notes.index(("copy", number + 1, True)) < mine[1]
     assert notes.count(("wait", "copies")) == count
+
+
+# --- steps that are not all taken alike
+
+
+class InTurns(HostClock):
+    """A clock of 2 steps, then 3 of another kind, then 2..."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = 0
+
+    alone = property(lambda self: self.done % 5 >= 2)
+    steps_alike = property(lambda self: (5 if self.alone else 2) - self.done % 5)
+
+    def step_done(self):
+        super().step_done()
+        self.done += 1
+
+
+def test_a_split_is_asked_for_what_belongs_together_and_gives_the_same_batches(monkeypatch):
+    asked, clock = [], InTurns()
+    batches = Resident.batches
+
+    def noting(self, indices, device, epoch, phases=OFF):
+        asked.append((phases.alone, len(indices)))
+        return batches(self, indices, device, epoch, phases)
+
+    def labels(feed):
+        found, mine = [], feed.batches(Position())
+        for passes, parts in feed.inputs(mine, 0):
+            found.append([part["labels"].tolist() for part in parts])
+            assert len(found[-1]) == passes
+            clock.step_done()
+        assert len(found) == len(mine)
+        return found
+
+    plain = labels(feed_of(8))
+    monkeypatch.setattr(Resident, "batches", noting)
+    clock = InTurns()
+    assert labels(feed_of(8, phases=clock)) == plain
+    assert len(plain) == 7
+    assert asked == [(False, 2 * 2), (True, 3 * 2), (False, 2 * 2)]  # of two micro-batches a step

@@ -9,8 +9,10 @@ import psutil
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.timing.phases import HostClock
 from hvdtrain.vision import data, files
 from hvdtrain.vision.config import scaled
 from hvdtrain.vision.data import load_on_all
@@ -189,6 +191,42 @@ def test_a_rank_that_reads_by_itself_gets_the_same_batches_as_from_workers(tmp_p
         assert all(torch.equal(one[name], other[name]) for name in one)
     assert found[0][1]["labels"].tolist() == [0, NO_LABEL]
     assert "cat/3.png" in capfd.readouterr().err
+
+
+class Alone(HostClock):
+    """Of steps that have each phase for themselves."""
+
+    alone = True
+
+
+def test_where_each_phase_is_alone_the_rank_itself_reads_the_same_images_one_batch_when_asked(tmp_path, monkeypatch):
+    started = []
+
+    class Loader(DataLoader):
+        def __iter__(self):
+            started.append(self)
+            return super().__iter__()
+
+    monkeypatch.setattr(files, "DataLoader", Loader)
+    for number in range(6):
+        for part in ("train", "val"):
+            write_image(tmp_path / part / "cat" / f"{number}.png", height=20, width=30, seed=number)
+    images = folder_of(tmp_path, augment=True, seed=3)
+    lists = [torch.tensor([5, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([3])]
+    found = images.train.batches(lists, CPU, 7, Alone())
+    first = next(found)
+    for number in (3, 5):
+        (tmp_path / "train" / "cat" / f"{number}.png").rename(tmp_path / f"{number}.png")
+    _, unread = found
+    assert unread["labels"].tolist() == [NO_LABEL]
+    assert not started
+    for number in (3, 5):
+        (tmp_path / f"{number}.png").rename(tmp_path / "train" / "cat" / f"{number}.png")
+    by_worker, empty, _ = images.train.batches(lists, CPU, 7)
+    assert len(started) == 1
+    assert torch.equal(first["images"], by_worker["images"])
+    assert first["labels"].tolist() == by_worker["labels"].tolist() == [0, 0]
+    assert empty["images"].shape == (0, 3, 8, 8)
 
 
 class Asked:
