@@ -35,6 +35,8 @@ Outcome = Literal["nothing to do", "too noisy to tell", "to hide"]
 
 # A step that is longer than its computation by so much of a step, or less, is as long as that.
 EQUAL = 0.05
+# Of what takes less than this share of a step alone, it does not matter how much is hidden.
+LEAST = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class Part:
     part: str
     own_s: float  # alone: pass B
     exposed_s: float  # what it adds to a step: pass A
-    hidden: float | None  # 0 to 1, of its own cost; None for what is done in line
+    hidden: float | None  # 0 to 1, of its own cost; None for what is done in line, and for less than LEAST
     gain_at_most: float  # 0 to 1, of a step: what would be saved if it cost nothing
     remedy: str
 
@@ -135,6 +137,7 @@ def parts_of(ranks: Sequence[RankMeans]) -> Parts | None:
     exposed_s["sync"] = min(own_s["sync"], *waits_s)
     own_s[WAITING], exposed_s[WAITING] = 0.0, max(waits_s) - exposed_s["sync"]
     compute_s = _middle(alone, COMPUTE)
+    hideable = [name for name in ("read", "sync") if own_s[name] >= LEAST * step_s]
     errors_s = [means.error_s for means in ranks if means.error_s is not None]
     return Parts(
         step_s=step_s,
@@ -146,7 +149,7 @@ def parts_of(ranks: Sequence[RankMeans]) -> Parts | None:
                 part=name,
                 own_s=own_s[name],
                 exposed_s=seconds,
-                hidden=max(0.0, 1 - seconds / own_s[name]) if name in ("read", "sync") and own_s[name] else None,
+                hidden=max(0.0, 1 - seconds / own_s[name]) if name in hideable else None,
                 gain_at_most=seconds / step_s,
                 remedy=_REMEDIES[name],
             )

@@ -218,6 +218,7 @@ def _request(options: argparse.Namespace) -> "RunRequest":
         gpus=options.gpus,
         binding=options.bind,
         apptainer=options.apptainer,
+        nsys=options.nsys,
         exports=tuple(options.exports),
         as_root=options.allow_run_as_root,
     )

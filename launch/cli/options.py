@@ -40,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
         either.add_argument("-np", type=int, required=True, metavar="N", help="how many ranks")
         _add_run_options(either)
         either.add_argument(
+            "--nsys", action="store_true", help="under Nsight Systems: JOB-rank-R.nsys-rep in this folder, on each host"
+        )
+        either.add_argument(
             "--topology", action="append", default=[], metavar="HOST=FILE", help="a saved topology; no host is asked"
         )
     _add_ends(run)
@@ -126,7 +129,7 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="limit for the advice")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="limit for the advice")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(topology=[])
+    command.set_defaults(topology=[], nsys=False)
 
 
 def _add_ends(run: argparse.ArgumentParser) -> None:

@@ -127,6 +127,25 @@ def hosts_of(slots: Iterable[RankSlot]) -> tuple[Host, ...]:
     return tuple(Host(name=name, slots=ranks) for name, ranks in Counter(slot.host for slot in slots).items())
 
 
+# Relative to the folder of the run, on each host; mpirun sets the rank for horovodrun as well.
+NSYS_REPORT = "%q{HVDLAUNCH_JOB}-rank-%q{OMPI_COMM_WORLD_RANK}"
+
+
+def under_nsys(program: Sequence[str]) -> tuple[str, ...]:
+    """The program under Nsight Systems, with a report for each rank: GPU, ranges, waits and MPI, but no samples."""
+    return (
+        "nsys",
+        "profile",
+        "--trace=cuda,nvtx,osrt,mpi",
+        "--mpi-impl=openmpi",
+        "--sample=none",
+        "--cpuctxsw=none",
+        f"--output={NSYS_REPORT}",
+        "--force-overwrite=true",
+        *program,
+    )
+
+
 def in_apptainer(program: Sequence[str], image: str) -> tuple[str, ...]:
     """The program inside an Apptainer image, with the host's GPU driver."""
     return ("apptainer", "exec", "--nv", image, *program)

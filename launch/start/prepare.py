@@ -36,6 +36,7 @@ class RunRequest:
     gpus: Literal["auto", "none"] | Collection[int]
     binding: Binding
     apptainer: str | None  # the image
+    nsys: bool  # under Nsight Systems
     exports: tuple[str, ...]
     as_root: bool
 
@@ -75,9 +76,11 @@ def prepare(
     used = {slot.host: facts[slot.host] for slot in slots}
     require_program(request, used, environment)
     shared, interface_names = shared_network(used)
-    program = request.program
+    program = command.under_nsys(request.program) if request.nsys else request.program
     if request.apptainer is not None:
         require_same_mpi(request.apptainer, mpirun)
+        if request.nsys:
+            require_nsys_inside(request.apptainer)
         program = command.in_apptainer(program, request.apptainer)
     spec = command.LaunchSpec(
         slots=slots,
@@ -191,12 +194,16 @@ def own_slots(request: RunRequest, topologies: Mapping[str, Topology]) -> tuple[
 
 
 def require_program(request: RunRequest, used: Mapping[str, HostFacts], environment: Mapping[str, str]) -> None:
-    """CommandError where this host is in the run and does not have the program."""
+    """CommandError where this host is in the run and does not have the program, or what it is to run under."""
     program = "apptainer" if request.apptainer is not None else request.program[0]
     here = [host for host, answer in used.items() if answer.hostname is not None and is_local(host)]
     if here and shutil.which(program, path=environment.get("PATH")) is None:
         remedy = "install it, or leave --apptainer out" if request.apptainer else "correct what stands after --"
         raise CommandError(f"no program {program!r} on this host: {remedy}")
+    if here and request.nsys and not request.apptainer and shutil.which("nsys", path=environment.get("PATH")) is None:
+        raise CommandError(
+            "--nsys: no nsys on this host: put the bin folder of Nsight Systems in PATH, or leave --nsys out"
+        )
 
 
 def shared_network(used: Mapping[str, HostFacts]) -> tuple[str | None, dict[str, str | None]]:
@@ -224,6 +231,12 @@ def daemon_networks(shared: str | None, used: Mapping[str, HostFacts]) -> str | 
         raise HostError(
             f"{address} can be reached by ssh but not directly, and mpirun must: start on a host of {shared}"
         ) from error
+
+
+def require_nsys_inside(image: str) -> None:
+    """CommandError unless Nsight Systems is in the image."""
+    if ask(["apptainer", "exec", image, "nsys", "--version"], timeout_s=60).status:
+        raise CommandError(f"--nsys: no nsys inside {image}: install Nsight Systems there, or leave --nsys out")
 
 
 def require_same_mpi(image: str, outside: Mpi) -> None:

@@ -153,6 +153,33 @@ def test_a_rank_that_is_not_where_the_plan_says_refuses(tmp_path):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nsight_systems_starts_each_rank_with_a_report_of_its_own(tmp_path, launcher):
+    stand_in(
+        tmp_path,
+        "nsys",
+        "import os, re, sys\n"
+        "program = next(place for place, word in enumerate(sys.argv[2:], 2) if not word.startswith('-'))\n"
+        "options = dict(word.split('=') for word in sys.argv[2:program])\n"
+        "report = re.sub(r'%q{(\\w+)}', lambda found: os.environ[found[1]], options['--output'])\n"
+        "open(f'{report}.nsys-rep', 'w').write(sys.argv[1])\n"
+        "os.execvp(sys.argv[program], sys.argv[program:])\n",
+    )
+    done = finished(tmp_path, argv("--nsys", "--launcher", launcher, program=PLACE), HVDLAUNCH_JOB="job")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [one["rank"] for one in ranks(tmp_path)] == [0, 1]
+    reports = {file.name: file.read_text() for file in tmp_path.glob("*.nsys-rep")}
+    assert reports == {f"job-rank-{rank}.nsys-rep": "profile" for rank in "01"}
+
+
+def test_without_nsight_systems_nothing_is_started(tmp_path):
+    done = finished(tmp_path, argv("--nsys", program=PLACE))
+    assert done.returncode == 2
+    assert done.stderr.startswith("hvdlaunch: --nsys: no nsys on this host")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("rank-*"))
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_dry_run_prints_what_a_run_executes(tmp_path, launcher):
     """Word for word, by a stand-in for the launcher; and a shell that is given the line does the same."""
     recorder(tmp_path, "mpirun")

@@ -7,8 +7,9 @@ import socket
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hvdtrain.timing.parts import PARTS, WAITING
+from hvdtrain.timing.passes import BLOCK_STEPS
 from hvdtrain.timing.phases import PHASES, WARMUP_STEPS
-from hvdtrain.timing.trace import BEFORE_STEPS
 from tests.mpi.conftest import EFFNET, PROGRAMS, QUICK
 
 pytestmark = pytest.mark.slow
@@ -63,7 +64,7 @@ def test_a_fat_model_over_tcp_is_bound_by_communication(run_program):
 
 def test_traces_and_timeline_are_readable(run, tmp_path):
     traced = ["--torch-profile", "2", "--timeline", "--profile=exact"]
-    done = run("mpirun", 2, [*EFFNET, *QUICK, "--run", "r", "--epochs", "1", *traced])
+    done = run("mpirun", 2, [*EFFNET, *QUICK, "--run", "r", "--epochs", "3", *traced])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ERROR" not in done.stderr
     folder = tmp_path / "runs" / "effnet" / "r"
@@ -76,7 +77,7 @@ def test_traces_and_timeline_are_readable(run, tmp_path):
     assert not list((folder / "profile").glob("part-*"))
     timeline = json.loads((folder / "timeline.json").read_text())
     assert any(event.get("name") == "MPI_ALLREDUCE" for event in timeline)
-    assert load(tmp_path, "phases.json")["steps"] == 12 - BEFORE_STEPS - 2 - 1
+    assert load(tmp_path, "phases.json")["steps"] == BLOCK_STEPS - 1
 
 
 @pytest.mark.parametrize(
@@ -99,3 +100,55 @@ def test_a_plain_run_is_bound_by_its_compute(run, tmp_path):
     assert phases["verdict"] == "compute-bound", phases
     assert set(phases["phases"]) == set(PHASES)
     assert all(phases["phases"][phase]["median_s"] > 0 for phase in PHASES)
+
+
+def weights(tmp_path, name):
+    return {
+        json.loads(file.read_text())["weights_sha256"]
+        for file in (tmp_path / "runs" / "effnet" / name / "ranks").glob("rank-*.json")
+    }
+
+
+@pytest.mark.parametrize("options", [[], ["--accumulate-steps", "2", "--fusion-groups", "3"]])
+def test_two_passes_find_both_costs_and_change_no_weight(run, tmp_path, options):
+    words = [*EFFNET, *QUICK, "--batch-size-per-rank", "20", *options]  # 36 steps, or 2 epochs of 18
+    words += ["--epochs", "2"] if options else []
+    plain = run("mpirun", 2, [*words, "--run", "plain"])
+    done = run("mpirun", 2, [*words, "--run", "r", "--profile=exact"])
+    assert plain.returncode == done.returncode == 0, done.stdout + done.stderr
+    assert weights(tmp_path, "r") == weights(tmp_path, "plain")
+    assert len(weights(tmp_path, "r")) == 1
+
+    phases = load(tmp_path, "phases.json")
+    parts = {one["part"]: one for one in phases["parts"]}
+    assert list(parts) == [*PARTS, WAITING]
+    assert parts["sync"]["own_s"] > 0
+    for one in parts.values():
+        assert 0 <= one["exposed_s"] <= phases["whole_step_s"]
+    assert phases["steps"] == BLOCK_STEPS - 1
+    for one in phases["ranks"]:
+        assert set(one["alone_s"]) == set(PHASES)
+    assert phases["parts_sentence"] in done.stdout
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("| ")][2:] == list(parts)
+    folder = tmp_path / "runs" / "effnet" / "r"
+    texts = EventAccumulator(str(folder)).Reload().Tensors("phases")
+    assert b"| sync" in texts[0].tensor_proto.string_val[0]
+
+
+def test_a_slow_rank_is_named_with_both_passes_too(run, tmp_path):
+    done = run("mpirun", 2, [PLANTED, "rank", *QUICK, *BATCH, "--epochs", "2", "--profile=exact"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    phases = load(tmp_path, "phases.json")
+    assert (phases["verdict"], phases["rank"]) == ("straggler", 1)
+    assert f"rank 1 on {socket.gethostname()}, whose forward" in done.stdout
+    parts = {one["part"]: one for one in phases["parts"]}
+    assert parts[WAITING]["gain_at_most"] > 0.3
+    assert parts["sync"]["own_s"] < 0.1  # the ranks have met before it
+
+
+def test_a_process_by_itself_has_two_passes(run, tmp_path):
+    done = run("python", 1, [*EFFNET, *QUICK, "--batch-size-per-rank", "45", "--run", "r", "--profile=exact"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = {one["part"]: one for one in load(tmp_path, "phases.json")["parts"]}
+    assert parts["sync"]["hidden"] is None
+    assert parts["forward"]["own_s"] > 0

@@ -61,6 +61,7 @@ def request(**changes):
         gpus="auto",
         binding="numa",
         apptainer=None,
+        nsys=False,
         exports=(),
         as_root=False,
     )

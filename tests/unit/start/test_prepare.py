@@ -9,7 +9,7 @@ from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
 from launch.process import Answer
 from launch.reach.probe import HostFacts
-from launch.start import prepare
+from launch.start import command, prepare
 from tests.unit.machines import RING, hosts, machine, request
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
@@ -176,6 +176,35 @@ def test_a_program_that_is_not_here_is_refused_before_it_starts(tmp_path):
     with pytest.raises(CommandError, match=r"^no program 'missing' on this host: correct what stands after --$"):
         prepared(tmp_path, program=("missing",))
     assert prepared(tmp_path, program=("missing",), hosts=hosts(h1=2))  # there it may be
+
+
+def test_nsight_systems_wraps_the_program_and_is_asked_for_before_it_starts(tmp_path, monkeypatch):
+    assert prepared(tmp_path, nsys=True).spec.program == command.under_nsys(("prog", "--lr", "0.1"))
+    assert prepared(tmp_path).spec.program == ("prog", "--lr", "0.1")
+    monkeypatch.setattr(prepare.shutil, "which", lambda program, **_: None if program == "nsys" else program)
+    with pytest.raises(CommandError, match=r"^--nsys: no nsys on this host: put the bin folder of Nsight"):
+        prepared(tmp_path, nsys=True)
+    assert prepared(tmp_path, nsys=True, hosts=hosts(h1=2))  # there it may be
+
+
+@pytest.mark.parametrize("status", [0, 255])
+def test_inside_an_image_it_is_the_image_that_must_have_nsight_systems(tmp_path, monkeypatch, status):
+    image = tmp_path / "a.sif"
+    image.touch()
+    monkeypatch.setattr(prepare.shutil, "which", lambda program, **_: None if program == "nsys" else program)
+
+    def ask(argv, timeout_s):
+        assert argv[:3] == ["apptainer", "exec", str(image)]
+        version = argv[3:] == ["nsys", "--version"]
+        return Answer(status=status if version else 0, out="mpirun (Open MPI) 4.0.1", err="")
+
+    monkeypatch.setattr(prepare, "ask", ask)
+    if status:
+        with pytest.raises(CommandError, match=r"^--nsys: no nsys inside .*a\.sif: install Nsight Systems there"):
+            prepared(tmp_path, apptainer=str(image), nsys=True)
+    else:
+        program = prepared(tmp_path, apptainer=str(image), nsys=True).spec.program
+        assert program == command.in_apptainer(command.under_nsys(("prog", "--lr", "0.1")), str(image))
 
 
 def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_path):

@@ -65,6 +65,8 @@ def test_own_exposed_hidden_and_what_is_to_gain():
 
 
 def test_a_wait_that_is_longer_than_the_sum_is_for_other_ranks():
+    assert named(parts_of([rank(alone={**ALONE, "sync": 0.9})]))["sync"].hidden is None  # under 1 % of a step
+    assert named(parts_of([rank(alone={**ALONE, "sync": 1.0})]))["sync"].hidden == 1
     found = named(parts_of([rank(0, sync=80), rank(1, sync=50)]))
     assert found["sync"].exposed_s == pytest.approx(0.020)
     assert found["sync"].hidden == 0
@@ -72,7 +74,7 @@ def test_a_wait_that_is_longer_than_the_sum_is_for_other_ranks():
 
 
 def test_one_rank_alone_sums_nothing():
-    found = named(parts_of([rank(alone={**ALONE, "sync": 0})]))
+    found = named(parts_of([rank(alone={**ALONE, "sync": 0.001})]))
     assert found["sync"].hidden is None
     assert found["sync"].gain_at_most == found[WAITING].gain_at_most == 0
 

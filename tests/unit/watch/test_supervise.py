@@ -98,6 +98,7 @@ class World:
             gpus=self.gpus_option,
             binding="none",
             apptainer=None,
+            nsys=False,
             exports=(),
             as_root=True,
         )
