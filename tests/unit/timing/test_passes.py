@@ -6,9 +6,9 @@ import torch
 from hvdtrain.ranks.sync import NoSync
 from hvdtrain.timing import phases
 from hvdtrain.timing.passes import BLOCK_STEPS, TwoPasses, clock, least_steps
-from hvdtrain.timing.phases import COMPUTE, OFF, PHASES, HostClock
+from hvdtrain.timing.phases import COMPUTE, OFF, PHASES, DeviceClock, HostClock
 from tests.steps import CPU
-from tests.unit.timing.test_phases import Watch, real_epoch, take_steps
+from tests.unit.timing.test_phases import Stream, Watch, real_epoch, take_steps
 
 MEASURED = BLOCK_STEPS - 1  # of each block
 
@@ -149,3 +149,18 @@ def test_gradients_travel_after_backward_in_the_steps_that_have_each_phase_alone
 
 def test_compute_is_what_the_step_is_compared_with():
     assert COMPUTE == ("forward", "loss", "backward", "optimizer")
+
+
+def test_on_a_gpu_the_whole_step_is_timed_by_events_and_each_block_is_read_at_its_end(watch):
+    stream = Stream(watch)
+    one = TwoPasses(
+        lambda steps: DeviceClock(stream.new_event, unmeasured_steps=steps),
+        lambda steps: HostClock(unmeasured_steps=steps),
+        unmeasured_steps=1,
+    )
+    stream.done = False  # until it is waited for
+    run(one, watch, 1 + BLOCK_STEPS)
+    assert stream.waits == MEASURED
+    run(one, watch, 2 * BLOCK_STEPS)
+    means = one.means()
+    assert (means.steps, means.phases_s["forward"], means.alone_s["forward"]) == (MEASURED, 2.0, 1.0)
