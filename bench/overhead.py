@@ -25,7 +25,8 @@ from torch import Tensor
 from workload import WARMUP_STEPS, network, optimizer_of, tensors
 
 from hvdtrain.checkpoint.save_points import NEVER, Decision, SavePoints
-from hvdtrain.timing.phases import OFF, Phase, Phases, StepMeans, clock
+from hvdtrain.timing.passes import clock
+from hvdtrain.timing.phases import OFF, Phase, Phases, StepMeans
 from hvdtrain.train import step as steps
 from hvdtrain.train.finite import not_finite
 
@@ -51,6 +52,8 @@ class SwitchedSavePoints:
 
 class SwitchedPhases:
     """A clock that runs, or not."""
+
+    alone, steps_alike = OFF.alone, OFF.steps_alike
 
     def __init__(self, real: Phases) -> None:
         self.on = False
@@ -193,7 +196,7 @@ def main() -> None:
         alone = loop.step.comm.size == 1
         if alone:
             rows.append(row("ours, against the shortest loop", *against_the_shortest(loop, chosen.batch)))
-    phases = SwitchedPhases(clock("on", loop.step.device))
+    phases = SwitchedPhases(clock("on", loop.step.device, lambda: None))
     length = BLOCK * (WARMUP_STEPS + 2 * chosen.feature_pairs)
     with our_loop(chosen.model, chosen.batch, steps=length, phases=phases, ema_epochs=2.0) as loop:
         switchable = features(loop, phases)

@@ -14,7 +14,7 @@ def test_variants_run_in_turns_forwards_and_backwards():
 
 
 def test_a_ratio_is_taken_within_rounds():
-    """Of a machine that is ten times as slow in every other round, and a variant that takes twice as long as another."""
+    """On a machine that is ten times as slow in every other round."""
     slow_s = [1.0, 10.0, 1.0, 10.0, 1.0]
     found = pairs.ratio([2 * one for one in slow_s], slow_s)
     assert found == pairs.Ratio(median=2.0, low=2.0, high=2.0, n=5)
