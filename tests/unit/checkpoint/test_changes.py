@@ -66,6 +66,7 @@ def test_a_moving_average_cannot_begin_in_the_middle_but_its_memory_may_change()
 def test_where_a_run_is_kept_and_what_is_watched_is_nobodys_business():
     assert lines(runs_dir=Path("elsewhere"), data_dir=Path("moved"), keep=5, checkpoint_every_steps=7) == []
     assert lines(report_every_steps=1, profile="on", hang_timeout_s=9.0, overwrite=True, experiment="e") == []
+    assert lines(workers=0, prefetch=4) == []
 
 
 def test_other_data_are_refused():
