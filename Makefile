@@ -50,8 +50,10 @@ lint: setup
 board: setup
 	$(VENV) tensorboard --logdir runs --host 127.0.0.1 --port $(PORT)
 
+# The short ones, one after the other on a machine that does nothing else; each leaves its table in build/bench/.
+SHORT := "step --models efficientnet_b0:16 mlp:64 --rounds 2" overhead input allreduce start memory
 bench: setup
-	$(VENV) python bench/scaling.py
+	$(VENV) for one in $(SHORT); do set -- $$one && python bench/$$1.py "$${@:2}" || exit; done
 
 # The table of the reference (docs/accuracy.md) for whoever has the GPUs: every size up to theirs, both recipes, time and
 # accuracy. The same command goes on where it was cut off. Without GPUs give NP and ARGS; SWEEP is for hvdlaunch sweep.

@@ -101,6 +101,7 @@ MUTANTS = [
     Mutant("hvdtrain/record/files.py", "self._waiting.popleft()", "self._waiting.pop()"),
     Mutant("hvdtrain/record/run.py", "comm.waiting = watch.collective", "pass"),
     Mutant("hvdtrain/record/tracker.py", "_started -= memory", "_started += memory"),
+    Mutant("hvdtrain/record/peaks.py", "rank = max(range(", "rank = min(range("),
     Mutant("hvdtrain/timing/phases.py", "if self._begun > 0:", "if self._begun >= 0:"),
     Mutant("hvdtrain/timing/verdict.py", 'min(means.phases_s["sync"]', 'max(means.phases_s["sync"]'),
     Mutant("hvdtrain/ranks/comm.py", "self._mpi.allgather(text)", "[text] * self.size"),
