@@ -1,4 +1,4 @@
-"""Samples/s of 2 ranks against 1, and with several fusion thresholds of Horovod.
+"""Samples/s of 2 ranks against 1, by launcher.
 
     python bench/scaling.py --rounds 5
 
@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from pairs import HERE, Table, in_turns, job, mpirun, ratio
-
-FUSION_MB = (0, 8, 32, 64)
 
 
 def main() -> None:
@@ -42,8 +40,6 @@ def main() -> None:
         "horovodrun, 2 ranks": by_horovodrun,
         "horovodrun, 2 ranks, fp16 gradients": partial(by_horovodrun, "compression=fp16"),
     }
-    for size in FUSION_MB:
-        variants[f"horovodrun, 2 ranks, fusion {size} MiB"] = partial(by_horovodrun, f"fusion_threshold_mb={size}")
     speeds = in_turns(variants, chosen.rounds)
     write(speeds, f"{chosen.model}, batch {chosen.batch} per rank: samples/s against 1 rank:")
 
