@@ -103,6 +103,8 @@ MUTANTS = [
     Mutant("hvdtrain/record/tracker.py", "_started -= memory", "_started += memory"),
     Mutant("hvdtrain/record/peaks.py", "rank = max(range(", "rank = min(range("),
     Mutant("hvdtrain/timing/phases.py", "if self._begun > 0:", "if self._begun >= 0:"),
+    Mutant("hvdtrain/timing/passes.py", "self._new_clock[self.alone](1)", "self._new_clock[self.alone](0)"),
+    Mutant("hvdtrain/timing/parts.py", 'min(own_s["sync"], *waits_s)', "min(waits_s)"),
     Mutant("hvdtrain/timing/verdict.py", 'min(means.phases_s["sync"]', 'max(means.phases_s["sync"]'),
     Mutant("hvdtrain/ranks/comm.py", "self._mpi.allgather(text)", "[text] * self.size"),
     Mutant("hvdtrain/ranks/comm.py", 'op=hvd.Average, name="average"', 'op=hvd.Sum, name="average"'),
