@@ -21,7 +21,7 @@ PARTS: dict[str, tuple[Phase, ...]] = {
 WAITING = "waiting"  # for gradients, longer than their sum takes alone: for other ranks, or for cores
 _SLOWED = "computing slower than alone"
 _REMEDIES = {
-    "read": "more loader workers, smaller files, data that fit on the device",
+    "read": "more --workers, smaller files, data that fit on the device",
     "augment": "leave out --cutout or set --no-augment",
     **dict.fromkeys(("forward", "loss", "backward"), "--precision bf16, --compile, a smaller model"),
     "sync": "--accumulate-steps, --compression fp16, faster links",
