@@ -39,6 +39,8 @@ OPTIONS = [
     ("--report-every-steps 5", 5),
     ("--check-replicas-every 0", 0),
     ("--check-replicas-every 100", 100),
+    ("--find-nan", True),
+    ("--no-tf32", False),
     ("--clip-value 0.5", 0.5),
     ("--clip-norm 1", 1.0),
     ("--precision bf16", "bf16"),
