@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hvdtrain.ranks.sync import Waiting
 from hvdtrain.ranks.wire import Wire
 
-# MiB of a bucket: see "Reducers" in docs/performance.md for the measurement.
+# MiB of a bucket, as DistributedDataParallel has them; bench/fusion.py compares other sizes.
 BUCKET_MB = 25.0
 
 RankZeros = Callable[[list[str]], list[str]]  # what rank 0 says
