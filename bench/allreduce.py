@@ -1,6 +1,6 @@
 """How fast the ranks of one host sum: our path beside its peers, and Open MPI's algorithms and transports below it.
 
-    python bench/allreduce.py --rounds 7                         all three tables, about half an hour
+    python bench/allreduce.py --rounds 7                         all tables, about half an hour
     python bench/allreduce.py --only algorithms --np 2,4
 
 Each job is `python -m hvdtrain.bandwidth` with one kind of sum: beside the others' Horovod's thread would take
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pairs
@@ -65,10 +66,18 @@ def transports(ranks: int) -> Variants:
     return {**variants, **{name: (pairs.mpirun(ranks, *words), "mpi4py") for name, words in TRANSPORTS.items()}}
 
 
+def memory(ranks: int) -> Variants:
+    """As it is first. Else the C library gives large blocks back and gets them anew, page by page, at every sum."""
+    kept = {"MALLOC_ARENA_MAX": 1, "MALLOC_MMAP_THRESHOLD_": 2**30, "MALLOC_TRIM_THRESHOLD_": 2**32}
+    words = [word for name, value in kept.items() for word in ("-x", f"{name}={value}")]
+    return {"as it is": (pairs.mpirun(ranks), "ours"), "kept": (pairs.mpirun(ranks, *words), "ours")}
+
+
 QUESTIONS = {
     "peers": (peers, "All-reduce in place of float32 on one host: our path against its peers"),
     "algorithms": (algorithms, "Open MPI's algorithms for an all-reduce, against its own choice"),
     "transports": (transports, "Open MPI's transports for an all-reduce, against its own choice"),
+    "memory": (memory, "An all-reduce whose memory the process keeps, against as it is"),
 }
 
 
@@ -95,10 +104,8 @@ def answer(question: str, ranks: int, sizes: str, rounds: int, repeats: int) -> 
     """One table: a line for each size and variant."""
     variants_of, text = QUESTIONS[question]
     variants = variants_of(ranks)
-    measured: dict[str, list[dict[int, float]]] = {name: [] for name in variants}
-    for number in range(rounds):
-        for name in list(variants) if number % 2 == 0 else reversed(variants):
-            measured[name].append(median_s(*variants[name], sizes, repeats))
+    turns = {name: partial(median_s, *variant, sizes, repeats) for name, variant in variants.items()}
+    measured = pairs.in_turns(turns, rounds)
     first = next(iter(variants))
     against = f"{first} against it" if question == "peers" else f"it against {first}"
     table = pairs.Table(
@@ -127,7 +134,7 @@ def answer(question: str, ranks: int, sizes: str, rounds: int, repeats: int) -> 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--only", choices=QUESTIONS, help="one table; default: all three")
+    arguments.add_argument("--only", choices=QUESTIONS, help="one table; default: all")
     arguments.add_argument("--np", default="2", help="numbers of ranks, as 2,4")
     arguments.add_argument("--rounds", type=int, default=7)
     arguments.add_argument("--repeats", type=int, default=20)

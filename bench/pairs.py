@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -94,8 +95,11 @@ def mpirun(ranks: int, *words: str) -> list[str]:
 
 
 def torchrun(ranks: int) -> list[str]:
-    """On this host's loopback alone; the interpreter is left to it, so a Python file must follow."""
-    return ["torchrun", "--nnodes", "1", "--nproc-per-node", str(ranks), "--master-addr", "127.0.0.1", "--no-python"]
+    """On this host's loopback alone, where others may have torchrun's own port; the interpreter must follow."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    address = f"--master-addr 127.0.0.1 --master-port {port}"
+    return f"torchrun --nnodes 1 --nproc-per-node {ranks} {address} --no-python".split()
 
 
 @dataclass(kw_only=True)
