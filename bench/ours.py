@@ -30,6 +30,7 @@ from hvdtrain.safety.watchdog import RankWatchdog
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, measures_of, train_epoch
+from hvdtrain.train.preflight import horovod_fusion_mb
 from hvdtrain.train.reports import Reports, host_gauges
 from hvdtrain.train.schedule import LearningRate, learning_rate
 from hvdtrain.train.step import TrainingStep
@@ -139,7 +140,7 @@ def our_loop(
     """So many steps on all ranks, each over `batch` samples per rank: the given ones, or the first of a whole split."""
     config = dataclasses.replace(scaled(), data="synthetic", **{**PLAIN, "model": model, **settings})
     config = dataclasses.replace(config, batch_size_per_rank=batch)
-    comm = connect(fusion_threshold_mb=config.fusion_threshold_mb, cycle_time_ms=config.cycle_time_ms)
+    comm = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=config.cycle_time_ms)
     device = choose_device(comm)
     samples = steps * batch * config.accumulate_steps * comm.size
     images, task = given(batch, samples, device, comm.rank) if whole is None else read(config, whole, samples, device)

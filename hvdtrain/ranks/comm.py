@@ -332,10 +332,9 @@ def connect(
     Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
     are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
     run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
-    remembers CACHE_CAPACITY names, lets a GPU wait for its sums in place of the host, and a rank that does not come to
-    a sum ends the job AFTER_WATCHDOG_S later than a watchdog with `hang_timeout_s` does. `timeline` says that `start`
-    will be given a file for one; raises BadInput where there is no Horovod to write it, and where another launcher has
-    started processes that do not meet.
+    remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
+    watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
+    where there is no Horovod to write it, and where another launcher has started processes that do not meet.
     """
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
@@ -343,10 +342,6 @@ def connect(
     if cycle_time_ms is not None:
         os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
     os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(CACHE_CAPACITY))
-    # On GPUs a sum is done for the host when it is in NCCL's queue; then the default stream waits for it, not the host.
-    # What the host still waits for is that all ranks agree on what they sum: a round or two of Horovod's thread.
-    # (gpu_operations.cc and mpi_ops_v2.cc of Horovod 0.28.1; without an effect on CPUs and under a timeline.)
-    os.environ.setdefault("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")
     stall_s = max(watchdog.SLOW_S, watchdog.slow_s(hang_timeout_s)) + AFTER_WATCHDOG_S
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(stall_s)))
     if timeline:

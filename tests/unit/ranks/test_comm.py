@@ -90,7 +90,6 @@ def test_fusion_threshold_option_comes_before_environment_before_default(
     assert environment == {
         "HOROVOD_FUSION_THRESHOLD": expected,
         "HOROVOD_CACHE_CAPACITY": "4096",
-        "HOROVOD_ENABLE_ASYNC_COMPLETION": "1",
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "660",
     }
 
@@ -116,9 +115,7 @@ def test_horovod_ends_a_stalled_job_later_than_any_watchdog_unless_the_environme
     assert environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == expected
 
 
-@pytest.mark.parametrize(
-    ("variable", "own"), [("HOROVOD_CACHE_CAPACITY", "4096"), ("HOROVOD_ENABLE_ASYNC_COMPLETION", "1")]
-)
+@pytest.mark.parametrize(("variable", "own"), [("HOROVOD_CACHE_CAPACITY", "4096")])
 @pytest.mark.parametrize("given", [None, "0"])
 def test_horovods_names_and_completion_are_set_unless_the_environment_says_otherwise(monkeypatch, variable, own, given):
     environment = {} if given is None else {variable: given}
