@@ -52,7 +52,7 @@ board: setup
 
 # The short ones, one after the other on a machine that does nothing else; each leaves its table in build/bench/.
 SHORT := "step --models efficientnet_b0:16 mlp:64 --rounds 2" overhead "input --rounds 5" \
-	"allreduce --only peers --rounds 3" "launch --rounds 3" memory
+	"allreduce --only peers --rounds 3" "start --rounds 3" memory
 bench: setup
 	$(VENV) for one in $(SHORT); do set -- $$one && python bench/$$1.py "$${@:2}" || exit; done
 

@@ -33,7 +33,17 @@ ALGORITHMS = {
 }
 TRANSPORTS = {
     "ob1, shared memory": ["--mca", "pml", "ob1", "--mca", "btl", "vader,self"],
-    "ob1, shared memory, copied twice": ["--mca", "btl_vader_single_copy_mechanism", "none"],
+    "ob1, shared memory, copied twice": [
+        "--mca",
+        "pml",
+        "ob1",
+        "--mca",
+        "btl",
+        "vader,self",
+        "--mca",
+        "btl_vader_single_copy_mechanism",
+        "none",
+    ],
     "UCX": ["--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"],
 }
 
@@ -105,6 +115,7 @@ def answer(question: str, ranks: int, sizes: str, rounds: int, repeats: int) -> 
     variants_of, text = QUESTIONS[question]
     variants = variants_of(ranks)
     turns = {name: partial(median_s, *variant, sizes, repeats) for name, variant in variants.items()}
+    about = {"transport": transport(), "sums per job": repeats, "jobs of each": rounds}
     measured = pairs.in_turns(turns, rounds)
     first = next(iter(variants))
     against = f"{first} against it" if question == "peers" else f"it against {first}"
@@ -112,7 +123,7 @@ def answer(question: str, ranks: int, sizes: str, rounds: int, repeats: int) -> 
         name=f"allreduce-{question}-np{ranks}",
         question=f"{text}, {ranks} ranks",
         columns=["bytes", "variant", "ms", "bus GB/s", against],
-        about={"transport": transport(), "sums per job": repeats, "jobs of each": rounds},
+        about=about,
     )
     for size in measured[first][0]:
         ours_s = [job[size] for job in measured[first]]

@@ -11,10 +11,12 @@ is the wait for its first batch and as many mean steps as it has, of those that 
 import argparse
 import math
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
 from pairs import HERE, Table, in_turns, job, mpirun, ratio, torchrun
+from workload import WARMUP_STEPS
 
 IMAGES = 50_000
 OURS, DDP, DATA_PARALLEL = "ours", "DataLoader, DDP", "DataLoader, DataParallel"
@@ -29,6 +31,10 @@ def main() -> None:
     arguments.add_argument("--np", type=int, default=max(1, GPUS))
     arguments.add_argument("--rounds", type=int, default=3)
     chosen = arguments.parse_args()
+    # Ours reads what it trains on from the start of the data set.
+    chosen.steps = min(chosen.steps, IMAGES // (chosen.np * chosen.batch) - WARMUP_STEPS)
+    if chosen.steps < 1:
+        sys.exit(f"{chosen.np} ranks with a batch of {chosen.batch} are too much for {IMAGES} images")
     words = ["--model", chosen.model, "--batch", str(chosen.batch), "--steps", str(chosen.steps)]
 
     def side(launch: Sequence[str], file: str, *more: str) -> Callable[[], float]:

@@ -3,9 +3,9 @@
     python bench/fusion.py --rounds 5                          2 ranks; half an hour
     python bench/fusion.py --rounds 5 --models mlp --only bucket
 
-Every round starts each variant once, in turns; a ratio is the time of a step against `horovod, 128 MiB, 1 ms` (as it is
-without options) in the same round: below 1 is faster. Horovod's autotune runs beside them: its steps are timed after so
-many more that it may have made up its mind.
+Every round starts each variant once, in turns; a ratio is the time of a step against `horovod, 128 MiB, 1 ms` (Horovod
+as it is) in the same round: below 1 is faster. Horovod's autotune runs beside them: its steps are timed after so many
+more that it may have made up its mind.
 """
 
 import argparse
@@ -29,18 +29,19 @@ Variant = tuple[list[str], dict[str, str]]  # words of timed_steps.py, and envir
 
 def variants() -> dict[str, Variant]:
     """By name, the first one as it is without options."""
-    found: dict[str, Variant] = {FIRST: ([], {})}
+    horovod = "--set=reducer=horovod"
+    found: dict[str, Variant] = {FIRST: ([horovod], {})}
     for size in THRESHOLDS_MB:
-        found[f"horovod, {size} MiB"] = ([f"--set=fusion_threshold_mb={size}"], {})
+        found[f"horovod, {size} MiB"] = ([horovod, f"--set=fusion_threshold_mb={size}"], {})
     for cycle in CYCLES_MS:
-        found[f"horovod, {cycle} ms"] = ([f"--set=cycle_time_ms={cycle}"], {})
+        found[f"horovod, {cycle} ms"] = ([horovod, f"--set=cycle_time_ms={cycle}"], {})
     for groups in GROUPS:
-        found[f"horovod, groups {groups}"] = ([f"--set=fusion_groups={groups}"], {})
+        found[f"horovod, groups {groups}"] = ([horovod, f"--set=fusion_groups={groups}"], {})
     for size in BUCKETS_MB:
-        found[f"bucket, {size} MiB"] = (["--set=reducer=bucket", f"--set=fusion_threshold_mb={size}"], {})
+        found[f"bucket, {size} MiB"] = ([f"--set=fusion_threshold_mb={size}"], {})
     for cycle in CYCLES_MS:
-        found[f"bucket, {cycle} ms"] = (["--set=reducer=bucket", f"--set=cycle_time_ms={cycle}"], {})
-    found["horovod, autotune"] = ([f"--warmup-steps={AUTOTUNE_STEPS}"], AUTOTUNE)
+        found[f"bucket, {cycle} ms"] = ([f"--set=cycle_time_ms={cycle}"], {})
+    found["horovod, autotune"] = ([horovod, f"--warmup-steps={AUTOTUNE_STEPS}"], AUTOTUNE)
     return found
 
 

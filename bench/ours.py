@@ -40,7 +40,14 @@ from hvdtrain.vision.config import EffnetConfig, scaled
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.task import ImageTask, image_task
 
-PLAIN = {"model": "mlp", "augment": False, "label_smoothing": 0.0, "ema_epochs": 0.0, "lr": LR, "epochs": 1}
+PLAIN: dict[str, Any] = {
+    "compression": "none",
+    "augment": False,
+    "label_smoothing": 0.0,
+    "ema_epochs": 0.0,
+    "lr": LR,
+    "epochs": 1,
+}
 
 
 class Given:

@@ -33,7 +33,7 @@ class Ratio:
     """The median of n ratios within rounds."""
 
     median: float
-    low: float  # of its 95 % interval, by the bootstrap
+    low: float  # of its 95 % interval, by the bootstrap; of fewer than 6 the lowest and the highest
     high: float
     n: int
 

@@ -1,7 +1,7 @@
 """Samples/s of our loop against plain PyTorch with torchrun and DDP, and against naive Horovod.
 
     python bench/step.py                                     about ten minutes on 2 cores
-    python bench/step.py --models mlp:64 --np 2 --set reducer=bucket --rounds 5
+    python bench/step.py --models mlp:64 --np 2 --set reducer=horovod --rounds 5
     python bench/step.py --models efficientnet_b0:256 --precision bf16 --compile          on a GPU
 
 The same model, tensors, batch and optimizer on both sides (bench/workload.py): ours is train_epoch as a run calls it
@@ -98,8 +98,8 @@ def main() -> None:
 def add_rows(table: Table, answers: Mapping[str, Sequence[Answer]], *, model: str, batch: int, np: int) -> None:
     """One for each of ours and each peer."""
     speeds = {
-        center: {side: [np * batch / center(answer.step_s) for answer in of_side] for side, of_side in answers.items()}
-        for center in (statistics.median, statistics.fmean)
+        centre: {side: [np * batch / centre(answer.step_s) for answer in of_side] for side, of_side in answers.items()}
+        for centre in (statistics.median, statistics.fmean)
     }
     medians, means = speeds.values()
     for side in (name for name in answers if name.startswith(OURS)):

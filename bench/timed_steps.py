@@ -1,6 +1,6 @@
 """One rank of a bench: training steps on synthetic images, timed after a warm-up; started by others.
 
-    mpirun -np 2 python bench/timed_steps.py OUT --model mlp --batch 16 --steps 20 --set reducer=bucket
+    mpirun -np 2 python bench/timed_steps.py OUT --model mlp --batch 16 --steps 20 --set reducer=horovod
 
 Rank 0 writes {"step_ms": the median, "images_per_s": of all ranks} to OUT.
 """

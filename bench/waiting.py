@@ -35,8 +35,7 @@ VARIANTS: dict[str, Variant] = {
     "cycle 5 ms": (["--set=cycle_time_ms=5"], {}),
     "cycle 10 ms": (["--set=cycle_time_ms=10"], {}),
     "cycle 5 ms, 200 us": (["--set=cycle_time_ms=5", "--poll-us=200"], {}),
-    "bucket": (["--set=reducer=bucket"], {}),
-    "bucket, cycle 5 ms, 200 us": (["--set=reducer=bucket", "--set=cycle_time_ms=5", "--poll-us=200"], {}),
+    "Horovod's reducer": (["--set=reducer=horovod"], {}),
     "Gloo": ([], GLOO),
     "Gloo, 200 us": (["--poll-us=200"], GLOO),
 }

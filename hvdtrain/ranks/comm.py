@@ -38,7 +38,7 @@ CACHE_CAPACITY = 4096
 AFTER_WATCHDOG_S = 60
 
 
-Reducer = Literal["horovod", "bucket"]
+Reducer = Literal["bucket", "horovod"]
 
 
 class Group(Protocol):
@@ -69,7 +69,7 @@ class Group(Protocol):
         *,
         compression: str,
         loss_is_scaled: bool = False,
-        reducer: Reducer = "horovod",
+        reducer: Reducer = "bucket",
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:
@@ -159,7 +159,7 @@ class SerialComm:
         *,
         compression: str,
         loss_is_scaled: bool = False,
-        reducer: Reducer = "horovod",
+        reducer: Reducer = "bucket",
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:
@@ -274,7 +274,7 @@ class HorovodComm:
         *,
         compression: str,
         loss_is_scaled: bool = False,
-        reducer: Reducer = "horovod",
+        reducer: Reducer = "bucket",
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:

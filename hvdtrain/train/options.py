@@ -91,9 +91,9 @@ class RunConfig:
     """torch.compile the model."""
     compression: Literal["none", "fp16"] | None = None
     """How gradients travel; fp16 on GPUs and none on CPUs if not given."""
-    reducer: Literal["horovod", "bucket"] = "horovod"
-    """horovod sends gradients by Horovod's own hooks, as many at once as have come by then; bucket lets them lie in
-    flat buckets and sends each when it is full."""
+    reducer: Literal["bucket", "horovod"] = "bucket"
+    """bucket lets gradients lie in flat buckets and sends each when its last one is there; horovod sends them by
+    Horovod's own hooks, as many at once as have come by then."""
     fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
     """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 25 if
     not given. 0 sends each gradient alone."""
@@ -152,8 +152,8 @@ def check(config: RunConfig, given: set[str]) -> None:
         )
     if config.reducer == "bucket" and config.fusion_groups is not None:
         raise BadInput(
-            f"--fusion-groups {config.fusion_groups} groups what --reducer horovod sends: for --reducer bucket give "
-            "--fusion-threshold-mb, or leave one of them out"
+            f"--fusion-groups {config.fusion_groups} groups what --reducer horovod sends: give that too, or in place "
+            "of groups --fusion-threshold-mb, the size of a bucket"
         )
     if config.seed >= 2**32:
         raise BadInput(f"--seed {config.seed} must be less than 2**32")

@@ -17,7 +17,18 @@ ENV = {"PATH": f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 NOTE = Path(__file__).parent / "programs" / "note.py"
 TRAIN = (
     *("python", "-m", "hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny", "--stem-stride", "1"),
-    *("--epochs", "1", "--batch-size-per-rank", "64", "--ema-epochs", "0", "--fusion-groups", "1"),
+    *(
+        "--epochs",
+        "1",
+        "--batch-size-per-rank",
+        "64",
+        "--ema-epochs",
+        "0",
+        "--reducer",
+        "horovod",
+        "--fusion-groups",
+        "1",
+    ),
 )
 MakeCluster = Callable[..., Cluster]
 

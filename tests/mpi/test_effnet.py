@@ -84,7 +84,16 @@ def test_eight_ranks_by_the_command_of_the_readme(run, tmp_path):
 def test_options_that_change_the_step_work_together(run, tmp_path):
     options = ["--precision", "bf16", "--compression", "fp16", "--accumulate-steps", "3", "--clip-value", "0.5"]
     options += ["--clip-norm", "1", "--fusion-threshold-mb", "8", "--cycle-time-ms", "2", "--cutout", "8"]
-    options += ["--fusion-groups", "4", "--check-replicas-every", "2", "--max-skipped-steps", "5"]
+    options += [
+        "--reducer",
+        "horovod",
+        "--fusion-groups",
+        "4",
+        "--check-replicas-every",
+        "2",
+        "--max-skipped-steps",
+        "5",
+    ]
     quick = [*QUICK, "--run", "r", "--optimizer", "rmsprop", "--stem-stride", "1", "--dropout", "0"]
     done = run("mpirun", 2, [*EFFNET, *quick, *options])
     assert done.returncode == 0, done.stdout + done.stderr

@@ -109,7 +109,7 @@ def weights(tmp_path, name):
     }
 
 
-@pytest.mark.parametrize("options", [[], ["--accumulate-steps", "2", "--fusion-groups", "3"], ["--reducer", "bucket"]])
+@pytest.mark.parametrize("options", [[], ["--accumulate-steps", "2"], ["--reducer", "horovod", "--fusion-groups", "3"]])
 def test_two_passes_find_both_costs_and_change_no_weight(run, tmp_path, options):
     words = [*EFFNET, *QUICK, "--batch-size-per-rank", "20", *options]  # 36 steps, or 2 epochs of 18
     words += ["--epochs", "2"] if "--accumulate-steps" in options else []

@@ -158,9 +158,9 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
     ("settings", "told"),
     [
         ({}, {}),
-        ({"fusion_groups": 3, "compression": "fp16"}, {"groups": 3, "compression": "fp16"}),
-        ({"reducer": "bucket", "fusion_threshold_mb": 8.0}, {"reducer": "bucket", "bucket_mb": 8.0}),
-        ({"reducer": "bucket", "deterministic": True}, {"reducer": "bucket", "bucket_mb": 0.0}),
+        ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3}),
+        ({"compression": "fp16", "fusion_threshold_mb": 8.0}, {"compression": "fp16", "bucket_mb": 8.0}),
+        ({"deterministic": True}, {"bucket_mb": 0.0}),
         ({"precision": "fp16"}, {"loss_is_scaled": True}),
     ],
 )
@@ -168,7 +168,7 @@ def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
     usual = {
         "compression": "none",
         "loss_is_scaled": False,
-        "reducer": "horovod",
+        "reducer": "bucket",
         "groups": None,
         "bucket_mb": None,
     }

@@ -47,10 +47,10 @@ OPTIONS = [
     ("--no-channels-last", False),
     ("--compile", True),
     ("--compression fp16", "fp16"),
-    ("--reducer bucket", "bucket"),
+    ("--reducer horovod", "horovod"),
     ("--fusion-threshold-mb 0", 0.0),
     ("--fusion-threshold-mb 64", 64.0),
-    ("--fusion-groups 2", 2),
+    ("--reducer horovod --fusion-groups 2", 2),
     ("--cycle-time-ms 2.5", 2.5),
     ("--profile", "on"),
     ("--profile exact", "exact"),
@@ -337,8 +337,8 @@ def test_other_optimizers_take_fp16(optimizer):
 
 
 def test_buckets_have_no_groups():
-    with pytest.raises(BadInput, match=r"^--fusion-groups 4 .* --reducer bucket .* leave one of them out$"):
-        parse(["--reducer", "bucket", "--fusion-groups", "4"])
+    with pytest.raises(BadInput, match=r"^--fusion-groups 4 groups what --reducer horovod sends: give that too, or "):
+        parse(["--fusion-groups", "4"])
     assert parse(["--reducer", "horovod", "--fusion-groups", "4"]).fusion_groups == 4
     assert parse(["--reducer", "bucket", "--fusion-threshold-mb", "0"]).reducer == "bucket"
 
