@@ -65,7 +65,8 @@ def main() -> None:
     )
     folder = open_folder(comm, config, sizes, samples=len(images.train), unit=ImageTask.unit)
     with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
-        phases = step_clock(config, folder.path, comm, device)
+        readers = data.readers(comm, config)
+        phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=readers)
         task = image_task(config, images, device)
         lr = learning_rate(config, samples=len(images.train), steps_per_epoch=sizes.steps_per_epoch)
         step = step_for(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases)

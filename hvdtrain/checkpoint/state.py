@@ -131,7 +131,14 @@ def _restore_parameters(model: nn.Module, saved: Mapping[str, Any]) -> None:
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """What it remembers of each parameter; its options, as weight decay, are the command line's."""
     given = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    fresh = {parameter: dict(held) for parameter, held in optimizer.state.items()}
     optimizer.load_state_dict(saved)
+    for parameter, held in fresh.items():  # what was not saved stays as it began
+        optimizer.state[parameter] = held | optimizer.state.get(parameter, {})
+    for parameter, held in optimizer.state.items():  # torch's fused kernels take it to lie as the parameter does
+        for name, value in held.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                held[name] = torch.empty_like(parameter).copy_(value)
     for group, options in zip(optimizer.param_groups, given, strict=True):
         group.update(options)
 

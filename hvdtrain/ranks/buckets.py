@@ -83,6 +83,7 @@ class BucketSync:
         for part in self._parts:
             part.passes_left = backward_passes
         for bucket in self._buckets:
+            assert bucket.wait is None, f"{bucket.name} was sent in a step that did not finish"
             bucket.missing = len(bucket.parts)
 
     def _complete(self, part: _Part, _: Tensor) -> None:
@@ -125,8 +126,8 @@ class BucketSync:
         self._new.clear()
         self._came.clear()
 
-    def update(self, not_finite: Tensor) -> None:
-        self._wire.update(not_finite)
+    def update(self, *, overflowed: bool) -> None:
+        self._wire.update(overflowed=overflowed)
 
     def state_dict(self) -> dict[str, Any]:
         return self._wire.state_dict()
@@ -159,7 +160,7 @@ def _cut(parts: Iterable[_Part], bucket_bytes: float) -> list[list[_Part]]:
     open_: dict[tuple[torch.dtype, torch.device], tuple[list[_Part], float]] = {}  # with the bytes that are left
     for part in parts:
         kind = (part.parameter.dtype, part.parameter.device)
-        own, left = open_.get(kind, ([], 0.0))
+        own, left = open_.get(kind, ([], -1.0))
         if part.parameter.nbytes > left:
             own, left = [], bucket_bytes
             cut.append(own)

@@ -280,15 +280,14 @@ class HorovodComm:
     ) -> GradientSync:
         if self.size == 1:
             return NoSync()
-        device = next(model.parameters()).device
-        wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled, device=device)
+        wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled)
         if reducer == "horovod":
             return HorovodSync(model, wire=wire, groups=groups, waiting=self._wait)
         return BucketSync(
             model,
             wire=wire,
             bucket_mb=BUCKET_MB if bucket_mb is None else bucket_mb,
-            rank_zeros=lambda names: list(self.allgather(names)[0]),
+            rank_zeros=lambda names: list(json.loads(self.broadcast(json.dumps(names).encode()))),
             begin_sum=_begin_sum,
             waiting=self._wait,
         )
@@ -338,7 +337,8 @@ def connect(
     """
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
-    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(FUSION_THRESHOLD_MB * 2**20)))
+    if os.environ.get("HOROVOD_AUTOTUNE") != "1":  # which leaves a threshold that is given as it is
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(FUSION_THRESHOLD_MB * 2**20)))
     if cycle_time_ms is not None:
         os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
     os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(CACHE_CAPACITY))
@@ -381,9 +381,11 @@ def _without_tcp(transports: str) -> str:
 def cores_together(local_size: int) -> int:
     """How many cores the `local_size` ranks of this host may use between them.
 
-    A rank sees its own cores and its parent's, the launcher's, which is not bound: ranks that were bound one by one
-    have together as many as they are, ranks that were not share what the launcher may use.
+    A rank sees its own cores and the launcher's, which is not bound: ranks that were bound one by one have together as
+    many as they are, ranks that were not share what the launcher may use. The launcher is the parent, unless hvdlaunch
+    has told its cores.
     """
     own = os.sched_getaffinity(0)
-    launcher = os.sched_getaffinity(os.getppid())
+    told = os.environ.get("HVDLAUNCH_CORES")
+    launcher = set(map(int, told.split(","))) if told else os.sched_getaffinity(os.getppid())
     return min(len(own) * local_size, len(own | launcher))

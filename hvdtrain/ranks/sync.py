@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hvdtrain.ranks.wire import Wire
 
@@ -24,10 +24,10 @@ class GradientSync(Protocol):
         """Sum these parameters' gradients too; their names are new ones."""
 
     def finish(self) -> None:
-        """Wait until every `.grad` holds the sum over ranks, zeros where no rank has a gradient."""
+        """Wait until every `.grad` holds the sum over ranks, of two or more zeros where none has a gradient."""
 
-    def update(self, not_finite: Tensor) -> None:
-        """End a step; the scalar `not_finite` is 1 where the sums were not finite, else 0; the host reads nothing."""
+    def update(self, *, overflowed: bool) -> None:
+        """End a step; `overflowed` is whether the sum was not finite though no rank's forward pass had failed."""
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank must remember from step to step, for a checkpoint."""
@@ -50,7 +50,7 @@ class NoSync:
     def finish(self) -> None:
         pass
 
-    def update(self, not_finite: Tensor) -> None:
+    def update(self, *, overflowed: bool) -> None:
         pass
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,8 +107,8 @@ class HorovodSync:
             for hooks in self._hooks:
                 hooks.synchronize()
 
-    def update(self, not_finite: Tensor) -> None:
-        self._wire.update(not_finite)
+    def update(self, *, overflowed: bool) -> None:
+        self._wire.update(overflowed=overflowed)
 
     def state_dict(self) -> dict[str, Any]:
         return self._wire.state_dict()

@@ -20,21 +20,18 @@ class Wire:
     In fp16 what is not above 2^-25 becomes 0, and what is above 65504 infinite. The ranks' losses are divided by the
     global batch, so that each rank's gradients shrink as ranks are added. They are sent times the largest power of two
     that is not above the number of ranks, so that they are as large as those of one rank, or more than half of that.
-    Their sum may overflow, and the step is skipped. Every sum that is not finite halves the scale; after GROWTH_STEPS
-    other steps it is doubled, up to where it began. All ranks see the same sum, so their scales stay equal. Where the
-    loss has a scale, which lifts the gradients of all ranks and falls after such a sum too, this one stays 1.
+    Their sum may overflow, and the step is skipped. That halves the scale; after GROWTH_STEPS steps it is doubled, up
+    to where it began. All ranks see the same sum, so their scales stay equal. Where the loss has a scale, which lifts
+    the gradients of all ranks and falls after such a sum too, this one stays 1.
     """
 
-    def __init__(
-        self, compression: str, ranks: int, *, loss_is_scaled: bool = False, device: torch.device | None = None
-    ) -> None:
-        """`compression` is 'none' or 'fp16'; the first does not scale. `device` is the gradients'."""
+    def __init__(self, compression: str, ranks: int, *, loss_is_scaled: bool = False) -> None:
+        """`compression` is 'none' or 'fp16'; the first does not scale."""
         self._half = compression == "fp16"
         self._scales = self._half and not loss_is_scaled
         self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
-        # On the device, where the sum is found finite or not: to read that would make the host wait for it.
-        self._scale = torch.tensor(self._first_scale, device=device)
-        self._calm_steps = torch.tensor(0, dtype=torch.int32, device=device)  # since the scale has changed
+        self._scale = self._first_scale
+        self._calm_steps = 0  # since the scale has changed
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
         """A contiguous tensor to be summed, and what `decompress` needs."""
@@ -73,18 +70,22 @@ class Wire:
         if self._scales:
             flat.div_(self._scale)
 
-    def update(self, not_finite: Tensor) -> None:
-        """End a step; `not_finite`, a scalar on the device, is 1 where the sum was not finite, else 0."""
-        if self._scales:
-            torch._amp_update_scale_(self._scale, self._calm_steps, not_finite, 2.0, 0.5, GROWTH_STEPS)
-            self._scale.clamp_(max=self._first_scale)
+    def update(self, *, overflowed: bool) -> None:
+        """End a step; `overflowed` is whether the sum was not finite though no rank's forward pass had failed."""
+        if not self._scales:
+            return
+        self._calm_steps = 0 if overflowed else self._calm_steps + 1
+        if overflowed:
+            self._scale /= 2
+        elif self._calm_steps == GROWTH_STEPS:
+            self._scale = min(2 * self._scale, self._first_scale)
+            self._calm_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """The scale, for a checkpoint, if there is one."""
-        return {"scale": self._scale.item(), "calm_steps": int(self._calm_steps)} if self._scales else {}
+        return {"scale": self._scale, "calm_steps": self._calm_steps} if self._scales else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; from the beginning where what was saved had no scale."""
         if self._scales:
-            self._scale.fill_(state.get("scale", self._first_scale))
-            self._calm_steps.fill_(state.get("calm_steps", 0))
+            self._scale, self._calm_steps = state.get("scale", self._first_scale), state.get("calm_steps", 0)

@@ -29,8 +29,8 @@ class Console:
         """A line for each step that was not as it should be, from the lines of metrics.jsonl."""
         for event in events:
             if event["event"] == "skipped":
-                source = f"the {event['source']} of rank {event['rank']} not finite"
-                self.say(f"step {event['step']} skipped on all ranks: {source}")
+                whose = "" if event["rank"] is None else f" of rank {event['rank']}"
+                self.say(f"step {event['step']} skipped on all ranks: the {event['source']}{whose} not finite")
             else:
                 jump = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
                 self.say(f"step {event['step']}: the loss of rank {event['rank']} jumped {jump}")

@@ -1,5 +1,6 @@
 """The most memory that each rank has held, in MiB, and the most of all ranks."""
 
+import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +12,13 @@ _MIB = 2**20
 def of_process(device: torch.device) -> dict[str, float]:
     """What this process has held so far: resident, and on a GPU what torch had allocated and reserved there.
 
-    Resident is VmHWM of proc(5): the ru_maxrss of getrusage(2) is inherited from the process that started this one.
+    Resident is VmHWM of proc(5), where the kernel tells it (gVisor does not): the ru_maxrss of getrusage(2) is
+    inherited from the process that started this one.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
-    [resident_kib] = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    found = {"resident_mib": int(resident_kib) / 1024}
+    peak = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    resident_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else int(peak)
+    found = {"resident_mib": resident_kib / 1024}
     if device.type == "cuda":
         found["gpu_allocated_mib"] = torch.cuda.max_memory_allocated(device) / _MIB
         found["gpu_reserved_mib"] = torch.cuda.max_memory_reserved(device) / _MIB

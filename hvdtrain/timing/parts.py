@@ -67,7 +67,9 @@ class Parts:
         more_s = self.step_s - self.compute_s
         if more_s <= EQUAL * self.step_s:
             return "nothing to do"
-        return "too noisy to tell" if more_s <= 2 * (self.error_s or 0.0) else "to hide"
+        if self.error_s is None or more_s <= 2 * self.error_s:
+            return "too noisy to tell"
+        return "to hide"
 
     @property
     def sentence(self) -> str:
@@ -75,8 +77,10 @@ class Parts:
         step = f"the whole step takes {_ms(self.step_s)} ms, forward to optimizer alone {_ms(self.compute_s)} ms"
         if self.outcome == "nothing to do":
             return f"nothing to do: {step}"
+        if self.error_s is None:
+            return f"too noisy to tell: {step}, in too few steps to know their spread: take more of them"
         if self.outcome == "too noisy to tell":
-            spread = f"the difference is inside the spread over blocks of steps, {_ms(2 * (self.error_s or 0.0))} ms"
+            spread = f"the difference is inside the spread over blocks of steps, {_ms(2 * self.error_s)} ms"
             return f"too noisy to tell: {step}, and {spread}: take more steps, or a machine with nothing else to do"
         gains = {one.part: one.gain_at_most for one in self.parts if one.part not in COMPUTE}
         gains[_SLOWED] = self.slowed_s / self.step_s

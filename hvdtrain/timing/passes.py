@@ -13,16 +13,22 @@ from hvdtrain.timing.phases import COMPUTE, OFF, PHASES, WARMUP_STEPS, DeviceClo
 Mode = Literal["off", "on", "exact"]
 
 # Steps of one pass before the other has its turn; the first of them is not measured, since what is read ahead is then
-# still to come. A block must be longer than a rank has loader workers, or none of their batches would be waited for.
+# still to come. Nor are, of many loader workers, the first batches: they are all read in the time of one.
 BLOCK_STEPS = 20
+LAPS = 5  # of all workers, in a block
 
 
 def clock(
-    mode: Mode, device: torch.device, meet: Callable[[], object], *, unmeasured_steps: int = WARMUP_STEPS
+    mode: Mode,
+    device: torch.device,
+    meet: Callable[[], object],
+    *,
+    unmeasured_steps: int = WARMUP_STEPS,
+    readers: int = 0,
 ) -> Phases:
     """The clock for a device; 'exact' takes every other step or so without asynchrony, which costs time.
 
-    `meet` returns when all ranks have called it.
+    `meet` returns when all ranks have called it. `readers` are the processes that read ahead for this rank.
     """
     is_gpu = device.type == "cuda"
 
@@ -39,7 +45,7 @@ def clock(
         return OFF
     if mode == "on":
         return whole(unmeasured_steps)
-    return TwoPasses(whole, alone, unmeasured_steps=unmeasured_steps)
+    return TwoPasses(whole, alone, unmeasured_steps=unmeasured_steps, readers=readers)
 
 
 def least_steps(unmeasured_steps: int) -> int:
@@ -48,16 +54,23 @@ def least_steps(unmeasured_steps: int) -> int:
 
 
 class TwoPasses:
-    """Phases in blocks of BLOCK_STEPS steps, of pass A with `whole`'s clock and of pass B with `alone`'s.
+    """Phases in blocks of steps, of pass A with `whole`'s clock and of pass B with `alone`'s.
 
     The turns are A B B A B A A B... (Thue and Morse), so that both passes see the same machine, and what recurs every
     some steps, as a report does, is in both.
     """
 
     def __init__(
-        self, whole: Callable[[int], Phases], alone: Callable[[int], Phases], *, unmeasured_steps: int
+        self,
+        whole: Callable[[int], Phases],
+        alone: Callable[[int], Phases],
+        *,
+        unmeasured_steps: int,
+        readers: int = 0,
     ) -> None:
         """Both make a clock that leaves out so many of its first steps."""
+        self._block_steps = max(BLOCK_STEPS, LAPS * readers)
+        self._left_out = {False: max(1, readers), True: 1}  # by `alone`, which reads nothing ahead
         self.alone = False
         self.steps_alike = unmeasured_steps
         self._new_clock = {False: whole, True: alone}
@@ -74,8 +87,8 @@ class TwoPasses:
         if not self.steps_alike:
             self._done = self._with_clock()
             self.alone = self._blocks.bit_count() % 2 == 1
-            self.steps_alike = BLOCK_STEPS
-            self._clock = self._new_clock[self.alone](1)
+            self.steps_alike = self._block_steps
+            self._clock = self._new_clock[self.alone](self._left_out[self.alone])
             self._blocks += 1
 
     def means(self) -> StepMeans | None:

@@ -1,8 +1,9 @@
 """Moving averages: of the weights, which are evaluated in their place, and of batch norm's statistics."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from hvdtrain.train import batch_norm
 from hvdtrain.train.options import RunConfig
@@ -12,17 +13,27 @@ from hvdtrain.train.options import RunConfig
 MOST_OF_RUN = 0.1
 
 
-class MovingAverage(AveragedModel):
+class MovingAverage(nn.Module):
     """The exponential moving average of a model's parameters and running statistics, with a memory in steps.
 
     The memory grows with the steps taken, as in tf.train.ExponentialMovingAverage, so that a short run does not
     remember its random start.
     """
 
+    n_averaged: Tensor
+
     def __init__(self, model: nn.Module, *, horizon_steps: float) -> None:
-        super().__init__(model, use_buffers=True)
+        super().__init__()
+        self.module = copy.deepcopy(model)
+        self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64, device=next(model.parameters()).device))
         self._least = 1 / max(1.0, horizon_steps)
-        self._averages, self._currents = _floats(self.module), _floats(model)
+        self._averages, self._currents = _averaged(self.module), _averaged(model)
+        averaged = {id(tensor) for tensor in (*self._averages, *self._currents)}
+        self._others = [
+            (own, buffer)
+            for own, buffer in zip(self.module.buffers(), model.buffers(), strict=True)
+            if id(own) not in averaged
+        ]
 
     @torch.no_grad()
     def follow(self, not_finite: Tensor) -> None:
@@ -37,9 +48,16 @@ class MovingAverage(AveragedModel):
         else:
             torch._foreach_lerp_(self._averages, self._currents, [weight] * len(self._averages))
 
+    @torch.no_grad()
+    def model(self) -> nn.Module:
+        """The averaged model, with what is not averaged, as batch norm's counters, as the model has it now."""
+        for own, buffer in self._others:
+            own.copy_(buffer)
+        return self.module
 
-def _floats(model: nn.Module) -> list[Tensor]:
-    return [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point()]
+
+def _averaged(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *batch_norm.running_statistics(model)]
 
 
 def averages_of_run(model: nn.Module, config: RunConfig, *, steps_per_epoch: int) -> MovingAverage | None:

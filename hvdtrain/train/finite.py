@@ -20,8 +20,13 @@ SUM = "summed gradients"
 class Skipped:
     """Why all ranks skipped a step."""
 
-    rank: int  # the first whose loss or gradients were not finite; 0 stands for all where it was the SUM
+    rank: int | None  # the first whose loss or gradients were not finite; None where it was the SUM
     source: str  # 'loss', 'batch norm' (its running statistics), 'gradients' or SUM
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        return f"the {self.source}" if self.rank is None else f"the {self.source} of rank {self.rank}"
 
 
 @dataclass(frozen=True, kw_only=True)

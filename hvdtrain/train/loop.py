@@ -47,9 +47,10 @@ class Limits:
         """Raise EndOfRun on all ranks where a limit is reached after step 1, 2, ...; `group` has the replicas."""
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
+            look = "give --find-nan to know whose" if skipped.rank is None else "look at that rank's data"
             raise EndOfRun(
-                f"{self.skipped_in_a_row} steps in a row were not finite, up to step {step}; the {skipped.source} of "
-                f"rank {skipped.rank} first: lower --lr, set --clip-norm, or look at that rank's data",
+                f"{self.skipped_in_a_row} steps in a row were not finite, up to step {step}; {skipped.what} first: "
+                f"lower --lr, set --clip-norm, or {look}",
                 status=TOO_MANY_SKIPPED,
                 reason="too many skipped steps",
             )
@@ -123,7 +124,7 @@ def train_epoch(
     The learning rate follows the batch's size and the share of the epoch that was visited, so that it does not mind if
     the samples before `start` came in batches of another size. At a limit the epoch ends early.
 
-    What became of a step is read while the next one is under way, so that a GPU never waits for the host, or at once
+    What became of a step is read while the next one is under way, so that a GPU does not wait for the host, or at once
     where a report, a checkpoint or a limit depends on it.
     """
     phases = step.phases

@@ -77,7 +77,8 @@ class RunConfig:
     max_skipped_steps: Annotated[int, AT_LEAST_1] = 20
     """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
     find_nan: bool = False
-    """After a skipped step compute the gradients once more, to name the rank whose own were not finite; slower."""
+    """After a skipped step compute the gradients once more, to name the rank whose own were not finite; each step is
+    slower, since the host waits for it."""
     check_replicas_every: Annotated[int, AT_LEAST_0] = 0
     """Steps between comparisons of the parameters' hashes over ranks; 0 for never."""
     clip_value: Annotated[float | None, POSITIVE] = None

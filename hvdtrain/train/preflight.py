@@ -16,6 +16,7 @@ from hvdtrain.ranks.comm import Comm, connect
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.record.environment import code_hash, versions
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.timing.passes import clock, least_steps
 from hvdtrain.timing.phases import OFF, WARMUP_STEPS, Phases
 from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
@@ -119,9 +120,20 @@ def open_folder(comm: Comm, config: RunConfig, sizes: BatchSizes, *, samples: in
     )
 
 
-def step_clock(config: RunConfig, folder: Path, comm: Comm, device: torch.device) -> Phases:
-    """What measures the phases of this rank's steps, and shows them in traces, if anything does."""
-    phases = clock(config.profile, device, lambda: comm.allgather(None), unmeasured_steps=_unmeasured_steps(config))
+def step_clock(
+    config: RunConfig, folder: Path, comm: Comm, device: torch.device, *, watchdog: Watchdog, readers: int
+) -> Phases:
+    """What measures the phases of this rank's steps, and shows them in traces, if anything does.
+
+    `readers` are the processes that read ahead for it.
+    """
+
+    def meet() -> None:
+        comm.allgather(None)
+        if watchdog.step is not None:
+            watchdog.working(watchdog.step)  # each phase has the limit anew: who is late is named, and not who waits
+
+    phases = clock(config.profile, device, meet, unmeasured_steps=_unmeasured_steps(config), readers=readers)
     if device.type == "cuda" and (phases is not OFF or nsight_looks()):
         phases = NvtxRanges(phases)
     if config.torch_profile is None:

@@ -1,8 +1,9 @@
 """One optimizer step on all ranks: right, or skipped by all of them together.
 
-The host starts work on the device and does not wait for it: whether the sums were finite stays there as a number, which
-the optimizer, the running statistics and the moving average all obey. What the host must know of a step it reads
-later, with `Pending.read`.
+The host starts work on the device and does not wait for it, but for what Horovod waits for and for optimizers that
+torch has no fused form of (rmsprop, lars, lamb): whether the sums were finite stays there as a number, which the
+optimizer, the running statistics and the moving average all obey. What the host must know of a step it reads later,
+with `Pending.read`.
 """
 
 import math
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
@@ -44,10 +45,18 @@ class Pending:
     """A step that the device may still be at."""
 
     def __init__(
-        self, comm: Comm, names: Sequence[str], values: Tensor, *, found: Skipped | None, device: torch.device
+        self,
+        comm: Comm,
+        sync: GradientSync,
+        names: Sequence[str],
+        values: Tensor,
+        *,
+        found: Skipped | None,
+        device: torch.device,
     ) -> None:
         """`values` are the totals by name, then whether the step was skipped, the forward pass's trouble, the norm."""
         self._comm = comm
+        self._sync = sync
         self._names = names
         self._found = found
         self._copied: torch.cuda.Event | None = None
@@ -60,14 +69,15 @@ class Pending:
             self._values = values
 
     def read(self) -> StepDone:
-        """Wait for it; all ranks together, since they tell each other why they have skipped it."""
+        """Wait for it, once; all ranks together, since they tell each other why they have skipped it."""
         if self._copied is not None:
             self._copied.synchronize()
         *totals, was_skipped, trouble, grad_norm = self._values.tolist()
         known = dict(zip(self._names, totals, strict=True))
         skipped = self._found
         if was_skipped and skipped is None:
-            skipped = _failed_forward(self._comm, known["loss"], trouble) or Skipped(rank=0, source=SUM)
+            skipped = _failed_forward(self._comm, known["loss"], trouble) or Skipped(rank=None, source=SUM)
+        self._sync.update(overflowed=skipped is not None and skipped.source == SUM)
         return StepDone(totals=known, skipped=skipped, grad_norm=grad_norm)
 
 
@@ -89,7 +99,7 @@ class _LastPass:
 
     batch: Batch
     random: list[Tensor]  # the generators' states before it
-    bad_before: bool  # whether the gradients of the passes before it were not finite
+    bad_before: Tensor  # 1 where the gradients of the passes before it were not finite
 
 
 @dataclass(kw_only=True)
@@ -119,7 +129,7 @@ class TrainingStep:
     @property
     def evaluated(self) -> nn.Module:
         """The moving average of the weights if there is one, else the model itself."""
-        return self.model if self.average is None else self.average.module
+        return self.model if self.average is None else self.average.model()
 
     @property
     def device(self) -> torch.device:
@@ -173,15 +183,15 @@ class TrainingStep:
         grad_norm = total_norm(gradients, self.comm.stages) if measure else torch.full_like(skip, torch.nan)
         self._set_statistics(torch.where(skip == 0, statistics, before))
         self._clip_and_step(gradients, lr, skip)
-        self.scaler.update()
-        self.sync.update(skip)
-        if self.average is not None:
-            self.average.follow(skip)
         names, totals = total(done)
         trouble = torch.stack(troubles).sum()
+        # Before the loss scale changes: at half of it the gradients may be finite.
         found = self._find_source(last_pass, totals, trouble, skip, global_count) if last_pass is not None else None
+        self.scaler.update()
+        if self.average is not None:
+            self.average.follow(skip)
         values = torch.cat([totals, torch.stack([skip, trouble, grad_norm]).double()])
-        return Pending(self.comm, names, values, found=found, device=self.device)
+        return Pending(self.comm, self.sync, names, values, found=found, device=self.device)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -212,6 +222,7 @@ class TrainingStep:
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
             self.optimizer.grad_scale, self.optimizer.found_inf = None, skip  # type: ignore[attr-defined]
             self.optimizer.step()
+            del self.optimizer.grad_scale, self.optimizer.found_inf  # type: ignore[attr-defined]
         elif not skip.item():
             self.optimizer.step()
 
@@ -234,14 +245,15 @@ class TrainingStep:
         gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
         bad_here = not all(bool(torch.isfinite(own).all()) for own in gradients if own is not None)
         self._set_statistics(statistics)
-        bad_gradients = self.comm.allgather(bad_here or last_pass.bad_before)
+        bad_gradients = self.comm.allgather(bad_here or bool(last_pass.bad_before))
         if not any(bad_gradients):
-            return Skipped(rank=0, source=SUM)
+            return Skipped(rank=None, source=SUM)
         return Skipped(rank=bad_gradients.index(True), source="gradients")
 
-    def _bad_gradients(self) -> bool:
-        """Whether this rank's own gradients are not finite so far."""
-        return not all(bool(torch.isfinite(gradient).all()) for gradient in self._gradients())
+    def _bad_gradients(self) -> Tensor:
+        """1 where this rank's own gradients are not finite so far."""
+        gradients = self._gradients()
+        return not_finite(gradients, SerialComm()) if gradients else torch.zeros((), device=self.device)
 
     def _flat_statistics(self) -> Tensor:
         """All running statistics, one after the other."""

@@ -40,11 +40,18 @@ def folder_on_all(comm: Comm, config: EffnetConfig) -> Images:
         models.preprocessing(config.model),
         augment=config.augment,
         seed=config.seed,
-        workers=max(1, cores_together(comm.local_size) // comm.local_size)
-        if config.workers is None
-        else config.workers,
+        workers=readers(comm, config),
         prefetch=config.prefetch,
     )
+
+
+def readers(comm: Comm, config: EffnetConfig) -> int:
+    """The processes that read files for this rank; 0 for data that fit on the device, or if it reads by itself."""
+    if config.data != "imagefolder" or not config.prefetch:
+        return 0
+    if config.workers is not None:
+        return config.workers
+    return max(1, cores_together(comm.local_size) // comm.local_size)
 
 
 def load(name: str, folder: Path) -> Images:

@@ -33,6 +33,8 @@ def main(argv: list[str]) -> NoReturn:
         else:
             os.environ[name] = value
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
+    # What the ranks of this host share: a program between this one and the training, as nsys, is bound as well.
+    os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
     bind_to(slot["cores"])
     # Until the program has a handler of its own this signal, which asks it to save and leave, would kill it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

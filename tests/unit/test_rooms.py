@@ -106,3 +106,13 @@ def test_what_starts_a_process_is_seen(source, found):
 def test_one_file_starts_processes():
     files = [file for package in ("hvdtrain", "launch") for file in (PROJECT / package).rglob("*.py")]
     assert {file for file in files if starters(file.read_text())} == MAY_START
+
+
+def test_every_bench_that_is_named_is_there():
+    texts = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
+    texts += [*(PROJECT / "docs").glob("*.md"), *(PROJECT / "bench").rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"bench/(\w+)\.py", text.read_text())}
+    [short] = re.findall(r"^SHORT := (.*?)\nbench:", (PROJECT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
+    named |= {words.split()[0].strip('"') for words in re.findall(r'"[^"]+"|\w+', short)}
+    assert len(named) > 10
+    assert named <= {file.stem for file in (PROJECT / "bench").glob("*.py")}

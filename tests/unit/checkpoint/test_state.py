@@ -207,6 +207,33 @@ def test_options_of_the_optimizer_are_the_command_lines():
     assert [group["weight_decay"] for group in again.step.optimizer.param_groups] == [0.2, 0.0]
 
 
+def test_momentum_lies_as_the_parameter_does_that_it_comes_back_to():
+    """torch's fused optimizers read both as they lie in memory."""
+    training = begun(channels_last=True)
+    next(training.epoch(Position()))
+    shared, rank = frozen(training)
+    again = begun(channels_last=False)
+    state.restore(again.parts, shared, rank, step=1)
+    before, after = training.step.optimizer, again.step.optimizer
+    pairs = zip(before.state.items(), after.state.items(), strict=True)
+    strides = []
+    for (parameter, held), (twin, brought) in pairs:
+        assert torch.equal(held["momentum_buffer"], brought["momentum_buffer"])
+        assert brought["momentum_buffer"].stride() == twin.stride()
+        strides.append(parameter.stride() == twin.stride())
+    assert not all(strides)
+
+
+def test_momentum_that_was_not_saved_begins_at_zero():
+    shared, rank = frozen(begun())
+    shared["optimizer"]["state"].clear()  # as that of a run whose first steps were all skipped
+    again = begun()
+    state.restore(again.parts, shared, rank, step=1)
+    found = [held["momentum_buffer"] for held in again.step.optimizer.state.values()]
+    assert len(found) == len(list(again.step.model.parameters()))
+    assert not any(momentum.any() for momentum in found)
+
+
 def test_the_loss_scale_is_kept_and_a_new_one_begins_where_there_was_none():
     training, again = begun(), begun()
     training.step.scaler = GradScaler("cpu", init_scale=8.0)

@@ -127,6 +127,7 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     assert before == ["parent", "0", (signal.SIG_BLOCK, {signal.SIGUSR1})]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert environment["CUDA_VISIBLE_DEVICES"] == "a"
+    assert environment["HVDLAUNCH_CORES"] == ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
 
 
 @pytest.mark.parametrize("argv", [[], ["--"], ["prog"]])

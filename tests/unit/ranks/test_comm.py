@@ -61,8 +61,13 @@ def test_serial_gradient_sync_keeps_the_gradients(options):
     ],
 )
 def test_cores_together(monkeypatch, own, launcher, local_size, cores):
+    monkeypatch.delenv("HVDLAUNCH_CORES", raising=False)
     monkeypatch.setattr(os, "getppid", lambda: 4711)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0: set(own), 4711: set(launcher)}[pid])
+    assert comm.cores_together(local_size) == cores
+    # The parent is another program, which is bound as well, but hvdlaunch tells.
+    monkeypatch.setenv("HVDLAUNCH_CORES", ",".join(map(str, launcher)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(own))
     assert comm.cores_together(local_size) == cores
 
 

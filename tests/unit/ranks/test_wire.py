@@ -14,11 +14,6 @@ def travelled(wire, *of_ranks):
     return wire.decompress(sum(tensor for tensor, _ in sent), sent[0][1])
 
 
-def end(wire, *, overflowed):
-    """A step."""
-    wire.update(torch.tensor([float(overflowed)]))
-
-
 @pytest.fixture(scope="module")
 def gradients():
     """Those of b0 on one rank of so many that have as many images each; it has learned a little."""
@@ -75,14 +70,14 @@ def test_an_overflow_halves_the_scale_until_the_sum_fits():
     sums = []
     for _ in range(5):
         sums.append(travelled(wire, *of_ranks)[0].item())
-        end(wire, overflowed=sums[-1] == torch.inf)
+        wire.update(overflowed=sums[-1] == torch.inf)
     assert sums == [torch.inf, torch.inf, 20480.0, 20480.0, 20480.0]
 
 
 def test_a_scale_may_fall_below_one():
     wire = Wire("fp16", 2)
     for _ in range(3):
-        end(wire, overflowed=True)
+        wire.update(overflowed=True)
     assert travelled(wire, *[torch.full((1,), 98304.0)] * 2).item() == 2 * 98304.0  # more than fp16 holds
 
 
@@ -90,7 +85,7 @@ def scales(wire, *overflows):
     """The scale after each of these steps."""
     found = []
     for overflowed in overflows:
-        end(wire, overflowed=overflowed)
+        wire.update(overflowed=overflowed)
         found.append(wire.compress(torch.ones(()))[0].item())
     return found
 

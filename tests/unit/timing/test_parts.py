@@ -19,7 +19,7 @@ def seconds(milliseconds):
     return dict.fromkeys(PHASES, 0.0) | {phase: ms / 1000 for phase, ms in milliseconds.items()}
 
 
-def rank(number=0, *, alone=ALONE, error_ms=None, **whole):
+def rank(number=0, *, alone=ALONE, error_ms=0.1, **whole):
     phases = seconds({**PLAIN, **whole})
     return RankMeans(
         rank=number,
@@ -89,6 +89,7 @@ def test_one_rank_alone_sums_nothing():
         # inside and outside of two standard errors
         ([rank(sync=10, error_ms=8)], "too noisy to tell", ["16.00 ms"]),
         ([rank(sync=10, error_ms=7)], "to hide", []),
+        ([rank(sync=10, error_ms=None)], "too noisy to tell", ["too few steps"]),
         # what there is most of to gain
         ([rank(sync=15), rank(sync=15)], "to hide", ["most of it is sync, at most 14%", "--compression"]),
         ([rank(read=40)], "to hide", ["most of it is read, at most 30%", "workers"]),

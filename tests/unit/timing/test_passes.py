@@ -147,6 +147,18 @@ def test_gradients_travel_after_backward_in_the_steps_that_have_each_phase_alone
     assert [report.totals for report in in_turns] == [report.totals for report in plain]
 
 
+def test_blocks_are_long_for_many_readers_whose_first_batches_come_in_the_time_of_one(watch):
+    clocks = []
+
+    def new_clock(steps):
+        clocks.append(steps)
+        return HostClock(unmeasured_steps=steps)
+
+    one = TwoPasses(new_clock, new_clock, unmeasured_steps=1, readers=8)
+    run(one, watch, 1 + 3 * 40)
+    assert clocks == [8, 1, 1, 8]  # A B B A
+
+
 def test_compute_is_what_the_step_is_compared_with():
     assert COMPUTE == ("forward", "loss", "backward", "optimizer")
 
