@@ -32,7 +32,7 @@ def changed(
     lines = []
     for name in sorted(then["config"].keys() | now["config"].keys()):
         was, given = then["config"].get(name), now["config"].get(name)
-        if was == given or name in aside or name not in then["config"]:  # a checkpoint older than the setting
+        if was == given or name in aside:
             continue
         option = "--" + name.replace("_", "-")
         if name in shaping or (name == "ema_epochs" and not (was and given)):
