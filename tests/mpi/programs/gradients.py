@@ -86,7 +86,7 @@ def hashes_of_a_step_in_groups(parameters: int) -> list[float]:
     found = []
     for groups in (1, 3):
         model = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(parameters)])
-        sync = comm.gradient_sync(model, compression=sys.argv[2], groups=groups)
+        sync = comm.gradient_sync(model, compression=sys.argv[2], reducer="horovod", groups=groups)
         for _ in range(2):
             model.zero_grad()
             sync.expect(1)

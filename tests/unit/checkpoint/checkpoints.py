@@ -44,7 +44,8 @@ class Small(Saves):
         self.fill(0)
         parts = State(
             comm=comm or SerialComm(), device=torch.device("cpu"), seed=0, model=self.model, average=None,
-            optimizer=SimpleNamespace(state_dict=dict, load_state_dict=dict, state={}, param_groups=[]), shared={}, own={},
+            optimizer=SimpleNamespace(state_dict=dict, load_state_dict=dict, state={}, param_groups=[]),
+            shared={}, own={},
         )  # fmt: skip
         super().__init__(
             parts, root, about=self.facts, memory=dict, guard=self.guard, keep=keep, newest=newest, shared=shared
