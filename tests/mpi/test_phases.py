@@ -99,7 +99,8 @@ def test_a_plain_run_is_bound_by_its_compute(run, tmp_path):
     phases = load(tmp_path, "phases.json")
     assert phases["verdict"] == "compute-bound", phases
     assert set(phases["phases"]) == set(PHASES)
-    assert all(phases["phases"][phase]["median_s"] > 0 for phase in PHASES)
+    found = {phase for phase in PHASES if phases["phases"][phase]["median_s"] > 0}
+    assert found == set(PHASES) - {"to_device"}  # the data lie there
 
 
 def weights(tmp_path, name):
