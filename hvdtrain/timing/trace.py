@@ -2,6 +2,7 @@
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ def unmeasured_steps(steps: int) -> int:
     return BEFORE_STEPS + steps + 1
 
 
-class _Around:
+class _Around(ABC):
     """Phases as another clock measures them, with a range open for each; `_begin` and `_end` do that."""
 
     def __init__(self, phases: Phases) -> None:
@@ -49,12 +50,12 @@ class _Around:
         self._phases.close()
         self._end()
 
-    def _begin(self, phase: Phase) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _begin(self, phase: Phase) -> None: ...
 
+    @abstractmethod
     def _end(self) -> None:
         """If any range is open."""
-        raise NotImplementedError
 
 
 class NvtxRanges(_Around):
