@@ -10,7 +10,6 @@ import ast
 import json
 import statistics
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,14 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=20)
     arguments.add_argument("--warmup-steps", type=int, default=6)
     arguments.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of hvdtrain.effnet")
-    arguments.add_argument("--poll-us", type=float, help="sleep so long between looks at a sum, in place of spinning")
+    arguments.add_argument("--look-every-us", type=float, help="sleep so long between looks at a sum; 0 yields")
     arguments.add_argument("--spin", action="store_true", help="do not let Open MPI yield")
     chosen = arguments.parse_args()
 
     if chosen.spin:
         ranks.cores_together = lambda local_size: local_size + 1
-    if chosen.poll_us is not None:
-        sleep_between_looks(chosen.poll_us * 1e-6)
+    if chosen.look_every_us is not None:
+        ranks.LOOK_EVERY_S = chosen.look_every_us * 1e-6
     settings = dict(setting(word) for word in chosen.set)
     training = synthetic_training(chosen.model, chosen.batch, ema_epochs=0.0, **settings)
     comm, batch = training.step.comm, training.batch()
@@ -59,20 +58,6 @@ def setting(word: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
-
-
-def sleep_between_looks(pause_s: float) -> None:
-    """In place of Horovod's own wait, which asks again and again and yields in between."""
-    import horovod.torch as hvd
-    import horovod.torch.optimizer
-
-    hvd.synchronize = horovod.torch.optimizer.synchronize = partial(_looked_for, hvd, hvd.synchronize, pause_s)
-
-
-def _looked_for(hvd: Any, synchronize: Any, pause_s: float, handle: int) -> Any:
-    while not hvd.poll(handle):
-        time.sleep(pause_s)
-    return synchronize(handle)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import Waiting
 from hvdtrain.ranks.wire import Wire
 
 # MiB of a bucket, as DistributedDataParallel has them; bench/fusion.py compares other sizes.
@@ -59,12 +58,11 @@ class BucketSync:
         bucket_mb: float,
         rank_zeros: RankZeros,
         begin_sum: BeginSum,
-        waiting: Waiting,
     ) -> None:
-        """`bucket_mb` in MiB; 0 sends each gradient alone. `waiting` is entered while this rank waits for others."""
+        """`bucket_mb` in MiB; 0 sends each gradient alone."""
         self._wire = wire
         self._bucket_bytes = bucket_mb * 2**20
-        self._rank_zeros, self._begin_sum, self._waiting = rank_zeros, begin_sum, waiting
+        self._rank_zeros, self._begin_sum = rank_zeros, begin_sum
         self._parts: list[_Part] = []
         self._new: dict[str, _Part] = {}  # without a bucket, by name
         self._came: dict[str, None] = {}  # their names, as their gradients have come
@@ -110,12 +108,11 @@ class BucketSync:
         for bucket in self._buckets:
             if bucket.wait is None:  # a part of it has had fewer passes, or no gradient at all
                 self._send(bucket)
-        with self._waiting():
-            for bucket in self._buckets:
-                assert bucket.wait is not None
-                bucket.wait()
-                bucket.wait = None
-                self._wire.unpack(bucket.sent, bucket.flat)
+        for bucket in self._buckets:
+            assert bucket.wait is not None
+            bucket.wait()
+            bucket.wait = None
+            self._wire.unpack(bucket.sent, bucket.flat)
 
     def _fill_buckets(self) -> None:
         """Give the new parts their places. All ranks do this in the same step: that of their first gradients."""

@@ -5,9 +5,11 @@ Horovod. One process without a launcher gets SerialComm, which needs neither.
 """
 
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -36,6 +38,13 @@ CACHE_CAPACITY = 4096
 # Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog's fixed
 # limits: 11 minutes, unless --hang-timeout-s is more than a minute.
 AFTER_WATCHDOG_S = 60
+
+# Between looks at a sum. Horovod's own wait asks all the time, on a core that its thread may need: see "Waiting" in
+# docs/performance.md.
+LOOK_EVERY_S = 200e-6
+
+# A sum that comes sooner is no wait: each one that the watchdog is told of starts a thread, its timer.
+SHORT_WAIT_S = 0.005
 
 
 Reducer = Literal["bucket", "horovod"]
@@ -239,14 +248,26 @@ class HorovodComm:
     def allreduce_async(self, values: Tensor) -> Callable[[], Tensor]:
         import horovod.torch as hvd
 
-        begun = hvd.allreduce_async(values, op=hvd.Sum, name="sum_later")
+        return partial(self._sum_of, hvd.allreduce_async(values, op=hvd.Sum, name="sum_later"))
 
-        def finish() -> Tensor:
-            with self.waiting():
-                total: Tensor = hvd.synchronize(begun)
-            return total
+    def _begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        import horovod.torch as hvd
 
-        return finish
+        return partial(self._sum_of, hvd.allreduce_async_(values, op=hvd.Sum, name=name))
+
+    def _sum_of(self, begun: int) -> Tensor:
+        """Wait for a sum by Horovod's handle."""
+        import horovod.torch as hvd
+
+        with ExitStack() as waits:
+            noted_at_s = time.monotonic() + SHORT_WAIT_S
+            while not hvd.poll(begun):
+                if time.monotonic() > noted_at_s:
+                    waits.enter_context(self.waiting())
+                    noted_at_s = math.inf
+                time.sleep(LOOK_EVERY_S)
+            total: Tensor = hvd.synchronize(begun)
+        return total
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         import horovod.torch as hvd
@@ -288,16 +309,8 @@ class HorovodComm:
             wire=wire,
             bucket_mb=BUCKET_MB if bucket_mb is None else bucket_mb,
             rank_zeros=lambda names: list(json.loads(self.broadcast(json.dumps(names).encode()))),
-            begin_sum=_begin_sum,
-            waiting=self._wait,
+            begin_sum=self._begin_sum,
         )
-
-
-def _begin_sum(values: Tensor, name: str) -> Callable[[], Any]:
-    import horovod.torch as hvd
-
-    begun = hvd.allreduce_async_(values, op=hvd.Sum, name=name)
-    return partial(hvd.synchronize, begun)
 
 
 def _allgather_by_horovod(content: bytes) -> list[bytes]:

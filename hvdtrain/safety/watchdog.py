@@ -44,13 +44,15 @@ SLOW_S = 600.0
 SLOW_TIMES = 10  # the same, as a multiple of --hang-timeout-s
 # The culprit began its work no later than the others began to wait for it, so its timer fires first.
 PATIENCE_S = 0.5
+# Setting the timer starts a thread: one that fires up to this share of its limit too early is left as it is.
+TOO_EARLY = 0.01
 
 _Batch = TypeVar("_Batch")
 _LINE_LENGTH = 64  # one cache line: a reader on this host never sees half of it
 
 
 class Watchdog(Protocol):
-    """Notes what its rank begins to do; each call sets a new time limit."""
+    """Notes what its rank begins to do; each call sets a new time limit, or one that is up to TOO_EARLY shorter."""
 
     step: int | None  # the last one begun, also when off; None before the first
 
@@ -231,7 +233,8 @@ class RankWatchdog:
         self.step, self._doing, self._limit_s = step, doing, limit_s
         self._patient = False
         self._note(step, doing)
-        self._arm(limit_s)
+        if not (1 - TOO_EARLY) * limit_s < self._until_s - time.monotonic() <= limit_s:
+            self._arm(limit_s)
 
     def _note(self, step: int | None, doing: str) -> None:
         if self._line is not None and not self._is_overdue():

@@ -1,5 +1,4 @@
 import copy
-from contextlib import nullcontext
 from functools import partial
 from operator import methodcaller
 
@@ -25,7 +24,6 @@ class Sync(BucketSync):
             bucket_mb=bucket_mb,
             rank_zeros=lambda names: comm.allgather(names)[0],
             begin_sum=self.begin,
-            waiting=nullcontext,
         )
 
     def begin(self, values, name):

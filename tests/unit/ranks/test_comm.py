@@ -1,5 +1,7 @@
 import os
 import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,6 +44,49 @@ def test_serial_gradient_sync_keeps_the_gradients(options):
     sync.finish()
     assert model.weight.grad.tolist() == [[3.0, 4.0]]
     assert torch.equal(model.weight, before)
+
+
+# --- waiting for a sum
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "noted"),
+    [(0.0, []), (0.004, []), (0.006, ["begins", "ends"]), (30.0, ["begins", "ends"])],
+    ids=["at-once", "soon", "late", "very-late"],
+)
+def test_a_wait_is_noted_once_it_is_not_short(monkeypatch, takes_s, noted):
+    told = []
+
+    class Clock:
+        now_s = 0.0
+
+        def monotonic(self):
+            return self.now_s
+
+        def sleep(self, seconds):
+            assert 0 < seconds <= 0.001
+            self.now_s += max(seconds, takes_s / 1000)
+
+    @contextmanager
+    def waiting():
+        told.append("begins")
+        yield
+        told.append("ends")
+
+    clock = Clock()
+    horovod = SimpleNamespace(
+        Sum=None,
+        allreduce_async=lambda values, **_: values,
+        poll=lambda _: clock.now_s >= takes_s,
+        synchronize=lambda values: values + 1,
+    )
+    monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=horovod))
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+    monkeypatch.setattr(comm, "time", clock)
+    ranks = object.__new__(comm.HorovodComm)
+    ranks.waiting = waiting
+    assert ranks.allreduce_async(torch.ones(1))().item() == 2
+    assert told == noted
 
 
 # --- cores

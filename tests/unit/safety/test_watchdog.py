@@ -29,6 +29,7 @@ class Timer:
 @pytest.fixture
 def timer(monkeypatch):
     monkeypatch.setattr(watchdog, "faulthandler", Timer())
+    monkeypatch.setattr(watchdog, "TOO_EARLY", 0.0)
     return watchdog.faulthandler
 
 
@@ -221,6 +222,24 @@ def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, tim
     with dog.collective():
         pass
     assert timer.limits == [7.5, 70.0, 70.5]
+
+
+def test_the_timer_is_set_again_only_where_it_would_fire_too_early_or_too_late(rank, timer, clock, monkeypatch):
+    monkeypatch.setattr(watchdog, "TOO_EARLY", 0.01)
+    dog = rank(100.0)
+    take_steps(dog, clock, [0.1] * FIRST_STEPS)
+    timer.limits.clear()
+    for step in range(5, 25):  # 4 seconds from step 4 on
+        clock.now += 0.2
+        dog.working(step)
+    assert timer.limits == [100.0] * 4
+    with dog.collective():
+        pass
+    dog.working(25)
+    assert timer.limits[4:] == [100.5, 100.0]
+    dog.saving(25)
+    dog.working(26)
+    assert timer.limits[6:] == [1000.0, 100.0]
 
 
 def test_only_the_first_batch_of_an_evaluation_may_take_longer(rank, timer, clock):
