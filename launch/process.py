@@ -131,9 +131,10 @@ class Launcher:
 
         A SIGUSR1 that comes before the ranks can live with it is kept; `wait` passes it on.
         """
-        processes = _session(self.pid)
-        mpirun = _mpirun_in(processes)
-        started = any(parent == mpirun and _age_s(pid) > BIND_S for pid, parent in processes.items())
+        session = _session(self.pid)
+        mpirun = _mpirun_in(session)
+        before_s = time.clock_gettime(time.CLOCK_BOOTTIME) - BIND_S
+        started = any(found.parent == mpirun and found.started_s < before_s for found in session.values())
         self._held = number == signal.SIGUSR1 and not started
         if not self._held:
             with contextlib.suppress(ProcessLookupError):
@@ -198,17 +199,39 @@ def _end_session(session: int) -> None:
             time.sleep(0.02)
 
 
-def _session(session: int) -> dict[int, int]:
-    """The living processes of a session, and the parent of each."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        with contextlib.suppress(OSError, IndexError):  # it may end while we look
-            state, parent, _, of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-            if int(of) == session and state != "Z":
-                found[int(entry.name)] = int(parent)
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Stat:
+    """What the kernel says of a process."""
+
+    state: str  # Z: it has ended and nobody has asked how
+    parent: int
+    session: int
+    started_s: float  # on CLOCK_BOOTTIME
+
+
+def stat(pid: int) -> Stat | None:
+    """The facts of /proc/PID/stat; None if there is no such process."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # its name may hold anything
+        return Stat(
+            state=words[0],
+            parent=int(words[1]),
+            session=int(words[3]),
+            started_s=int(words[19]) / os.sysconf("SC_CLK_TCK"),
+        )
+    except (OSError, IndexError):  # it may end while we look
+        return None
+
+
+def processes() -> dict[int, Stat]:
+    """All processes that are there."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return {pid: found for pid in pids if (found := stat(pid)) is not None}
+
+
+def _session(session: int) -> dict[int, Stat]:
+    """The living processes of a session."""
+    return {pid: found for pid, found in processes().items() if found.session == session and found.state != "Z"}
 
 
 def _mpirun_in(processes: Iterable[int]) -> int | None:
@@ -220,12 +243,3 @@ def _mpirun_in(processes: Iterable[int]) -> int | None:
             if Path(command).name in ("mpirun", "orterun", "prterun", "mpiexec"):
                 return pid
     return None
-
-
-def _age_s(pid: int) -> float:
-    """How long a process has existed; 0 if it has ended."""
-    try:
-        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")

@@ -131,7 +131,7 @@ MUTANTS = [
     Mutant("launch/cores.py", "if not first <= last < MAX_CORES", "if not first < last < MAX_CORES"),
     Mutant("launch/process.py", "128 - status if status < 0", "128 + status if status < 0"),
     Mutant("launch/process.py", "for number in (signal.SIGTERM, signal.SIGKILL)", "for number in (signal.SIGTERM,)"),
-    Mutant("launch/process.py", "_age_s(pid) > BIND_S", "_age_s(pid) < BIND_S"),
+    Mutant("launch/process.py", "found.started_s < before_s", "found.started_s > before_s"),
     Mutant("launch/cli/main.py", "sys.exit(128 + number)", "sys.exit(number)"),
     Mutant("launch/cli/main.py", "if options.source is None:", "if options.source is not None:"),
     Mutant("launch/study/sweep.py", "1 if missing or drawn.status else 0", "1 if missing else 0"),

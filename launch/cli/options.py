@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from launch.cores import parse_numbers
 from launch.watch.stops import GRACE_S
 
 
@@ -153,17 +154,15 @@ def _add_ends(run: argparse.ArgumentParser) -> None:
 
 
 def _indices(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    indices = tuple(int(word) for word in words if word.isascii() and word.isdecimal())
-    if len(set(indices)) < len(words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPU indices, each once, as in 0,3")
-    return indices
+    indices = parse_numbers(text)
+    if indices is None or len(set(indices)) < len(indices):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPU indices, each once, as in 0,3 or 0-3")
+    return tuple(indices)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    words = text.split(",")
-    sizes = {int(word) for word in words if word.isascii() and word.isdecimal()} - {0}
-    if len(sizes) < len(words):
+    sizes = parse_numbers(text)
+    if sizes is None or len({*sizes, 0}) <= len(sizes):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks, each once, as in 1,2,4")
     return tuple(sorted(sizes))
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from launch.cores import core_list
+from launch.cores import core_list, parse_range
 from launch.errors import HostfileError
 from launch.hosts.host import Entry, Host, error_at, merge, parse_name, parse_slots, shown
 
@@ -28,7 +28,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("user", "username", "user-name", "user_name", "port"), "put it into ~/.ssh/config"),
     "binding": "remove it: hvdlaunch binds the ranks itself",
 }
-_CORES = re.compile(r"(?:[0-9]+:)?[0-9]+(?:-[0-9]+)?|[0-9]+:\*")
 
 
 def read(text: str, *, name: str, spelling: Readable | None = None) -> tuple[Host, ...]:
@@ -164,7 +163,7 @@ def _rankfile(lines: list[tuple[str, list[str]]]) -> Iterator[Entry]:
             case _:
                 raise error_at(where, " ".join(words), "is no line of a rankfile; write rank 0=host slot=0-3")
         # Without `socket:` Open MPI takes a * for core 0, and 4.1 takes p1 (physical) for core 0 as well.
-        if len(cores) > MAX_CORE_LIST_CHARACTERS or not all(map(_CORES.fullmatch, re.split("[,;]", cores))):
+        if len(cores) > MAX_CORE_LIST_CHARACTERS or not all(map(_are_cores, re.split("[,;]", cores))):
             at_most = f"in at most {MAX_CORE_LIST_CHARACTERS} characters"
             raise error_at(where, cores, f"are no cores that Open MPI reads; write 0-3,8 or socket:core {at_most}")
         if rank in by_rank:
@@ -174,6 +173,14 @@ def _rankfile(lines: list[tuple[str, list[str]]]) -> Iterator[Entry]:
         if rank != expected:
             raise error_at(by_rank[rank].where, str(rank), f"is a rank and {expected} is none; number them 0, 1, 2...")
         yield by_rank[rank]
+
+
+def _are_cores(text: str) -> bool:
+    """Whether it is as 4, 0-3, 1:0-3 or 1:*, with the socket in front of the colon."""
+    socket, colon, cores = text.rpartition(":")
+    if colon and not re.fullmatch("[0-9]+", socket):
+        return False
+    return parse_range(cores) is not None or (bool(colon) and cores == "*")
 
 
 def _toml(text: str, name: str) -> Iterator[Entry]:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from launch.cores import parse_range
 from launch.hosts.host import MAX_HOSTS, Entry, Host, error_at, merge, parse_name, parse_slots
 
 _ITEM = r"(?:[^,\[\]]|\[[^\[\]]*\])+"
@@ -45,13 +46,13 @@ def _expanded(where: str, pattern: str, room: int) -> Iterator[str]:
 
 def _bounds(where: str, text: str) -> tuple[int, int, int]:
     """First, last and the width to fill with zeros of `7`, `8-11` or `08-11`."""
-    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
-    if not found:
-        raise error_at(where, text, "is no range; write 01-03 or 7")
-    first, last = found[1], found[2] or found[1]
+    ends = parse_range(text)
+    if ends is None:
+        raise error_at(where, text, "is no range; write 01-03 or 7, the smaller number first")
+    first, last = ends
     padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
-    if int(last) < int(first) or (padded and len(first) != len(last)):
-        raise error_at(where, text, "is no range; write the smaller number first, both equally wide as in 01-10")
+    if padded and len(first) != len(last):
+        raise error_at(where, text, "is no range; write both numbers equally wide, as in 01-10")
     return int(first), int(last), len(first)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.errors import LaunchError
+from launch.process import processes, stat
 from launch.reach.ask import at_once, is_local
 from launch.reach.ssh import ask_over_ssh
 
@@ -38,7 +39,7 @@ def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[
 def end_here(job: str) -> int:
     """Kill the ranks of a job, and what they have started, on this host; the number of processes."""
     mine = _ancestors(os.getpid())
-    found = [pid for pid in _processes() if pid not in mine and _belongs_to(pid, job)]
+    found = [pid for pid in processes() if pid not in mine and _belongs_to(pid, job)]
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -46,10 +47,6 @@ def end_here(job: str) -> int:
     while any(_is_alive(pid) for pid in found) and time.monotonic() < deadline:
         time.sleep(0.02)
     return len(found)
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
 
 
 def _belongs_to(pid: int, job: str) -> bool:
@@ -68,20 +65,14 @@ def _ancestors(pid: int) -> set[int]:
     found = set()
     while pid:
         found.add(pid)
-        pid = int(_stat(pid)[1])
+        one = stat(pid)
+        pid = 0 if one is None else one.parent
     return found
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        return _stat(pid)[0] != "Z"
-    except OSError:
-        return False
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent and what follows in /proc/PID/stat."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    found = stat(pid)
+    return found is not None and found.state != "Z"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.cores import core_list, parse_cores
+from launch.cores import core_list, parse_cores, parse_numbers, parse_range
 from launch.errors import TopologyError
 from launch.machine.show.table import describe_pair, peer_table, table
 from launch.machine.topology import (
@@ -68,6 +68,18 @@ def test_refuses_what_is_no_list_of_cores(text):
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_cores_survive_the_way_there_and_back(cores):
     assert parse_cores(core_list(cores)) == tuple(sorted(cores))
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("8,0-2,1", [8, 0, 1, 2, 1]), ("7", [7]), ("", None), ("1,", None), ("3-1", None), ("0-65535,0", None)],
+)
+def test_numbers_stay_in_the_order_in_which_they_are_given(text, numbers):
+    assert parse_numbers(text) == numbers
+
+
+def test_the_ends_of_a_range_stay_as_they_are_written():
+    assert (parse_range("08-11"), parse_range("7"), parse_range("11-08")) == (("08", "11"), ("7", "7"), None)
 
 
 def test_writes_the_shortest_list_of_cores():

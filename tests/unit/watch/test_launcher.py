@@ -1,11 +1,12 @@
 import os
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from launch import process
-from launch.process import BIND_S, Launcher
+from launch.process import BIND_S, Launcher, Stat
 
 SHELL, MPIRUN, RANK = 10, 11, 12
 
@@ -16,9 +17,16 @@ def launcher(monkeypatch):
     running = object.__new__(Launcher)
     running.pid, running._held, running.age_s, running.sent = SHELL, False, 0.0, []
     running._process = SimpleNamespace(wait=lambda _: 0)
-    monkeypatch.setattr(process, "_session", lambda _: {SHELL: 1, MPIRUN: SHELL, RANK: MPIRUN})
+    parents = {SHELL: 1, MPIRUN: SHELL, RANK: MPIRUN}
+
+    def session(_):
+        started_s = time.clock_gettime(time.CLOCK_BOOTTIME) - running.age_s
+        return {
+            pid: Stat(state="S", parent=parent, session=SHELL, started_s=started_s) for pid, parent in parents.items()
+        }
+
+    monkeypatch.setattr(process, "_session", session)
     monkeypatch.setattr(process, "_mpirun_in", lambda _: MPIRUN)
-    monkeypatch.setattr(process, "_age_s", lambda _: running.age_s)
     monkeypatch.setattr(os, "kill", lambda pid, number: running.sent.append((pid, number)))
     return running
 
@@ -43,3 +51,11 @@ def test_sigusr1_reaches_mpirun_at_once_where_the_ranks_are_up(launcher):
 def test_a_request_to_end_is_never_kept(launcher):
     launcher.signal(signal.SIGTERM)
     assert launcher.sent == [(MPIRUN, signal.SIGTERM)]
+
+
+def test_the_kernel_tells_of_a_process_until_it_is_gone():
+    found = process.stat(os.getpid())
+    assert (found.state, found.parent, found.session) == ("R", os.getppid(), os.getsid(0))
+    assert 0 < found.started_s < time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert process.processes()[os.getpid()].parent == os.getppid()
+    assert process.stat(1 << 22) is None  # above the largest that Linux gives
