@@ -140,7 +140,7 @@ MUTANTS = [
     Mutant("launch/watch/fleet.py", "slots=min(host.slots, free)", "slots=max(host.slots, free)"),
     Mutant("launch/watch/supervise.py", "tally.failures > policy.restarts", "tally.failures >= policy.restarts"),
     Mutant("launch/start/environment.py", " and not SECRET.search(name)", ""),
-    Mutant("launch/start/prepare.py", "lambda host: not is_local(", "lambda host: is_local("),
+    Mutant("launch/start/facts.py", "lambda host: not is_local(", "lambda host: is_local("),
     Mutant("launch/choose/placement.py", "if any(len(run) < parts", "if all(len(run) < parts"),
     Mutant("launch/choose/rings.py", "in enumerate(row) if weight >= floor", "in enumerate(row) if weight > floor"),
     Mutant("launch/choose/selection.py", "-len({self.gpus[v].numa", "len({self.gpus[v].numa"),

@@ -37,9 +37,10 @@ def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
     return next((interface.name for interface in interfaces if _network(interface) == IPv4Network(network)), None)
 
 
-def network_of(interfaces: Sequence[Interface], address: str) -> str:
-    """The network, as CIDR, of the interface that has this address."""
-    return next(str(_network(interface)) for interface in interfaces if str(_address(interface)) == address)
+def network_of(interfaces: Sequence[Interface], address: str) -> str | None:
+    """The network, as CIDR, of the interface that has this address; None if none has."""
+    found = (str(_network(interface)) for interface in interfaces if str(_address(interface)) == address)
+    return next(found, None)
 
 
 def _network(interface: Interface) -> IPv4Network:

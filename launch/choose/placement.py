@@ -31,6 +31,9 @@ class RankSlot:
     numa: tuple[int, ...]  # NUMA nodes of its cores; empty where not known
     cores: Cores  # empty: the rank is not bound
     threads: int | None  # its share of these cores; None where not known
+    interface: str | None  # on the network that several hosts share
+    adapters: tuple[str, ...]  # where there are several hosts: InfiniBand or RoCE, near the GPUs of its host's ranks
+    environment: Mapping[str, str | None]  # what launch.rank.bind sets, or unsets where it is None
 
 
 def place(
@@ -40,10 +43,13 @@ def place(
     np: int,
     gpus: Literal["auto", "none"] | Collection[int],
     binding: Binding,
+    interfaces: Mapping[str, str | None] | None = None,
+    set_by_user: Collection[str] = (),
 ) -> tuple[RankSlot, ...]:
     """One slot per rank; `gpus` is 'auto' (the best free ones), 'none' (CPUs) or the indices to use on every host.
 
-    With 'auto' the ranks run on CPUs if no host has a GPU. Raises PlacementError where ranks do not fit.
+    `interfaces` are those on the network that several hosts share, by host; variables that are `set_by_user` stay as
+    they are. With 'auto' the ranks run on CPUs if no host has a GPU. Raises PlacementError where ranks do not fit.
     """
     share = ranks_per_host(hosts, np)
     used = {host: topologies[host] for host in share}
@@ -53,10 +59,21 @@ def place(
         bare = next(host for host in used if host not in with_gpus)
         what = f"{with_gpus[0]} has" if with_gpus else "--gpus asks for some"
         raise PlacementError(f"host {bare} has no GPU, but {what}: leave it out, or give --gpus none")
+    require_enough_named(gpus, share)
     slots: list[RankSlot] = []
     for host, ranks in share.items():
         chosen = [None] * ranks if on_cpus else _gpus(host, used[host], ranks, gpus)
-        slots += _slots_of(host, used[host], chosen, first=len(slots), binding=binding)
+        near = nearest_nics(used[host], [gpu.index for gpu in chosen if gpu is not None]) if len(share) > 1 else ()
+        slots += _slots_of(
+            host,
+            used[host],
+            chosen,
+            first=len(slots),
+            binding=binding,
+            interface=(interfaces or {}).get(host),
+            adapters=near,
+            set_by_user=set_by_user,
+        )
     return tuple(slots)
 
 
@@ -70,8 +87,16 @@ def ranks_per_host(hosts: Sequence[Host], np: int) -> dict[str, int]:
         raise PlacementError(f"-np {np} is more than the {room} slots there are ({places}): give more hosts or slots")
     share: dict[str, int] = {}
     for host in hosts:
-        share[host.name] = min(host.slots, np - sum(share.values()))
+        share[host.name] = min(host.slots, np)
+        np -= share[host.name]
     return {name: ranks for name, ranks in share.items() if ranks}
+
+
+def require_enough_named(gpus: str | Collection[int], share: Mapping[str, int]) -> None:
+    """PlacementError where --gpus names fewer than a host has ranks."""
+    for host, ranks in share.items():
+        if not isinstance(gpus, str) and len(gpus) < ranks:
+            raise PlacementError(f"--gpus names {len(gpus)} for the {ranks} ranks on host {host}: name more")
 
 
 def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> list[Gpu | None]:
@@ -85,8 +110,6 @@ def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]
                 "start fewer ranks there, or give --gpus none"
             )
         return [by_index[index] for index in select(topology, ranks).best.ring]
-    if len(gpus) < ranks:
-        raise PlacementError(f"--gpus names {len(gpus)} for the {ranks} ranks on host {host}: name more")
     gpus = tuple(gpus)[:ranks]
     if unknown := sorted(set(gpus) - set(by_index)):
         raise PlacementError(f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, by_index))}")
@@ -97,7 +120,15 @@ def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]
 
 
 def _slots_of(
-    host: str, topology: Topology, gpus: Sequence[Gpu | None], *, first: int, binding: Binding
+    host: str,
+    topology: Topology,
+    gpus: Sequence[Gpu | None],
+    *,
+    first: int,
+    binding: Binding,
+    interface: str | None,
+    adapters: tuple[str, ...],
+    set_by_user: Collection[str],
 ) -> list[RankSlot]:
     """The slots of one host, whose ranks start at `first`."""
     near = [_near(topology, gpu, local_rank, len(gpus)) for local_rank, gpu in enumerate(gpus)]
@@ -113,6 +144,7 @@ def _slots_of(
         sharers = len(sharing) if bound else len(gpus)
         if bound and binding == "cores":
             cores, sharers = split_cores(cores, len(sharing))[sharing.index(local_rank)], 1
+        threads = None if not usable else max(1, len(cores if bound else usable) // sharers)
         slots.append(
             RankSlot(
                 rank=first + local_rank,
@@ -123,10 +155,28 @@ def _slots_of(
                 numa=tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(cores))
                 or (gpu.numa if gpu is not None else ()),
                 cores=cores if bound else (),
-                threads=None if not usable else max(1, len(cores if bound else usable) // sharers),
+                threads=threads,
+                interface=interface,
+                adapters=adapters,
+                environment=rank_environment(gpu, threads, interface, adapters, set_by_user),
             )
         )
     return slots
+
+
+def rank_environment(
+    gpu: Gpu | None, threads: int | None, interface: str | None, adapters: Sequence[str], set_by_user: Collection[str]
+) -> dict[str, str | None]:
+    """What launch.rank.bind sets on one rank; the user's settings of NCCL and OpenMP stay."""
+    visible = "" if gpu is None else gpu.uuid or str(gpu.index)
+    # The "=" keeps mlx5_1 from meaning mlx5_10 as well. The ranks of a host must agree on its adapters.
+    ours = {
+        "OMP_NUM_THREADS": None if threads is None else str(threads),
+        "NCCL_SOCKET_IFNAME": interface,
+        "NCCL_IB_HCA": f"={','.join(adapters)}" if adapters and gpu is not None else None,
+    }
+    chosen = {name: value for name, value in ours.items() if value is not None and name not in set_by_user}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible, **chosen}
 
 
 def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> Cores:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from launch.choose.selection import Choice
     from launch.hosts.host import Host
     from launch.machine.topology import Topology
-    from launch.start.prepare import PreparedRun, RunRequest
+    from launch.start.render import PreparedRun
+    from launch.start.request import RunRequest
     from launch.watch.supervise import RestartPolicy
 
 
@@ -196,7 +197,7 @@ def _hosts(options: argparse.Namespace) -> "tuple[Host, ...] | None":
 def _request(options: argparse.Namespace) -> "RunRequest":
     from launch.hosts import hostfile
     from launch.machine.saved import read_topology
-    from launch.start.prepare import RunRequest
+    from launch.start.request import RunRequest
 
     if not options.program:
         raise CommandError("no program: put it after --, as in hvdlaunch run -np 2 -- python -m hvdtrain.effnet")
@@ -231,7 +232,7 @@ def _prepared(options: argparse.Namespace) -> "PreparedRun":
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from launch.start.plan import plan_text
+    from launch.start.shown import plan_text
 
     print(plan_text(_prepared(options)))
     return 0
@@ -250,10 +251,10 @@ def _run(options: argparse.Namespace) -> int:
 
         return supervise(_request_reader(options), policy, os.environ)
     prepared = _prepared(options)
-    for remark in prepared.remarks:
+    for remark in prepared.plan.remarks:
         print(f"hvdlaunch: {remark}", file=sys.stderr, flush=True)
     if options.dry_run:
-        from launch.start.plan import shell_line
+        from launch.start.shown import shell_line
 
         print(shell_line(prepared))
         return 0
@@ -300,9 +301,11 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _sbatch(options: argparse.Namespace) -> int:
+    from launch.start.request import check
     from launch.start.sbatch import sbatch
 
     request = _request(options)
+    check(request, request.hosts, os.environ)
     words = [sys.executable, "-P", "-m", "launch", "run", *_without_sbatch(options.words[1:]), "--", *options.program]
     name = Path(request.program[-1] if len(request.program) == 1 else request.program[0]).name
     nodes = [host.name for host in request.hosts or ()]

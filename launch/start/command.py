@@ -14,8 +14,8 @@ from launch.choose.placement import RankSlot
 from launch.errors import CommandError
 from launch.hosts.host import Host
 from launch.hosts.hostfile import to_option
-from launch.machine.mpi import Mpi
 from launch.reach.ssh import SSH_OPTIONS
+from launch.start.plan import Launcher, Plan
 
 # A silent link ends the job after 2 s + 3 x 1 s; by default Open MPI waits over ten minutes.
 KEEPALIVE = {"oob_tcp_keepalive_time": "2", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "3"}
@@ -53,40 +53,25 @@ RUNTIMES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchSpec:
-    """What is to be started, and with what."""
-
-    slots: tuple[RankSlot, ...]
-    program: tuple[str, ...]
-    python: str  # the interpreter that runs launch.rank.bind, at the same path on every host
-    mpi: Mpi
-    horovodrun: str | None  # its path if it is to start mpirun
-    network: str | None  # CIDR that the hosts share; None on one host
-    daemon_networks: str | None  # CIDRs over which mpirun reaches them
-    exports: tuple[str, ...]  # names of variables that every rank gets
-    as_root: bool
-
-
-def argv(spec: LaunchSpec) -> list[str]:
+def argv(plan: Plan, launcher: Launcher) -> list[str]:
     """The command as a list of words."""
     # -P: a launch.py of the user's in the working folder is not ours.
-    program = [spec.python, "-P", "-m", "launch.rank.bind", "--", *spec.program]
-    ranks = ["-np", str(len(spec.slots)), "-H", to_option(hosts_of(spec.slots))]
-    if spec.horovodrun is None:
-        root = ["--allow-run-as-root"] if spec.as_root else []
-        exports = [word for name in spec.exports for word in ("-x", name)]
-        return [spec.mpi.path, *root, *ranks, *BINDING, *_parameters(spec), *exports, *program]
+    program = [launcher.python, "-P", "-m", "launch.rank.bind", "--", *plan.program]
+    ranks = ["-np", str(len(plan.slots)), "-H", to_option(hosts_of(plan.slots))]
+    if launcher.horovodrun is None:
+        root = ["--allow-run-as-root"] if plan.as_root else []
+        exports = [word for name in plan.exports for word in ("-x", name)]
+        return [launcher.mpi.path, *root, *ranks, *BINDING, *_parameters(plan, launcher), *exports, *program]
     # horovodrun hands these to a shell: every word is quoted. An MPI that ssh finds first must not start instead.
-    prefix = ["--prefix", str(PurePath(spec.mpi.path).parent.parent)] if spec.network else []
+    prefix = ["--prefix", str(PurePath(launcher.mpi.path).parent.parent)] if plan.network else []
     return [
-        spec.horovodrun,
+        launcher.horovodrun,
         "--mpi",
         "--disable-cache",
         *ranks,
-        *(["--network-interfaces", spec.network] if spec.network else []),
+        *(["--network-interfaces", plan.network] if plan.network else []),
         f"--binding-args={shlex.join(BINDING)}",
-        f"--mpi-args={shlex.join([*prefix, *_parameters(spec)])}",
+        f"--mpi-args={shlex.join([*prefix, *_parameters(plan, launcher)])}",
         *program,
     ]
 
@@ -95,12 +80,12 @@ def argv(spec: LaunchSpec) -> list[str]:
 BINDING = ("--bind-to", "none", "--map-by", "slot")
 
 
-def _parameters(spec: LaunchSpec) -> list[str]:
+def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
     """Open MPI's parameters: ssh without prompts, links that may not go silent, the network for daemons and ranks."""
-    runtime = RUNTIMES.get(spec.mpi.version[0]) if spec.mpi.name == "Open MPI" else None
+    runtime = RUNTIMES.get(launcher.mpi.version[0]) if launcher.mpi.name == "Open MPI" else None
     if runtime is None:
         raise CommandError(
-            f"{spec.mpi.path} is {spec.mpi}: Open MPI 4 or 5 is needed, put its bin folder first in PATH"
+            f"{launcher.mpi.path} is {launcher.mpi}: Open MPI 4 or 5 is needed, put its bin folder first in PATH"
         )
     daemons = {
         "plm": runtime.plm,
@@ -110,10 +95,10 @@ def _parameters(spec: LaunchSpec) -> list[str]:
         runtime.whole_names: "1",
     }
     ranks = {"pml": "ob1", "btl": "^openib"}  # UCX chooses networks by itself; GPUs talk through NCCL
-    if spec.daemon_networks:
-        daemons[runtime.interfaces] = spec.daemon_networks
-    if spec.horovodrun is None:
-        ranks["btl_tcp_if_include"] = spec.network or LOOPBACK
+    if plan.daemon_networks:
+        daemons[runtime.interfaces] = plan.daemon_networks
+    if launcher.horovodrun is None:
+        ranks["btl_tcp_if_include"] = plan.network or LOOPBACK
     else:
         ranks = {}  # horovodrun gives the same ones itself
     return [

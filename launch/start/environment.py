@@ -1,17 +1,9 @@
-"""Pure: the environment that the launcher and each rank get, and the plan in it."""
+"""Pure: which variables of the environment the launcher and the ranks get."""
 
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
 
-from launch.choose.placement import RankSlot
-from launch.cores import core_list
 from launch.errors import CommandError
-from launch.start.command import LaunchSpec
-
-# One exported variable may not be longer (MAX_ARG_STRLEN of Linux); some room is left for its name.
-MAX_PLAN_CHARACTERS = 128 * 1024 - 64
 
 # What every rank gets from the environment of hvdlaunch; -x adds others, one name at a time.
 EXPORTED = re.compile(
@@ -42,59 +34,6 @@ def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str,
     return tuple(sorted({*allowed, *extra, "HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"}))
 
 
-def launcher_environment(spec: LaunchSpec, inherited: Mapping[str, str], ours: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's environment: on one host all that is `inherited`, else only what every host gets."""
-    if spec.network is None:
-        return {**inherited, **ours}
-    kept = {name: value for name, value in inherited.items() if name in spec.exports or LAUNCHER_NEEDS.fullmatch(name)}
-    return {**kept, **ours}
-
-
-def rank_environment(
-    slot: RankSlot,
-    *,
-    interface: str | None,
-    adapters: Sequence[str],
-    set_by_user: Iterable[str],
-    launcher_exports_all: bool = False,
-) -> dict[str, str | None]:
-    """What launch.rank.bind sets on one rank, or unsets (None); the user's settings of NCCL and OpenMP stay.
-
-    A launcher that exports all gives ranks on other hosts also what belongs to this one: that is unset.
-    """
-    gpu = slot.gpu_uuid or ("" if slot.gpu is None else str(slot.gpu))
-    ours = {"OMP_NUM_THREADS": None if slot.threads is None else str(slot.threads), "NCCL_SOCKET_IFNAME": interface}
-    # The "=" keeps mlx5_1 from meaning mlx5_10 as well. The ranks of a host must agree on its adapters.
-    ours["NCCL_IB_HCA"] = f"={','.join(adapters)}" if adapters and slot.gpu is not None else None
-    chosen = {name: value for name, value in ours.items() if value is not None and name not in set_by_user}
-    of_this_host = dict.fromkeys(OF_THIS_HOST) if launcher_exports_all else {}
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu, **chosen, **of_this_host}
-
-
-def plan_json(
-    spec: LaunchSpec,
-    hostnames: Mapping[str, str | None],
-    environments: Sequence[Mapping[str, str | None]],
-    recorded: Mapping[str, str],
-) -> str:
-    """The placement as JSON, for launch.rank.bind and for placement.json of the run folder."""
-    ranks = [
-        {
-            **asdict(slot),
-            "cores": core_list(slot.cores),
-            "hostname": hostnames[slot.host],
-            "environment": dict(environment),
-        }
-        for slot, environment in zip(spec.slots, environments, strict=True)
-    ]
-    launcher = f"horovodrun, {spec.mpi}" if spec.horovodrun else str(spec.mpi)
-    text = json.dumps(
-        {"launcher": launcher, "program": spec.program, "environment": dict(recorded), "ranks": ranks},
-        separators=(",", ":"),
-    )
-    if len(text) > MAX_PLAN_CHARACTERS:
-        raise CommandError(
-            f"the plan of {len(spec.slots)} ranks takes {len(text)} bytes, a variable holds "
-            f"{MAX_PLAN_CHARACTERS}: start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
-        )
-    return text
+def inherited(environment: Mapping[str, str], exports: Collection[str]) -> dict[str, str]:
+    """What a launcher on several hosts gets: what it exports to the ranks, and what it needs itself."""
+    return {name: value for name, value in environment.items() if name in exports or LAUNCHER_NEEDS.fullmatch(name)}

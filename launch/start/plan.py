@@ -1,48 +1,32 @@
-"""A prepared run as text for a person: who runs where, the files, the environment and the command."""
+"""What is decided about a run, and what starts it."""
 
-import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from launch.cores import core_list
-from launch.hosts import hostfile
-from launch.machine.show.table import aligned
-from launch.start.command import hosts_of
-from launch.start.prepare import PreparedRun
-
-OURS = ("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")
+from launch.choose.placement import RankSlot
+from launch.machine.mpi import Mpi
 
 
-def plan_text(prepared: PreparedRun) -> str:
-    """Everything that the run would do."""
-    slots = prepared.spec.slots
-    rows = [["rank", "host", "local rank", "GPU", "UUID", "NUMA", "cores", "NIC"]]
-    for slot in slots:
-        nics = [name for name in (prepared.interfaces.get(slot.host), *prepared.adapters.get(slot.host, ())) if name]
-        gpu = "-" if slot.gpu is None else str(slot.gpu)
-        rows.append(
-            [
-                str(slot.rank),
-                slot.host,
-                str(slot.local_rank),
-                gpu,
-                slot.gpu_uuid or "-",
-                core_list(slot.numa) or "unknown",
-                core_list(slot.cores) or "any",
-                ",".join(nics) or "-",
-            ]
-        )
-    hosts = hosts_of(slots)
-    parts = {
-        "hostfile": hostfile.write(hosts, "openmpi"),
-        "rankfile, for mpirun without hvdlaunch: it binds each rank to one core": hostfile.write(hosts, "rankfile"),
-        "environment": "".join(f"{name}={shlex.quote(prepared.environment[name])}\n" for name in OURS)
-        + f"given to every rank: {', '.join(prepared.spec.exports)}\n",
-        "command": shlex.join(prepared.argv) + "\n",
-    }
-    remarks = "".join(f"{remark}\n" for remark in prepared.remarks)
-    return "\n".join([remarks + aligned(rows), "", *(f"# {title}\n{text}" for title, text in parts.items())]).rstrip()
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Who runs what where."""
+
+    slots: tuple[RankSlot, ...]
+    hostnames: Mapping[str, str | None]  # host -> what it calls itself; None if it was not asked
+    program: tuple[str, ...]  # with what it runs under
+    job: str
+    network: str | None  # CIDR that the hosts share; None on one host
+    daemon_networks: str | None  # CIDRs over which mpirun reaches them
+    exports: tuple[str, ...]  # names of variables that every rank gets
+    environment: Mapping[str, str]  # what the launcher gets of ours
+    as_root: bool
+    remarks: tuple[str, ...]  # what the user should know, one line each
 
 
-def shell_line(prepared: PreparedRun) -> str:
-    """The command as a shell would take it, with the variables that it needs."""
-    settings = [f"{name}={shlex.quote(prepared.environment[name])}" for name in OURS]
-    return " ".join([*settings, "HVDLAUNCH_REPORT=", shlex.join(prepared.argv)])
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """What starts the ranks."""
+
+    python: str  # the interpreter that runs launch.rank.bind, at the same path on every host
+    mpi: Mpi
+    horovodrun: str | None  # its path if it is to start mpirun

@@ -19,7 +19,8 @@ from typing import Any, Literal, NoReturn
 
 from launch.errors import CommandError, LaunchError, ProcessError
 from launch.process import Answer, ask
-from launch.start.prepare import RunRequest, prepare
+from launch.start.prepare import prepare
+from launch.start.request import RunRequest
 from launch.watch.run import run
 
 DRAW_S = 600.0
@@ -170,7 +171,7 @@ def _run_once(
     try:
         prepared = prepare(replace(study.request, np=np), environment, Path.cwd())
         write(file, study, rows)  # a file that cannot be written is better found before a long run than after it
-        for remark in prepared.remarks:
+        for remark in prepared.plan.remarks:
             _print_once(f"hvdlaunch: {remark}", printed)
         result = run(prepared)
     except LaunchError as error:

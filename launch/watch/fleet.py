@@ -13,7 +13,10 @@ from launch.machine.topology import Topology, restrict
 from launch.reach.ask import answers
 from launch.reach.probe import HostFacts
 from launch.start.command import hosts_of
-from launch.start.prepare import PreparedRun, RunRequest, allocation, own_slots, prepare
+from launch.start.decide import own_slots
+from launch.start.prepare import prepare
+from launch.start.render import PreparedRun
+from launch.start.request import RunRequest, allocation
 from launch.watch.leftovers import end_on
 
 WAIT_S = 600.0  # for hosts, where too few are left: one that restarts takes some minutes
@@ -34,15 +37,15 @@ class Fleet:
 
     def __init__(self, read_request: Callable[[], RunRequest], request: RunRequest, prepared: PreparedRun) -> None:
         self._read_request, self._request = read_request, request
-        self._on_gpus = prepared.spec.slots[0].gpu is not None
-        self._mpi, self._python = prepared.spec.mpi, prepared.spec.python
+        self._on_gpus = prepared.plan.slots[0].gpu is not None
+        self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
         self._job = prepared.environment["HVDLAUNCH_JOB"]
         self._backoffs: dict[str, Backoff] = {}
         self._last_line: str | None = None
 
     def clean(self, prepared: PreparedRun) -> None:
         """End what an attempt has left behind."""
-        self._end_leftovers([host.name for host in hosts_of(prepared.spec.slots)])
+        self._end_leftovers([host.name for host in hosts_of(prepared.plan.slots)])
 
     def next_run(self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int]) -> PreparedRun | None:
         """The next attempt, once enough hosts can be used; None, with a line, if for too long they cannot.

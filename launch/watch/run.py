@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launch.errors import ProcessError
 from launch.process import Launcher
-from launch.start.prepare import PreparedRun
+from launch.start.render import PreparedRun
 from launch.watch.failure import explain, in_one_line
 from launch.watch.report import Report, read_report
 from launch.watch.stops import GRACE_S, Stops
@@ -34,12 +34,12 @@ def run(prepared: PreparedRun, *, grace_s: float = GRACE_S) -> RunResult:
     A program that has reported `saves` has `grace_s` seconds to save and leave with 0 after a signal asks for its end.
     """
     # Rank 0 may be on another host: then the folder must be one that both have, as the run folder's.
-    parent = None if prepared.spec.network is None else Path.cwd()
+    parent = None if prepared.plan.network is None else Path.cwd()
     try:
         folder = tempfile.mkdtemp(prefix=".hvdlaunch-", dir=parent)
     except OSError as error:
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
-    story = Story({slot.host for slot in prepared.spec.slots})
+    story = Story({slot.host for slot in prepared.plan.slots})
     with Stops(grace_s=grace_s) as stops:
         status, report = _watch(prepared, Path(folder), story, stops)
     if status == 0 and story.lost:
@@ -74,7 +74,7 @@ def _result(prepared: PreparedRun, status: int | None, story: Story, report: Rep
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"stopped and saved{at}: HVDLAUNCH_JOB={job} before the same command goes on from there"
     elif status and (stops.by is None or stops.saving):
-        line = explain(status, story, prepared.spec.slots, report)
+        line = explain(status, story, prepared.plan.slots, report)
     if line is not None:
         _show(f"hvdlaunch: {line}\n".encode())
     if stops.by is not None and status != 0:

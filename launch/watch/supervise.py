@@ -11,7 +11,9 @@ from pathlib import Path
 from launch.errors import ProcessError
 from launch.hosts.hostfile import to_option
 from launch.start.command import hosts_of
-from launch.start.prepare import PreparedRun, RunRequest, prepare
+from launch.start.prepare import prepare
+from launch.start.render import PreparedRun
+from launch.start.request import RunRequest
 from launch.watch.fleet import Fleet, say
 from launch.watch.run import RunResult, run
 
@@ -50,14 +52,14 @@ def supervise(read_request: Callable[[], RunRequest], policy: RestartPolicy, env
     """
     request = read_request()
     prepared = prepare(request, {**environment, "HVDLAUNCH_ATTEMPT": "0"}, Path.cwd())
-    for remark in prepared.remarks:
+    for remark in prepared.plan.remarks:
         say(remark)
     environment = {**environment, "HVDLAUNCH_JOB": prepared.environment["HVDLAUNCH_JOB"]}
     fleet = Fleet(read_request, request, prepared)
     tally, attempt = Tally(), 0
     while True:
         result = _attempt(prepared, policy, first=attempt == 0)
-        np = len(prepared.spec.slots)
+        np = len(prepared.plan.slots)
         tally = with_attempt(tally, result, np)
         status = final_status(tally, result, np, policy)
         if status is not None:
@@ -106,9 +108,9 @@ def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy
 
 def restart_line(prepared: PreparedRun, tally: Tally, result: RunResult, policy: RestartPolicy) -> str:
     """What failed, how many ranks go on where, and from which step."""
-    used = hosts_of(prepared.spec.slots)
+    used = hosts_of(prepared.plan.slots)
     where = to_option(used) if len(used) <= MAX_NAMED else f"{len(used)} hosts"
-    ranks = "1 rank" if len(prepared.spec.slots) == 1 else f"{len(prepared.spec.slots)} ranks"
+    ranks = "1 rank" if len(prepared.plan.slots) == 1 else f"{len(prepared.plan.slots)} ranks"
     start = "no checkpoint was saved yet" if tally.checkpoint is None else f"from step {tally.checkpoint}"
     why = result.why or f"status {result.status}"
     return f"restart {tally.failures} of {policy.restarts} after: {why}; {ranks} on {where}, {start}"

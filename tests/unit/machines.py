@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Interface, Link, Nic, NumaNode, Topology
-from launch.start.prepare import RunRequest
+from launch.start.request import RunRequest
 
 # The ring that avoids SYS goes 0-2-1-3. GPU 0 and 1 are at node 0, GPU 2 and 3 at node 1.
 PIX4 = """\

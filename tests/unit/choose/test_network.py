@@ -54,6 +54,7 @@ def test_hosts_without_a_shared_network_are_refused_with_what_they_have():
 
 def test_the_network_of_an_address():
     assert network_of(CLUSTER["h1"], "192.168.1.1") == "192.168.1.0/24"
+    assert network_of(CLUSTER["h1"], "192.168.1.2") is None
 
 
 @given(st.data())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.choose.placement import nearest_nics, place, ranks_per_host, split_cores
+from launch.choose.placement import nearest_nics, place, rank_environment, ranks_per_host, split_cores
 from launch.choose.selection import ring_order, select
 from launch.errors import PlacementError
 from launch.hosts.host import Host
@@ -315,3 +315,33 @@ def _promises_of_a_host(topology, own, gpus, binding, on_cpus):
         elif binding == "numa":  # only where it cannot be otherwise
             assert near is None or sum(1 for other in own if (near_of(topology, other) or set()) & near) > 1 or on_cpus
     assert binding != "none" or not any(slot.cores for slot in own)
+
+
+def test_a_slot_holds_all_that_its_rank_needs():
+    nics = (("mlx5_0", "PIX PIX SYS SYS"), ("mlx5_1", "SYS SYS PIX PIX"))
+    known = {"a": machine(nics=nics), "b": machine(nics=nics)}
+    own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-2222", "OMP_NUM_THREADS": "8"}
+
+    def slot(where, **more):
+        np = sum(host.slots for host in where)
+        return place(where, known, np=np, gpus="auto", binding="numa", **more)[1]
+
+    several = slot(hosts(a=2, b=1), interfaces={"a": "eth0", "b": "ens5"})
+    assert (several.interface, several.adapters) == ("eth0", ("mlx5_0", "mlx5_1"))
+    assert several.environment == {**own, "NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}
+    assert slot(hosts(b=1, a=1)).adapters == ("mlx5_0",)
+    alone = slot(hosts(a=2))
+    assert (alone.interface, alone.adapters, alone.environment) == (None, (), own)
+
+
+def test_what_the_user_has_set_stays():
+    set_by_user = ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "CUDA_VISIBLE_DEVICES")
+    gpu = Gpu(index=2, uuid="GPU-2222")
+    chosen = rank_environment(gpu, 8, "eth0", ("mlx5_0",), set_by_user)
+    assert chosen == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-2222"}
+
+
+def test_a_rank_on_cpus_sees_no_gpu_and_one_without_a_uuid_its_index():
+    assert rank_environment(Gpu(index=2), None, None, (), ())["CUDA_VISIBLE_DEVICES"] == "2"
+    on_cpus = rank_environment(None, None, None, ("mlx5_0",), ())
+    assert on_cpus == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ""}

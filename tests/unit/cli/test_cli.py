@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -350,6 +351,7 @@ def test_a_dry_run_prints_the_command_of_the_plan_and_remarks_apart(capsys):
 
 
 def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, folder):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
     words = [
         "run",
         "-np",
@@ -387,6 +389,21 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, fo
         assert shlex.split(start) == ["exec", sys.executable, "-P", "-m", "launch", "run", *kept]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-np", "5", "-H", "n1:2,n2:2"), "-np 5 is more than the 4 slots there are"),
+        (("-np", "4", "-H", "n1:2,n2:2", "--gpus", "3"), "--gpus names 1 for the 2 ranks on host n1"),
+        (("-np", "1", "-x", "missing"), "-x missing: there is no such variable"),
+    ],
+)
+def test_what_could_not_run_is_refused_before_a_script_is_written(capsys, folder, words, message):
+    status, out, err = ended(capsys, "run", *words, "--sbatch", "job", *PROGRAM)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert not Path("job").exists()
+
+
 def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):
     words = ["run", "-np", "2", "--gpus", "none", "--sbatch", "job", "--", "prog", "a"]
     monkeypatch.setattr(sys, "argv", ["hvdlaunch", *words])
@@ -399,9 +416,7 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
     from launch.start import prepare
     from launch.watch import run
 
-    prepared = prepare.PreparedRun(
-        spec=None, argv=[], environment={}, interfaces={}, adapters={}, remarks=("be warned",)
-    )
+    prepared = SimpleNamespace(plan=SimpleNamespace(remarks=("be warned",)))
     monkeypatch.setattr(prepare, "prepare", lambda *_: prepared)
     ends = run.RunResult(status=7, run_folder=None, why="x", stopped=False)
     runs = []

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from launch.choose.placement import place
 from launch.machine.mpi import Mpi
-from launch.start.command import LaunchSpec
+from launch.start.plan import Launcher, Plan
+from launch.start.render import render
 from tests.unit.machines import hosts, machine
 
 OURS = ("HVDLAUNCH_JOB", "HVDLAUNCH_PLAN", "HVDLAUNCH_REPORT", "PATH")
@@ -15,9 +16,13 @@ HOROVODRUN = "/opt/venv/bin/horovodrun"
 TRAIN = ("python", "-m", "hvdtrain.effnet", "--data", "digits")
 
 
-def spec(mpi=MPI4, *, where=None, **changes):
+def launcher(mpi=MPI4, horovodrun=None):
+    return Launcher(python="/opt/venv/bin/python", mpi=mpi, horovodrun=horovodrun)
+
+
+def plan(where=None, **changes):
     where = where or hosts(localhost=2)
-    several = len(where) > 1
+    network = "10.0.0.0/24" if len(where) > 1 else None
     slots = place(
         where,
         {host.name: machine() for host in where},
@@ -25,15 +30,20 @@ def spec(mpi=MPI4, *, where=None, **changes):
         gpus="auto",
         binding="numa",
     )
-    plain = LaunchSpec(
+    plain = Plan(
         slots=slots,
+        hostnames={host.name: f"{host.name}.local" for host in where},
         program=TRAIN,
-        python="/opt/venv/bin/python",
-        mpi=mpi,
-        horovodrun=None,
-        network="10.0.0.0/24" if several else None,
-        daemon_networks="10.0.0.0/24" if several else None,
+        job="a job",
+        network=network,
+        daemon_networks=network,
         exports=OURS,
+        environment={},
         as_root=False,
+        remarks=(),
     )
     return replace(plain, **changes)
+
+
+def rendered(mpi=MPI4, *, horovodrun=None, **changes):
+    return render(plan(**changes), launcher(mpi, horovodrun))

@@ -11,26 +11,26 @@ from launch.hosts import hostfile
 from launch.reach.ssh import SSH_OPTIONS
 from launch.start import command
 from launch.start.sbatch import sbatch
-from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, OURS, THREE, TRAIN, spec
+from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, OURS, THREE, TRAIN, plan, rendered
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SPECS = {
-    "openmpi4_one_host": spec(),
-    "openmpi4_hosts": spec(where=THREE),
-    "openmpi4_login_node": spec(where=THREE, daemon_networks="10.0.0.0/24,192.168.0.0/16"),
-    "openmpi4_root": spec(as_root=True, exports=(*OURS, "NCCL_DEBUG")),
-    "openmpi4_apptainer": spec(where=THREE, program=command.in_apptainer(TRAIN, "/images/hvd train.sif")),
-    "openmpi4_nsys": spec(where=THREE, program=command.under_nsys(TRAIN)),
-    "openmpi4_nsys_apptainer": spec(program=command.in_apptainer(command.under_nsys(TRAIN), "/images/train.sif")),
-    "openmpi5_nsys": spec(MPI5, program=command.under_nsys(TRAIN)),
-    "horovodrun_openmpi4_nsys": spec(program=command.under_nsys(TRAIN), horovodrun=HOROVODRUN),
-    "horovodrun_openmpi5_nsys": spec(MPI5, program=command.under_nsys(TRAIN), horovodrun=HOROVODRUN),
-    "openmpi5_one_host": spec(MPI5),
-    "openmpi5_hosts": spec(MPI5, where=THREE),
-    "horovodrun_openmpi4_one_host": spec(horovodrun=HOROVODRUN),
-    "horovodrun_openmpi4_hosts": spec(where=THREE, horovodrun=HOROVODRUN),
-    "horovodrun_openmpi5_one_host": spec(MPI5, horovodrun=HOROVODRUN),
-    "horovodrun_openmpi5_hosts": spec(MPI5, where=THREE, horovodrun=HOROVODRUN),
+    "openmpi4_one_host": rendered(),
+    "openmpi4_hosts": rendered(where=THREE),
+    "openmpi4_login_node": rendered(where=THREE, daemon_networks="10.0.0.0/24,192.168.0.0/16"),
+    "openmpi4_root": rendered(as_root=True, exports=(*OURS, "NCCL_DEBUG")),
+    "openmpi4_apptainer": rendered(where=THREE, program=command.in_apptainer(TRAIN, "/images/hvd train.sif")),
+    "openmpi4_nsys": rendered(where=THREE, program=command.under_nsys(TRAIN)),
+    "openmpi4_nsys_apptainer": rendered(program=command.in_apptainer(command.under_nsys(TRAIN), "/images/train.sif")),
+    "openmpi5_nsys": rendered(MPI5, program=command.under_nsys(TRAIN)),
+    "horovodrun_openmpi4_nsys": rendered(program=command.under_nsys(TRAIN), horovodrun=HOROVODRUN),
+    "horovodrun_openmpi5_nsys": rendered(MPI5, program=command.under_nsys(TRAIN), horovodrun=HOROVODRUN),
+    "openmpi5_one_host": rendered(MPI5),
+    "openmpi5_hosts": rendered(MPI5, where=THREE),
+    "horovodrun_openmpi4_one_host": rendered(horovodrun=HOROVODRUN),
+    "horovodrun_openmpi4_hosts": rendered(where=THREE, horovodrun=HOROVODRUN),
+    "horovodrun_openmpi5_one_host": rendered(MPI5, horovodrun=HOROVODRUN),
+    "horovodrun_openmpi5_hosts": rendered(MPI5, where=THREE, horovodrun=HOROVODRUN),
 }
 LAUNCH = ["/opt/venv/bin/python", "-m", "launch", "run", "-np", "8", "-x", "NCCL_DEBUG", "--", *TRAIN, "--name", "it's"]
 SCRIPTS = {
@@ -44,7 +44,7 @@ SCRIPTS = {
 
 
 def golden_texts():
-    texts = {name: lines(command.argv(of_name)) for name, of_name in SPECS.items()}
+    texts = {name: lines(of_name.argv) for name, of_name in SPECS.items()}
     return {f"{name}.txt": text for name, text in texts.items()} | {
         f"{name}.sbatch": script for name, script in SCRIPTS.items()
     }
@@ -97,30 +97,30 @@ def inner(argv):
 @pytest.mark.parametrize("name", SPECS)
 def test_what_every_command_has(name):
     started = SPECS[name]
-    words = inner(command.argv(started))
+    words = inner(started.argv)
     parameters = mca(words)
-    ssh = parameters["plm_ssh_args" if started.mpi.version[0] == 5 else "plm_rsh_args"]
+    ssh = parameters["plm_ssh_args" if started.launcher.mpi.version[0] == 5 else "plm_rsh_args"]
     assert shlex.split(ssh) == list(SSH_OPTIONS)
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes", "ServerAliveInterval=2"} <= set(shlex.split(ssh))
     assert {"oob_tcp_keepalive_time", "oob_tcp_keepalive_intvl", "oob_tcp_keepalive_probes"} <= parameters.keys()
     assert option(words, "--bind-to") == ["none"]
     assert option(words, "--map-by") == ["slot"]
-    assert option(words, "-np") == [str(len(started.slots))]
-    assert words[words.index(started.python) :] == [
-        started.python,
+    assert option(words, "-np") == [str(len(started.plan.slots))]
+    assert words[words.index(started.launcher.python) :] == [
+        started.launcher.python,
         "-P",
         "-m",
         "launch.rank.bind",
         "--",
-        *started.program,
+        *started.plan.program,
     ]
-    assert ("--allow-run-as-root" in words) is started.as_root
-    assert option(words, "-x") == ([] if started.horovodrun else list(started.exports))
-    if started.network:
-        reach = parameters["prte_if_include" if started.mpi.version[0] == 5 else "oob_tcp_if_include"]
-        assert reach == started.daemon_networks
-        assert started.network in (parameters.get("btl_tcp_if_include"), *option(words, "--network-interfaces"))
-    assert ("--prefix" in words) is bool(started.horovodrun and started.network)
+    assert ("--allow-run-as-root" in words) is started.plan.as_root
+    assert option(words, "-x") == ([] if started.launcher.horovodrun else list(started.plan.exports))
+    if started.plan.network:
+        reach = parameters["prte_if_include" if started.launcher.mpi.version[0] == 5 else "oob_tcp_if_include"]
+        assert reach == started.plan.daemon_networks
+        assert started.plan.network in (parameters.get("btl_tcp_if_include"), *option(words, "--network-interfaces"))
+    assert ("--prefix" in words) is bool(started.launcher.horovodrun and started.plan.network)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_what_every_command_has(name):
 )
 def test_other_launchers_are_refused_with_their_path(mpi):
     with pytest.raises(CommandError, match=r"^/opt/openmpi/bin/mpirun is \S.* \d.*: Open MPI 4 or 5 is needed, put"):
-        command.argv(spec(mpi))
+        rendered(mpi)
 
 
 def test_hosts_are_named_once_with_their_ranks():
-    assert hostfile.to_option(command.hosts_of(spec(where=THREE).slots)) == "h1:2,h2.cluster.example:1"
+    assert hostfile.to_option(command.hosts_of(plan(where=THREE).slots)) == "h1:2,h2.cluster.example:1"
 
 
 if __name__ == "__main__":

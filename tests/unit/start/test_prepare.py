@@ -9,7 +9,7 @@ from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
 from launch.process import Answer
 from launch.reach.probe import HostFacts
-from launch.start import command, prepare
+from launch.start import command, facts, prepare
 from tests.unit.machines import RING, hosts, machine, request
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
@@ -28,7 +28,7 @@ def world(monkeypatch):
         **{host: machine(interfaces=nics, nics=ADAPTERS) for host, nics in CLUSTER.items()},
     }
     paths = {"mpirun": MPI.path, "horovodrun": "/opt/venv/bin/horovodrun"}
-    facts = {
+    answers = {
         host: HostFacts(host=host, hostname=f"{host}.local", topology=topology, mpi=MPI, address=None)
         for host, topology in known.items()
     }
@@ -36,18 +36,16 @@ def world(monkeypatch):
 
     def ask_hosts(names, **how):
         questions.append((names, how))
-        return {name: facts[name] for name in names}
+        return {name: answers[name] for name in names}
 
     monkeypatch.setattr(prepare.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(prepare, "find", paths.get)
-    monkeypatch.setattr(prepare, "read_mpi", lambda _: MPI)
-    monkeypatch.setattr(prepare, "ask_hosts", ask_hosts)
-    monkeypatch.setattr(prepare, "is_local", lambda host: host == "localhost")
-    monkeypatch.setattr(prepare, "interfaces", lambda: known["h1"].interfaces)
-    monkeypatch.setattr(
-        prepare.shutil, "which", lambda program, **_: None if program == "missing" else f"/bin/{program}"
-    )
-    return {"questions": questions, "facts": facts, "paths": paths}
+    monkeypatch.setattr(facts, "find", paths.get)
+    monkeypatch.setattr(facts, "read_mpi", lambda _: MPI)
+    monkeypatch.setattr(facts, "ask_hosts", ask_hosts)
+    monkeypatch.setattr(facts, "is_local", lambda host: host == "localhost")
+    monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].interfaces)
+    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: None if program == "missing" else f"/bin/{program}")
+    return {"questions": questions, "facts": answers, "paths": paths}
 
 
 def prepared(tmp_path, environment=None, **changes):
@@ -56,20 +54,21 @@ def prepared(tmp_path, environment=None, **changes):
 
 def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
     run = prepared(tmp_path, np=4)
-    assert [(slot.host, slot.gpu) for slot in run.spec.slots] == [("localhost", gpu) for gpu in RING]
+    assert [(slot.host, slot.gpu) for slot in run.plan.slots] == [("localhost", gpu) for gpu in RING]
     assert world["questions"][0][0] == ["localhost"]
     assert world["questions"][0][1]["folder"] == str(tmp_path)
-    assert (run.spec.network, run.interfaces, run.adapters, run.remarks) == (None, {}, {}, ())
+    assert {(slot.interface, slot.adapters) for slot in run.plan.slots} == {(None, ())}
+    assert (run.plan.network, run.plan.remarks) == (None, ())
     with pytest.raises(PlacementError, match=r"-np 5 is more than the 4 slots there are \(localhost 4\)"):
         prepared(tmp_path, np=5)
 
 
 def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
-    assert prepared(tmp_path, np=9, gpus="none").remarks == ("--gpus none: the ranks run on CPUs",)
+    assert prepared(tmp_path, np=9, gpus="none").plan.remarks == ("--gpus none: the ranks run on CPUs",)
     assert world["questions"][-1][1]["gpus"] is False
     run = prepared(tmp_path, np=9, topologies={"bare": machine(0)})
-    assert run.remarks == ("no GPU found: the ranks run on CPUs",)
-    assert len(run.spec.slots) == 9
+    assert run.plan.remarks == ("no GPU found: the ranks run on CPUs",)
+    assert len(run.plan.slots) == 9
     with pytest.raises(PlacementError, match="-np 1000000000000 is more than the 4096 slots there are"):
         prepared(tmp_path, np=10**12, gpus="none")
 
@@ -81,9 +80,10 @@ def test_only_the_hosts_that_get_ranks_are_asked(tmp_path, world):
 
 def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
     run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-    assert (run.spec.network, run.spec.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24")
-    assert run.interfaces == {"h1": "eth0", "h2": "ens5"}
-    assert run.adapters == {"h1": ("mlx5_0", "mlx5_1"), "h2": ("mlx5_0",)}
+    assert (run.plan.network, run.plan.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24")
+    both = ("mlx5_0", "mlx5_1")
+    nics = [("eth0", both), ("eth0", both), ("ens5", ("mlx5_0",))]
+    assert [(slot.interface, slot.adapters) for slot in run.plan.slots] == nics
     ranks = json.loads(run.environment["HVDLAUNCH_PLAN"])["ranks"]
     assert [rank["hostname"] for rank in ranks] == ["h1.local", "h1.local", "h2.local"]
     assert [rank["environment"]["NCCL_SOCKET_IFNAME"] for rank in ranks] == ["eth0", "eth0", "ens5"]
@@ -91,22 +91,22 @@ def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
 
 
 def test_this_host_gets_the_first_ranks_wherever_it_is_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "is_local", lambda host: host == "h1")
+    monkeypatch.setattr(facts, "is_local", lambda host: host == "h1")
     run = prepared(tmp_path, np=3, hosts=hosts(h2=2, h1=1))
-    assert [slot.host for slot in run.spec.slots] == ["h1", "h2", "h2"]
+    assert [slot.host for slot in run.plan.slots] == ["h1", "h2", "h2"]
 
 
 def test_a_login_node_meets_its_daemons_over_its_own_network(tmp_path, world, monkeypatch):
-    monkeypatch.setattr(prepare, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
-    monkeypatch.setattr(prepare, "address_toward", lambda address: {"10.0.0.1": "192.168.0.9"}[address])
+    monkeypatch.setattr(facts, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
+    monkeypatch.setattr(facts, "address_toward", lambda _: "192.168.0.9")
     for host, address in (("h1", "10.0.0.1"), ("h2", "10.0.0.2")):
         world["facts"][host] = replace(world["facts"][host], address=address)
     run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-    assert (run.spec.network, run.spec.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24,192.168.0.0/24")
+    assert (run.plan.network, run.plan.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24,192.168.0.0/24")
 
 
 def test_hosts_that_are_reached_over_ipv6_alone_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
+    monkeypatch.setattr(facts, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
     with pytest.raises(HostError, match="ssh reaches h1, h2 over IPv6, mpirun needs IPv4: add `AddressFamily inet`"):
         prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
 
@@ -128,8 +128,8 @@ def test_of_known_hosts_nobody_is_asked(tmp_path, world):
 
 def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):
     slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
-    assert [slot.host for slot in prepared(tmp_path, slurm).spec.slots] == ["h1", "h2"]
-    assert [slot.host for slot in prepared(tmp_path, slurm, hosts=hosts(localhost=2)).spec.slots] == ["localhost"] * 2
+    assert [slot.host for slot in prepared(tmp_path, slurm).plan.slots] == ["h1", "h2"]
+    assert [slot.host for slot in prepared(tmp_path, slurm, hosts=hosts(localhost=2)).plan.slots] == ["localhost"] * 2
     with pytest.raises(HostfileError, match="SLURM_TASKS_PER_NODE"):
         prepared(tmp_path, {**slurm, "SLURM_TASKS_PER_NODE": "x"})
 
@@ -138,7 +138,7 @@ def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
     world["paths"].clear()
     run = prepared(tmp_path, np=3, hosts=hosts(far=4), topologies={"far": machine()})
     assert world["questions"] == []
-    assert [slot.gpu for slot in run.spec.slots] == [0, 1, 2]
+    assert [slot.gpu for slot in run.plan.slots] == [0, 1, 2]
     assert run.argv[0] == "mpirun"
     assert json.loads(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
     other = prepared(tmp_path, launcher="horovodrun", topologies={"far": machine()})
@@ -159,7 +159,7 @@ def test_the_launcher_is_the_one_of_path(tmp_path, world):
 
 
 def test_an_mpirun_that_does_not_say_what_it_is_counts_as_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "read_mpi", lambda _: None)
+    monkeypatch.setattr(facts, "read_mpi", lambda _: None)
     with pytest.raises(CommandError, match="does not say which MPI it is"):
         prepared(tmp_path)
 
@@ -179,9 +179,9 @@ def test_a_program_that_is_not_here_is_refused_before_it_starts(tmp_path):
 
 
 def test_nsight_systems_wraps_the_program_and_is_asked_for_before_it_starts(tmp_path, monkeypatch):
-    assert prepared(tmp_path, nsys=True).spec.program == command.under_nsys(("prog", "--lr", "0.1"))
-    assert prepared(tmp_path).spec.program == ("prog", "--lr", "0.1")
-    monkeypatch.setattr(prepare.shutil, "which", lambda program, **_: None if program == "nsys" else program)
+    assert prepared(tmp_path, nsys=True).plan.program == command.under_nsys(("prog", "--lr", "0.1"))
+    assert prepared(tmp_path).plan.program == ("prog", "--lr", "0.1")
+    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: None if program == "nsys" else program)
     with pytest.raises(CommandError, match=r"^--nsys: no nsys on this host: put the bin folder of Nsight"):
         prepared(tmp_path, nsys=True)
     assert prepared(tmp_path, nsys=True, hosts=hosts(h1=2))  # there it may be
@@ -191,19 +191,19 @@ def test_nsight_systems_wraps_the_program_and_is_asked_for_before_it_starts(tmp_
 def test_inside_an_image_it_is_the_image_that_must_have_nsight_systems(tmp_path, monkeypatch, status):
     image = tmp_path / "a.sif"
     image.touch()
-    monkeypatch.setattr(prepare.shutil, "which", lambda program, **_: None if program == "nsys" else program)
+    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: None if program == "nsys" else program)
 
     def ask(argv, timeout_s):
         assert argv[:3] == ["apptainer", "exec", str(image)]
         version = argv[3:] == ["nsys", "--version"]
         return Answer(status=status if version else 0, out="mpirun (Open MPI) 4.0.1", err="")
 
-    monkeypatch.setattr(prepare, "ask", ask)
+    monkeypatch.setattr(facts, "ask_program", ask)
     if status:
         with pytest.raises(CommandError, match=r"^--nsys: no nsys inside .*a\.sif: install Nsight Systems there"):
             prepared(tmp_path, apptainer=str(image), nsys=True)
     else:
-        program = prepared(tmp_path, apptainer=str(image), nsys=True).spec.program
+        program = prepared(tmp_path, apptainer=str(image), nsys=True).plan.program
         assert program == command.in_apptainer(command.under_nsys(("prog", "--lr", "0.1")), str(image))
 
 
@@ -232,7 +232,7 @@ def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):
 def test_an_image_with_another_mpi_is_refused(tmp_path, monkeypatch, status, out, inside):
     image = tmp_path / "a.sif"
     image.touch()
-    monkeypatch.setattr(prepare, "ask", lambda *_, **__: Answer(status=status, out=out, err=""))
+    monkeypatch.setattr(facts, "ask_program", lambda *_, **__: Answer(status=status, out=out, err=""))
     with pytest.raises(
         CommandError, match=f"a.sif: inside is {inside}, outside Open MPI 4.1.8: ranks inside only meet"
     ):
@@ -250,7 +250,7 @@ def test_a_program_inside_an_image(tmp_path, monkeypatch):
         commands.append(argv)
         return Answer(status=0, out="mpirun (Open MPI) 4.0.1", err="")
 
-    monkeypatch.setattr(prepare, "ask", ask)
+    monkeypatch.setattr(facts, "ask_program", ask)
     run = prepared(tmp_path, apptainer=str(image), program=("missing", "-x"))
     assert commands == [["apptainer", "exec", str(image), "mpirun", "--version"]]
     assert run.argv[-6:] == ["apptainer", "exec", "--nv", str(image), "missing", "-x"]

@@ -14,7 +14,7 @@ from launch.cli import main as cli
 from launch.errors import CommandError, LaunchError, PlacementError, ProcessError
 from launch.process import Answer
 from launch.start.environment import exported
-from launch.start.prepare import RunRequest
+from launch.start.request import RunRequest
 from launch.study import sweep
 from launch.study.sweep import Study
 from launch.watch.failure import in_one_line
@@ -52,7 +52,8 @@ class Machine:
         self.ran.append(at)
         self.environments.append(environment)
         self.done.append(f"np{at[0]}")
-        return SimpleNamespace(at=at, job=environment["HVDLAUNCH_JOB"], remarks=("the ranks run on CPUs",))
+        plan = SimpleNamespace(remarks=("the ranks run on CPUs",))
+        return SimpleNamespace(at=at, job=environment["HVDLAUNCH_JOB"], plan=plan)
 
     def run(self, prepared: SimpleNamespace) -> RunResult:
         folder = Path("runs").resolve() / prepared.job

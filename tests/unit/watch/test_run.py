@@ -76,7 +76,7 @@ def handlers():
 PREPARED = SimpleNamespace(
     argv=["mpirun"],
     environment={"HVDLAUNCH_JOB": "mine"},
-    spec=SimpleNamespace(network=None, slots=[SimpleNamespace(rank=rank, host="h1") for rank in range(3)]),
+    plan=SimpleNamespace(network=None, slots=[SimpleNamespace(rank=rank, host="h1") for rank in range(3)]),
 )
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 

@@ -11,7 +11,7 @@ from launch.machine.mpi import Mpi
 from launch.reach.probe import HostFacts
 from launch.start.command import hosts_of
 from launch.start.environment import exported
-from launch.start.prepare import RunRequest
+from launch.start.request import RunRequest
 from launch.watch import fleet
 from launch.watch import supervise as module
 from launch.watch.run import RunResult
@@ -106,14 +106,15 @@ class World:
     def prepare(self, request, environment, folder, known=None):
         topologies = self.topologies if known is None else {host: facts.topology for host, facts in known.items()}
         slots = place(request.hosts, topologies, np=request.np, gpus=request.gpus, binding=request.binding)
-        spec = SimpleNamespace(slots=slots, mpi=MPI, python="python")
-        return SimpleNamespace(spec=spec, environment={"HVDLAUNCH_JOB": "job", **environment}, remarks=("be warned",))
+        plan = SimpleNamespace(slots=slots, remarks=("be warned",))
+        launcher = SimpleNamespace(mpi=MPI, python="python")
+        return SimpleNamespace(plan=plan, launcher=launcher, environment={"HVDLAUNCH_JOB": "job", **environment})
 
     def run(self, prepared, *, grace_s):
         assert prepared.environment["HVDLAUNCH_JOB"] == "job"
         assert prepared.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
-        self.began.append({host.name: host.slots for host in hosts_of(prepared.spec.slots)})
-        self.gpus = [slot.gpu for slot in prepared.spec.slots]
+        self.began.append({host.name: host.slots for host in hosts_of(prepared.plan.slots)})
+        self.gpus = [slot.gpu for slot in prepared.plan.slots]
         end = self.ends.pop(0)
         self.meanwhile.pop(len(self.began), lambda: None)()
         if isinstance(end, Exception):

@@ -1,0 +1,127 @@
+"""Pure: a request and what is known of its hosts -> who runs what where."""
+
+from collections.abc import Mapping
+
+from launch.choose import network
+from launch.choose.placement import place, ranks_per_host
+from launch.errors import CommandError, HostError
+from launch.hosts.host import MAX_SLOTS, Host
+from launch.machine.topology import Topology
+from launch.reach.probe import HostFacts
+from launch.start import command
+from launch.start.environment import exported, inherited
+from launch.start.facts import Facts
+from launch.start.plan import Plan
+from launch.start.request import RunRequest
+
+
+def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *, job: str) -> Plan:
+    """Place the ranks, choose networks and variables; LaunchError where the run cannot be started as requested."""
+    require_distinct(facts.answers)
+    topologies = {host: answer.topology for host, answer in facts.answers.items()}
+    hosts = facts.hosts or own_slots(request, topologies)
+    used = {host: facts.answers[host] for host in ranks_per_host(hosts, request.np)}
+    require_program(request, facts, used)
+    require_image(request, facts)
+    shared, interfaces = shared_network(used, facts)
+    exports = exported(environment, request.exports)
+    slots = place(
+        hosts,
+        topologies,
+        np=request.np,
+        gpus=request.gpus,
+        binding=request.binding,
+        interfaces=interfaces,
+        set_by_user=[name for name in exports if name in environment],
+    )
+    program = command.under_nsys(request.program) if request.nsys else request.program
+    if request.apptainer is not None:
+        program = command.in_apptainer(program, request.apptainer)
+    why = "--gpus none" if request.gpus == "none" else "no GPU found"
+    return Plan(
+        slots=slots,
+        hostnames={host: answer.hostname for host, answer in used.items()},
+        program=program,
+        job=job,
+        network=shared,
+        daemon_networks=daemon_networks(shared, used, facts),
+        exports=exports,
+        environment=dict(environment) if shared is None else inherited(environment, exports),
+        as_root=request.as_root,
+        remarks=() if slots[0].gpu is not None else (f"{why}: the ranks run on CPUs",),
+    )
+
+
+def require_distinct(answers: Mapping[str, HostFacts]) -> None:
+    """HostError where two names mean the same host."""
+    first: dict[str, str] = {}
+    for host, answer in answers.items():
+        name = answer.hostname
+        if name is not None and (other := first.setdefault(name, host)) != host:
+            raise HostError(f"{other} and {host} are the same host, {name}: name it once, with all its slots")
+
+
+def own_slots(request: RunRequest, topologies: Mapping[str, Topology]) -> tuple[Host, ...]:
+    """Slots of hosts that were listed without any: one per GPU, or on CPUs as many as there are ranks."""
+    gpus = {name: 0 if request.gpus == "none" else len(topology.gpus) for name, topology in topologies.items()}
+    return tuple(Host(name=name, slots=count or min(request.np, MAX_SLOTS)) for name, count in gpus.items())
+
+
+def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFacts]) -> None:
+    """CommandError where this host is in the run and does not have the program, or what it is to run under."""
+    if not facts.local & used.keys():
+        return
+    program = "apptainer" if request.apptainer is not None else request.program[0]
+    if program in facts.missing:
+        remedy = "install it, or leave --apptainer out" if request.apptainer else "correct what stands after --"
+        raise CommandError(f"no program {program!r} on this host: {remedy}")
+    if request.nsys and not request.apptainer and "nsys" in facts.missing:
+        raise CommandError(
+            "--nsys: no nsys on this host: put the bin folder of Nsight Systems in PATH, or leave --nsys out"
+        )
+
+
+def require_image(request: RunRequest, facts: Facts) -> None:
+    """CommandError unless the image holds the launcher's MPI, by name and major version, and what else is needed."""
+    if request.apptainer is None:
+        return
+    if facts.image is None:
+        raise CommandError(f"--apptainer {request.apptainer}: no apptainer on this machine to look into it: install it")
+    inside, outside = facts.image.mpi, facts.launcher.mpi
+    if inside is None or (inside.name, inside.version[0]) != (outside.name, outside.version[0]):
+        raise CommandError(
+            f"--apptainer {request.apptainer}: inside is {inside or 'no mpirun'}, outside {outside}: ranks inside only "
+            "meet an mpirun of the same major version outside; build the image with that one"
+        )
+    if request.nsys and not facts.image.nsys:
+        raise CommandError(
+            f"--nsys: no nsys inside {request.apptainer}: install Nsight Systems there, or leave --nsys out"
+        )
+
+
+def shared_network(used: Mapping[str, HostFacts], facts: Facts) -> tuple[str | None, dict[str, str | None]]:
+    """The network that the hosts share, and each one's interface on it; none for this host alone or hosts not asked."""
+    known = {host: answer.topology.interfaces for host, answer in used.items() if answer.hostname is not None}
+    if known.keys() <= facts.local:
+        return None, {}
+    shared = network.shared_network(known, {host: answer.address for host, answer in used.items() if answer.address})
+    return shared, {host: network.name_on(own, shared) for host, own in known.items()}
+
+
+def daemon_networks(shared: str | None, used: Mapping[str, HostFacts], facts: Facts) -> str | None:
+    """The networks, as CIDR, between mpirun and its daemons: a login node may reach the hosts over another one."""
+    if shared is None or network.name_on(facts.interfaces, shared):
+        return shared
+    reached = next((host for host, answer in used.items() if answer.address), None)
+    if reached is None:
+        raise HostError(
+            f"ssh reaches {', '.join(used)} over IPv6, mpirun needs IPv4: add `AddressFamily inet` to ~/.ssh/config"
+        )
+    own = facts.own_addresses.get(reached)
+    way = None if own is None else network.network_of(facts.interfaces, own)
+    if way is None:
+        raise HostError(
+            f"{used[reached].address} can be reached by ssh but not directly, and mpirun must: "
+            f"start on a host of {shared}"
+        )
+    return f"{shared},{way}"

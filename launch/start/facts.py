@@ -1,0 +1,133 @@
+"""What is known of the hosts, of this machine and of its programs: all questions that a run asks are asked here."""
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.choose.placement import ranks_per_host
+from launch.errors import CommandError, HostError
+from launch.hosts.host import Host
+from launch.machine.mpi import Mpi, parse_mpi, read_mpi
+from launch.machine.system import interfaces
+from launch.machine.topology import Interface
+from launch.process import Answer, find
+from launch.process import ask as ask_program
+from launch.reach.ask import address_toward, ask_hosts, is_local
+from launch.reach.probe import HostFacts
+from launch.start.plan import Launcher
+from launch.start.request import RunRequest, allocation
+
+IMAGE_S = 60.0  # until a program inside an image has answered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """What an Apptainer image holds."""
+
+    mpi: Mpi | None
+    nsys: bool  # False also where nobody has looked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All that is known before something is decided."""
+
+    hosts: tuple[Host, ...] | None  # as listed, but this machine first; None if none is listed
+    answers: Mapping[str, HostFacts]  # of every host that may get ranks
+    local: frozenset[str]  # those of these hosts that are this machine
+    launcher: Launcher
+    interfaces: tuple[Interface, ...]  # of this machine
+    own_addresses: Mapping[str, str]  # host -> this machine's address on the way there; hosts without a way are missing
+    missing: frozenset[str]  # programs that the run may need and this machine does not have
+    image: Image | None  # None: there is none, or nothing here that can look into it
+
+
+def ask(
+    request: RunRequest, environment: Mapping[str, str], folder: Path, known: Mapping[str, HostFacts] | None = None
+) -> Facts:
+    """Ask the hosts that may get ranks, and this machine; LaunchError names what does not answer.
+
+    With `known` facts of the hosts none is asked.
+    """
+    launcher = _launcher(request)
+    hosts = request.hosts or allocation(environment)
+    if hosts and not request.topologies:
+        # Open MPI counts the host that it starts on first, wherever that stands in the list.
+        hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
+    answers = _answers(request, hosts, launcher.mpi, folder) if known is None else known
+    programs = (request.program[0], "apptainer", "nsys")
+    missing = frozenset(name for name in programs if shutil.which(name, path=environment.get("PATH")) is None)
+    return Facts(
+        hosts=hosts,
+        answers=answers,
+        local=frozenset(host for host, answer in answers.items() if answer.hostname is not None and is_local(host)),
+        launcher=launcher,
+        interfaces=interfaces(),
+        own_addresses=_own_addresses(answers),
+        missing=missing,
+        image=_image(request, missing),
+    )
+
+
+def _launcher(request: RunRequest) -> Launcher:
+    """The mpirun of PATH, and horovodrun if that is to start mpirun; 'auto' is mpirun alone."""
+    path = find("mpirun")
+    if path is None and request.topologies:
+        horovodrun = "horovodrun" if request.launcher == "horovodrun" else None
+        mpi = Mpi(path="mpirun", name="Open MPI", version=(4, 1))
+        return Launcher(python=sys.executable, mpi=mpi, horovodrun=horovodrun)
+    found = read_mpi(path) if path else None
+    if path and found is None:
+        raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
+    if found is None:
+        raise CommandError(
+            "no mpirun on PATH: activate the project's environment (. .venv/bin/activate), or install Open MPI 4 or 5"
+        )
+    horovodrun = find("horovodrun") if request.launcher == "horovodrun" else None
+    if request.launcher == "horovodrun" and horovodrun is None:
+        raise CommandError("no horovodrun on PATH: activate the project's environment, or give --launcher mpirun")
+    return Launcher(python=sys.executable, mpi=found, horovodrun=horovodrun)
+
+
+def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
+    """What is known of every host that the run may use."""
+    if request.topologies:
+        names = [host.name for host in hosts] if hosts else list(request.topologies)
+        if missing := [name for name in names if name not in request.topologies]:
+            raise HostError(
+                f"host {missing[0]} has no --topology {missing[0]}=FILE: give one for every host, or for none"
+            )
+        return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
+    names = list(ranks_per_host(hosts, request.np)) if hosts else ["localhost"]
+    gpus = request.gpus != "none"
+    return ask_hosts(names, mpirun=mpirun, python=sys.executable, folder=str(folder), gpus=gpus)
+
+
+def _own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
+    found = {}
+    for host, answer in answers.items():
+        if answer.address is not None:
+            with contextlib.suppress(OSError):  # no way
+                found[host] = address_toward(answer.address)
+    return found
+
+
+def _image(request: RunRequest, missing: Collection[str]) -> Image | None:
+    image = request.apptainer
+    if image is not None and not Path(image).exists():
+        raise CommandError(f"--apptainer {image}: there is no such image")
+    if image is None or "apptainer" in missing:
+        return None
+
+    mpirun = _inside(image, "mpirun")
+    return Image(
+        mpi=None if mpirun.status else parse_mpi("mpirun", mpirun.out),
+        nsys=request.nsys and _inside(image, "nsys").status == 0,
+    )
+
+
+def _inside(image: str, program: str) -> Answer:
+    return ask_program(["apptainer", "exec", image, program, "--version"], timeout_s=IMAGE_S)

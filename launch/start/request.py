@@ -1,0 +1,43 @@
+"""A run as the command line asks for it, and what is wrong with it on whatever hosts."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from launch.choose.placement import Binding, ranks_per_host, require_enough_named
+from launch.hosts.host import Host
+from launch.hosts.slurm import from_slurm
+from launch.machine.topology import Topology
+from launch.start.environment import exported
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """A run as the command line asks for it."""
+
+    np: int
+    program: tuple[str, ...]
+    hosts: tuple[Host, ...] | None  # None: the nodes of the Slurm allocation, or this host
+    topologies: Mapping[str, Topology]  # saved ones, of hosts that are not asked; with any of them no host is
+    launcher: Literal["auto", "mpirun", "horovodrun"]
+    gpus: Literal["auto", "none"] | Collection[int]
+    binding: Binding
+    apptainer: str | None  # the image
+    nsys: bool  # under Nsight Systems
+    exports: tuple[str, ...]
+    as_root: bool
+
+
+def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
+    """The nodes of the Slurm allocation that this runs in, None outside of one."""
+    if "SLURM_JOB_NODELIST" not in environment:
+        return None
+    return from_slurm(environment["SLURM_JOB_NODELIST"], environment.get("SLURM_TASKS_PER_NODE"))
+
+
+def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapping[str, str]) -> None:
+    """LaunchError for what is wrong with a request on whatever `hosts`; None where not even their names are known."""
+    exported(environment, request.exports)
+    share = ranks_per_host(hosts or (Host(name="any", slots=max(request.np, 1)),), request.np)
+    if hosts:
+        require_enough_named(request.gpus, share)

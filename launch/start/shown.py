@@ -1,0 +1,48 @@
+"""A prepared run as text for a person: who runs where, the files, the environment and the command."""
+
+import shlex
+
+from launch.cores import core_list
+from launch.hosts import hostfile
+from launch.machine.show.table import aligned
+from launch.start.command import hosts_of
+from launch.start.render import PreparedRun
+
+OURS = ("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")
+
+
+def plan_text(prepared: PreparedRun) -> str:
+    """Everything that the run would do."""
+    slots = prepared.plan.slots
+    rows = [["rank", "host", "local rank", "GPU", "UUID", "NUMA", "cores", "NIC"]]
+    for slot in slots:
+        nics = [name for name in (slot.interface, *slot.adapters) if name]
+        gpu = "-" if slot.gpu is None else str(slot.gpu)
+        rows.append(
+            [
+                str(slot.rank),
+                slot.host,
+                str(slot.local_rank),
+                gpu,
+                slot.gpu_uuid or "-",
+                core_list(slot.numa) or "unknown",
+                core_list(slot.cores) or "any",
+                ",".join(nics) or "-",
+            ]
+        )
+    hosts = hosts_of(slots)
+    parts = {
+        "hostfile": hostfile.write(hosts, "openmpi"),
+        "rankfile, for mpirun without hvdlaunch: it binds each rank to one core": hostfile.write(hosts, "rankfile"),
+        "environment": "".join(f"{name}={shlex.quote(prepared.environment[name])}\n" for name in OURS)
+        + f"given to every rank: {', '.join(prepared.plan.exports)}\n",
+        "command": shlex.join(prepared.argv) + "\n",
+    }
+    remarks = "".join(f"{remark}\n" for remark in prepared.plan.remarks)
+    return "\n".join([remarks + aligned(rows), "", *(f"# {title}\n{text}" for title, text in parts.items())]).rstrip()
+
+
+def shell_line(prepared: PreparedRun) -> str:
+    """The command as a shell would take it, with the variables that it needs."""
+    settings = [f"{name}={shlex.quote(prepared.environment[name])}" for name in OURS]
+    return " ".join([*settings, "HVDLAUNCH_REPORT=", shlex.join(prepared.argv)])

@@ -1,0 +1,81 @@
+"""What is decided needs nothing but what it is given."""
+
+import os
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.errors import CommandError
+from launch.machine.topology import Interface
+from launch.reach.probe import HostFacts
+from launch.start.decide import decide
+from launch.start.facts import Facts
+from launch.start.render import render
+from tests.unit.machines import hosts, machine, request
+from tests.unit.start.specs import HOROVODRUN, launcher
+
+OUTSIDE = ("open", "os.", "socket.", "subprocess.", "fcntl.", "shutil.")
+
+
+def facts(**changes):
+    cidrs = {"h1": "10.0.0.1/24", "h2": "10.0.0.2/24"}
+    answers = {
+        host: HostFacts(host=host, hostname=host, topology=machine(interfaces=[("eth0", cidr)]), address=None)
+        for host, cidr in cidrs.items()
+    }
+    plain = Facts(
+        hosts=hosts(h1=2, h2=2),
+        answers=answers,
+        local=frozenset({"h1"}),
+        launcher=launcher(horovodrun=HOROVODRUN),
+        interfaces=(Interface(name="eth0", cidr="10.0.0.1/24"),),
+        own_addresses={},
+        missing=frozenset(),
+        image=None,
+    )
+    return replace(plain, **changes)
+
+
+def decided(environment=None, **changes):
+    return decide(request(np=4), facts(**changes), environment or {"PATH": "/bin"}, job="mine")
+
+
+@contextmanager
+def seen_outside(monkeypatch):
+    """What happens outside of this process meanwhile; there is no environment."""
+    events, watched = [], [True]
+
+    def hook(event, _):
+        if watched[0] and event.startswith(OUTSIDE):
+            events.append(event)
+
+    sys.addaudithook(hook)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "environ", None)
+        yield events
+    watched[0] = False
+
+
+def test_nothing_is_read_started_or_asked(monkeypatch):
+    first = render(decided(), facts().launcher)  # what is imported late is read now
+    with seen_outside(monkeypatch) as events:
+        prepared = render(decided(), facts().launcher)
+    assert events == []
+    assert prepared == first
+    assert len(prepared.plan.slots) == 4
+    with seen_outside(monkeypatch) as events:
+        Path(__file__).read_bytes()
+    assert events  # it does see
+
+
+def test_the_job_is_the_one_that_is_given():
+    assert render(decided({"HVDLAUNCH_JOB": "other"}), launcher()).environment["HVDLAUNCH_JOB"] == "mine"
+
+
+def test_an_image_that_nobody_can_look_into_is_refused():
+    inside = request(np=4, apptainer="a.sif")
+    with pytest.raises(CommandError, match=r"^--apptainer a\.sif: no apptainer on this machine to look into it"):
+        decide(inside, facts(local=frozenset()), {}, job="mine")
