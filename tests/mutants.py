@@ -153,7 +153,7 @@ MUTANTS = [
     Mutant("launch/machine/show/table.py", "best = min(kinds", "best = max(kinds"),
     Mutant("launch/hosts/host.py", "host.max_slots < host.slots", "host.max_slots <= host.slots"),
     Mutant("launch/hosts/slurm.py", "for n in range(first, last + 1)", "for n in range(first, last)"),
-    Mutant("launch/rank/bind.py", "int(last or first) + 1)", "int(last or first))"),
+    Mutant("launch/rank/bind.py", "min(high, MAX_CORE) + 1", "min(high, MAX_CORE)"),
     Mutant("launch/rank/bind.py", "signal.SIG_BLOCK, {signal.SIGUSR1}", "signal.SIG_UNBLOCK, {signal.SIGUSR1}"),
 ]
 

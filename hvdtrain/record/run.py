@@ -1,6 +1,5 @@
 """A run while it is open: what must be in place before its first collective, what must be written at its end."""
 
-import json
 import os
 import socket
 import sys
@@ -17,6 +16,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.record import events, peaks
 from hvdtrain.record.console import Console
 from hvdtrain.record.environment import environment
+from hvdtrain.record.placement import planned
 from hvdtrain.record.tracker import Measures, Tracker
 from hvdtrain.safety import exits, watchdog
 from hvdtrain.safety.exits import EndOfRun
@@ -75,7 +75,7 @@ class Run:
                 command=found["command"],
                 config={**settings, "derived": derived},
                 environment=found,
-                placement={"ranks": placement, "plan": json.loads(os.environ.get("HVDLAUNCH_PLAN", "null"))},
+                placement={"ranks": placement, "plan": planned(os.environ.get("HVDLAUNCH_PLAN"))},
             )
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
         self.leave = exits.on_early_end(errors, self.tracker.conclude, step=lambda: self.watch.step)

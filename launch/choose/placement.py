@@ -6,12 +6,13 @@ i-th GPU of the best ring, and the cores of that GPU's NUMA node.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from launch.choose.selection import ring_order, select
 from launch.cores import runs_of
-from launch.errors import PlacementError
+from launch.errors import PlacementError, SelectionError
 from launch.hosts.host import Host
 from launch.machine.topology import PCIE_KINDS, Gpu, Topology
 
@@ -33,7 +34,7 @@ class RankSlot:
     threads: int | None  # its share of these cores; None where not known
     interface: str | None  # on the network that several hosts share
     adapters: tuple[str, ...]  # where there are several hosts: InfiniBand or RoCE, near the GPUs of its host's ranks
-    environment: Mapping[str, str | None]  # what launch.rank.bind sets, or unsets where it is None
+    environment: Mapping[str, str | None]  # what launch.rank.bind sets besides, or unsets where it is None
 
 
 def place(
@@ -109,14 +110,29 @@ def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]
                 f"host {host} has {len(free)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
                 "start fewer ranks there, or give --gpus none"
             )
-        return [by_index[index] for index in select(topology, ranks).best.ring]
+        return [by_index[index] for index in _ring(host, topology, ranks)]
     gpus = tuple(gpus)[:ranks]
     if unknown := sorted(set(gpus) - set(by_index)):
         raise PlacementError(f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, by_index))}")
     for index in gpus:
         if (why := by_index[index].unusable) is not None:
             raise PlacementError(f"GPU {index} of host {host} cannot be used ({why}): choose others with --gpus")
-    return [by_index[index] for index in ring_order(topology, gpus)]
+    return [by_index[index] for index in _ring(host, topology, gpus)]
+
+
+def _ring(host: str, topology: Topology, wanted: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The ring over so many free GPUs, or over these ones; hosts of one kind are looked at once."""
+    # What differs between them decides nothing.
+    gpus = tuple(replace(gpu, uuid=None, unusable=gpu.unusable and "taken") for gpu in topology.gpus)
+    try:
+        return _ring_of_kind(replace(topology, gpus=gpus, numa_nodes=(), interfaces=()), wanted)
+    except SelectionError as error:
+        raise PlacementError(f"host {host}: {error}") from error
+
+
+@lru_cache
+def _ring_of_kind(topology: Topology, wanted: int | tuple[int, ...]) -> tuple[int, ...]:
+    return select(topology, wanted).best.ring if isinstance(wanted, int) else ring_order(topology, wanted)
 
 
 def _slots_of(
@@ -167,16 +183,14 @@ def _slots_of(
 def rank_environment(
     gpu: Gpu | None, threads: int | None, interface: str | None, adapters: Sequence[str], set_by_user: Collection[str]
 ) -> dict[str, str | None]:
-    """What launch.rank.bind sets on one rank; the user's settings of NCCL and OpenMP stay."""
-    visible = "" if gpu is None else gpu.uuid or str(gpu.index)
+    """What launch.rank.bind sets on one rank besides its GPU; the user's settings of NCCL and OpenMP stay."""
     # The "=" keeps mlx5_1 from meaning mlx5_10 as well. The ranks of a host must agree on its adapters.
     ours = {
         "OMP_NUM_THREADS": None if threads is None else str(threads),
         "NCCL_SOCKET_IFNAME": interface,
         "NCCL_IB_HCA": f"={','.join(adapters)}" if adapters and gpu is not None else None,
     }
-    chosen = {name: value for name, value in ours.items() if value is not None and name not in set_by_user}
-    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible, **chosen}
+    return {name: value for name, value in ours.items() if value is not None and name not in set_by_user}
 
 
 def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> Cores:

@@ -2,22 +2,27 @@
 
     mpirun ... python -m launch.rank.bind -- python -m hvdtrain.effnet ...
 
-The plan comes in HVDLAUNCH_PLAN, the rank from mpirun, horovodrun or srun. Standard library only: this runs once per
-rank on every host.
+The plan comes in HVDLAUNCH_PLAN (JSON by host, zlib, base64), the rank from mpirun, horovodrun or srun. Standard
+library only: this runs once per rank on every host.
 """
 
+import base64
 import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import socket
 import sys
+import zlib
 from typing import Any, NoReturn
+from uuid import UUID
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK", "SLURM_LOCALID")
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+MAX_CORE = 65_535
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -27,6 +32,8 @@ def main(argv: list[str]) -> NoReturn:
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(slot)
     for name, value in slot["environment"].items():
         if value is None:
             os.environ.pop(name, None)
@@ -48,11 +55,14 @@ def own_slot(environment: Any) -> dict[str, Any]:
     """This rank's place in the plan, checked against where the launcher has really put it."""
     try:
         rank = int(next(environment[name] for name in RANKS if name in environment))
-        slot: dict[str, Any] = json.loads(environment["HVDLAUNCH_PLAN"])["ranks"][rank]
-    except (StopIteration, KeyError, ValueError, IndexError, TypeError):
-        refuse("this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run")
+        slot = slot_of(rank, json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"]))))
+        local_rank = int(next((environment[name] for name in LOCAL_RANKS if name in environment), slot["local_rank"]))
+    except (StopIteration, LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
+        refuse(
+            "this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the same version of the "
+            "project as on this host"
+        )
     here = socket.gethostname()
-    local_rank = next((int(environment[name]) for name in LOCAL_RANKS if name in environment), slot["local_rank"])
     if here != slot["hostname"] or local_rank != slot["local_rank"]:
         refuse(
             f"rank {rank} was planned as local rank {slot['local_rank']} on {slot['hostname']} but is local rank "
@@ -61,13 +71,36 @@ def own_slot(environment: Any) -> dict[str, Any]:
     return slot
 
 
-def bind_to(cores: str) -> None:
-    """Run on these cores, as in 0-3,8, as far as this process may use them."""
-    planned: set[int] = set()
-    for part in filter(None, cores.split(",")):
-        first, _, last = part.partition("-")
-        planned |= set(range(int(first), int(last or first) + 1))
-    allowed = os.sched_getaffinity(0) & planned
+def slot_of(rank: int, plan: Any) -> dict[str, Any]:
+    """The place of a rank; LookupError, ValueError, TypeError or AttributeError if the plan makes no sense."""
+    first = 0
+    for host in plan["hosts"]:
+        if first <= rank < first + len(host["ranks"]):
+            local_rank = rank - first
+            slot = {**host, **host["ranks"][local_rank], "rank": rank, "local_rank": local_rank}
+            break
+        first += len(host["ranks"])
+    else:
+        raise LookupError(rank)
+    if "gpu_uuids" in slot:  # NVIDIA's, 32 digits for each rank
+        slot["gpu_uuid"] = f"GPU-{UUID(slot['gpu_uuids'][32 * local_rank : 32 * local_rank + 32])}"
+    texts = [slot["host"], slot["hostname"], slot["gpu_uuid"], *slot["environment"].values()]
+    names_fit = all(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) for name in slot["environment"])
+    texts_fit = all(text is None or (isinstance(text, str) and text.isprintable()) for text in texts)
+    if not (names_fit and texts_fit and isinstance(slot["gpu"], int | None)):
+        raise ValueError(rank)
+    cores = (range(max(low, 0), min(high, MAX_CORE) + 1) for low, high in slot["cores"])
+    return {**slot, "cores": set().union(*cores)}
+
+
+def visible_gpu(slot: dict[str, Any]) -> str:
+    """The value of CUDA_VISIBLE_DEVICES."""
+    return slot["gpu_uuid"] or ("" if slot["gpu"] is None else str(slot["gpu"]))
+
+
+def bind_to(cores: set[int]) -> None:
+    """Run on these cores, as far as this process may use them."""
+    allowed = os.sched_getaffinity(0) & cores
     if allowed:
         os.sched_setaffinity(0, allowed)
 

@@ -17,6 +17,7 @@ from launch.reach.ssh import SSH_OPTIONS, ask_over_ssh
 
 ASK_TIMEOUT_S = 12.0  # more than a driver may take there; a run must refuse within 15
 REACH_TIMEOUT_S = 4.0  # to see whether a host is there at all
+AT_ONCE = 64  # hosts, each with an ssh of its own here
 
 Reply = TypeVar("Reply")
 
@@ -34,7 +35,7 @@ def ask_hosts(hosts: Sequence[str], *, mpirun: Mpi, python: str, folder: str, gp
 def answers(
     hosts: Sequence[str], *, mpirun: Mpi, python: str, folder: str, gpus: bool
 ) -> dict[str, HostFacts | LaunchError]:
-    """The facts of each host, or the reason why it cannot be used; all are asked at once, other hosts over ssh.
+    """The facts of each host, or the reason why it cannot be used; other hosts are asked over ssh.
 
     On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
     """
@@ -64,8 +65,8 @@ def _facts_over_ssh(host: str, words: Sequence[str], folder: str) -> HostFacts:
 
 
 def at_once(question: Callable[[str], Reply], hosts: Sequence[str]) -> dict[str, Reply]:
-    """What `question` returns for each host, all asked at once; an error or a signal ends the asking."""
-    with ThreadPoolExecutor(max_workers=min(128, len(hosts) + 1)) as pool:
+    """What `question` returns for each host, AT_ONCE of them at a time; an error or a signal ends the asking."""
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         try:
             return dict(zip(hosts, pool.map(question, hosts), strict=True))
         except BaseException:

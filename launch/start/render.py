@@ -1,17 +1,22 @@
 """Pure: a plan and a launcher -> the very command and its environment."""
 
+import base64
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from launch.cores import core_list
+from launch.choose.placement import RankSlot
+from launch.cores import runs_of
 from launch.errors import CommandError
 from launch.start import command
 from launch.start.environment import OF_THIS_HOST
 from launch.start.plan import Launcher, Plan
 
-# One exported variable may not be longer (MAX_ARG_STRLEN of Linux); some room is left for its name.
-MAX_PLAN_CHARACTERS = 128 * 1024 - 64
+MAX_VARIABLE_BYTES = 128 * 1024  # MAX_ARG_STRLEN of Linux, with the name and the zero behind it
+NVIDIA_UUID = re.compile(r"GPU-([0-9a-f]{8})-([0-9a-f]{4})-([0-9a-f]{4})-([0-9a-f]{4})-([0-9a-f]{12})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,39 +31,63 @@ class PreparedRun:
 
 def render(plan: Plan, launcher: Launcher) -> PreparedRun:
     """The command of the launcher, and its environment with the plan in it."""
-    ours = {"HVDLAUNCH_PLAN": plan_json(plan, launcher), "HVDLAUNCH_JOB": plan.job}
+    ours = {"HVDLAUNCH_PLAN": packed(plan, launcher), "HVDLAUNCH_JOB": plan.job}
     return PreparedRun(
         plan=plan, launcher=launcher, argv=command.argv(plan, launcher), environment={**plan.environment, **ours}
     )
 
 
-def plan_json(plan: Plan, launcher: Launcher) -> str:
-    """The placement as JSON, for launch.rank.bind and for placement.json of the run folder."""
+def packed(plan: Plan, launcher: Launcher) -> str:
+    """The plan as launch.rank.bind and hvdtrain read it: JSON with an entry for each host, in order, zlib, base64.
+
+    What all ranks of a host share stands there once, the rest in its list of `ranks`.
+    """
+    by_host: dict[str, list[RankSlot]] = {}
+    for slot in plan.slots:
+        by_host.setdefault(slot.host, []).append(slot)
     # A launcher that exports all gives ranks on other hosts also what belongs to this one: that is unset.
     of_this_host = dict.fromkeys(OF_THIS_HOST) if launcher.horovodrun is not None and plan.network is not None else {}
-    ranks = [
-        {
-            **asdict(slot),
-            "cores": core_list(slot.cores),
-            "hostname": plan.hostnames[slot.host],
-            "environment": {**slot.environment, **of_this_host},
-        }
-        for slot in plan.slots
+    hosts = [
+        {"host": host, "hostname": plan.hostnames[host], **_entry(slots, of_this_host)}
+        for host, slots in by_host.items()
     ]
-    starter = f"horovodrun, {launcher.mpi}" if launcher.horovodrun else str(launcher.mpi)
     given = [name for name in plan.exports if name.startswith("NCCL_") and name in plan.environment]
-    text = json.dumps(
-        {
-            "launcher": starter,
-            "program": plan.program,
-            "environment": {name: plan.environment[name] for name in given},
-            "ranks": ranks,
-        },
-        separators=(",", ":"),
-    )
-    if len(text) > MAX_PLAN_CHARACTERS:
+    document = {
+        "launcher": f"horovodrun, {launcher.mpi}" if launcher.horovodrun else str(launcher.mpi),
+        "program": plan.program,
+        "environment": {name: plan.environment[name] for name in given},
+        "hosts": hosts,
+    }
+    packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # UUIDs are shorter without the short matches in them
+    data = packer.compress(json.dumps(document, separators=(",", ":")).encode()) + packer.flush()
+    text = base64.b64encode(data).decode()
+    taken = len(f"HVDLAUNCH_PLAN={text}\0")
+    if taken > MAX_VARIABLE_BYTES:
         raise CommandError(
-            f"the plan of {len(plan.slots)} ranks takes {len(text)} bytes, a variable holds "
-            f"{MAX_PLAN_CHARACTERS}: start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
+            f"the plan of {len(plan.slots)} ranks takes {taken} bytes, a variable holds {MAX_VARIABLE_BYTES}: "
+            "start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
         )
     return text
+
+
+def _entry(slots: Sequence[RankSlot], of_this_host: Mapping[str, None]) -> dict[str, Any]:
+    ranks: list[dict[str, Any]] = [
+        {
+            "gpu": slot.gpu,
+            "gpu_uuid": slot.gpu_uuid,
+            "numa": slot.numa,
+            "cores": [(run[0], run[-1]) for run in runs_of(slot.cores)],  # so that bind has no list to parse
+            "threads": slot.threads,
+            "interface": slot.interface,
+            "adapters": slot.adapters,
+            "environment": {**slot.environment, **of_this_host},
+        }
+        for slot in slots
+    ]
+    shared = {name: value for name, value in ranks[0].items() if all(rank[name] == value for rank in ranks)}
+    uuids = [NVIDIA_UUID.fullmatch(slot.gpu_uuid or "") for slot in slots]
+    if all(uuids):  # their digits alone, 32 for each rank: nothing can compress them
+        digits = "".join(part for uuid in uuids if uuid for part in uuid.groups())
+        shared = {**shared, "gpu_uuid": None, "gpu_uuids": digits}
+    own = [{name: value for name, value in rank.items() if name not in shared} for rank in ranks]
+    return {**shared, "ranks": own}

@@ -6,13 +6,15 @@ import socket
 import sys
 from pathlib import Path
 
+from hvdtrain.record.placement import planned
+
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 note = {
     "rank": rank,
     "local_rank": int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]),
     "host": socket.gethostname(),
     "folder": str(Path.cwd()),
-    "plan": json.loads(os.environ["HVDLAUNCH_PLAN"]),
+    "plan": planned(os.environ["HVDLAUNCH_PLAN"]),
     "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
     "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME"),
 }

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launch.choose import placement
 from launch.choose.placement import nearest_nics, place, rank_environment, ranks_per_host, split_cores
 from launch.choose.selection import ring_order, select
 from launch.errors import PlacementError
@@ -320,7 +321,7 @@ def _promises_of_a_host(topology, own, gpus, binding, on_cpus):
 def test_a_slot_holds_all_that_its_rank_needs():
     nics = (("mlx5_0", "PIX PIX SYS SYS"), ("mlx5_1", "SYS SYS PIX PIX"))
     known = {"a": machine(nics=nics), "b": machine(nics=nics)}
-    own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-2222", "OMP_NUM_THREADS": "8"}
+    own = {"OMP_NUM_THREADS": "8"}
 
     def slot(where, **more):
         np = sum(host.slots for host in where)
@@ -335,13 +336,37 @@ def test_a_slot_holds_all_that_its_rank_needs():
 
 
 def test_what_the_user_has_set_stays():
-    set_by_user = ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "CUDA_VISIBLE_DEVICES")
-    gpu = Gpu(index=2, uuid="GPU-2222")
-    chosen = rank_environment(gpu, 8, "eth0", ("mlx5_0",), set_by_user)
-    assert chosen == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-2222"}
+    set_by_user = ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+    assert rank_environment(Gpu(index=2), 8, "eth0", ("mlx5_0",), set_by_user) == {}
 
 
-def test_a_rank_on_cpus_sees_no_gpu_and_one_without_a_uuid_its_index():
-    assert rank_environment(Gpu(index=2), None, None, (), ())["CUDA_VISIBLE_DEVICES"] == "2"
-    on_cpus = rank_environment(None, None, None, ("mlx5_0",), ())
-    assert on_cpus == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ""}
+def test_a_rank_on_cpus_needs_no_adapters():
+    assert rank_environment(None, None, None, ("mlx5_0",), ()) == {}
+
+
+def test_hosts_of_one_kind_are_looked_at_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(placement, "select", lambda topology, k: asked.append(k) or select(topology, k))
+    placement._ring_of_kind.cache_clear()
+    known = {
+        name: replace(
+            machine(interfaces=(("eth0", f"10.0.0.{i}/24"),), unusable={3: f"busy: pid {i}"}),
+            gpus=tuple(replace(gpu, uuid=f"GPU-{name}{gpu.index}") for gpu in machine(unusable={3: f"pid {i}"}).gpus),
+        )
+        for i, name in enumerate("abcd", start=1)
+    }
+    slots = placed(hosts(a=3, b=3, c=3, d=2), known, 11)
+    assert asked == [3, 2]
+    assert [slot.gpu_uuid for slot in slots if slot.host == "c"] == ["GPU-c0", "GPU-c1", "GPU-c2"]
+
+
+@pytest.mark.parametrize("gpus", ["auto", tuple(range(17))])
+def test_a_host_with_too_many_gpus_to_compare_is_named(gpus):
+    count = 17
+    links = tuple(
+        tuple(Link(kind="X") if a == b else Link(kind=("PIX", "SYS")[a * b % 2]) for b in range(count))
+        for a in range(count)
+    )
+    many = Topology(source="NVML", gpus=tuple(Gpu(index=i) for i in range(count)), links=links)
+    with pytest.raises(PlacementError, match=r"^host b: .*17 .*GPUs are "):
+        placed(hosts(b=17), {"b": many}, 17, gpus=gpus)

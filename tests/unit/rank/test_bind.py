@@ -1,25 +1,31 @@
+import base64
+import contextlib
 import json
 import os
 import signal
 import socket
+import zlib
 
 import pytest
 
 from launch.rank import bind
+from tests.unit.mutated import mutated
 
 HERE = socket.gethostname()
-RANKS = [
-    {
-        "rank": 0,
-        "host": "h1",
-        "hostname": HERE,
-        "local_rank": 0,
-        "cores": "0",
-        "environment": {"CUDA_VISIBLE_DEVICES": "a"},
-    },
-    {"rank": 1, "host": "h1", "hostname": HERE, "local_rank": 1, "cores": "1-2", "environment": {}},
-]
-PLAN = json.dumps({"ranks": RANKS})
+DIGITS = "f" * 32 + "00112233445566778899aabbccddeeff"
+UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+RANKS = [{"gpu": 3, "cores": [[0, 0]]}, {"gpu": 4, "cores": [[1, 2], [8, 8]]}]
+H0 = {"host": "h0", "hostname": "other", "gpu": 0, "gpu_uuid": None, "cores": [], "environment": {}, "ranks": [{}]}
+H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": {"OMP_NUM_THREADS": "2", "TMPDIR": None}}
+PLAIN = {"hosts": [H0, {**H1, "ranks": RANKS}]}
+
+
+def packed(plan):
+    text = plan if isinstance(plan, str) else json.dumps(plan)
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+PLAN = packed(PLAIN)
 
 
 def refused(capsys, action):
@@ -35,16 +41,18 @@ def refused(capsys, action):
 @pytest.mark.parametrize(
     "environment",
     [
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-        {"PMIX_RANK": "1"},
-        {"PMI_RANK": "1", "MPI_LOCALRANKID": "1"},
-        {"HOROVOD_RANK": "1", "HOROVOD_LOCAL_RANK": "1"},
-        {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+        {"PMIX_RANK": "2"},
+        {"PMI_RANK": "2", "MPI_LOCALRANKID": "1"},
+        {"HOROVOD_RANK": "2", "HOROVOD_LOCAL_RANK": "1"},
+        {"SLURM_PROCID": "2", "SLURM_LOCALID": "1"},
+        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
     ],
 )
 def test_every_launchers_rank_finds_its_place(environment):
-    assert bind.own_slot({"HVDLAUNCH_PLAN": PLAN, **environment}) == RANKS[1]
+    slot = bind.own_slot({"HVDLAUNCH_PLAN": PLAN, **environment})
+    place = {"rank": 2, "local_rank": 1, "host": "h1", "gpu": 4, "gpu_uuid": UUID, "cores": {1, 2, 8}}
+    assert {name: slot[name] for name in place} == place
 
 
 @pytest.mark.parametrize(
@@ -52,17 +60,23 @@ def test_every_launchers_rank_finds_its_place(environment):
     [
         {},
         {"HVDLAUNCH_PLAN": PLAN},
-        {"OMPI_COMM_WORLD_RANK": "0"},
-        {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "2"},
+        {"OMPI_COMM_WORLD_RANK": "1"},
+        {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "3"},
+        {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "-1"},
         {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "one"},
-        {"HVDLAUNCH_PLAN": "", "OMPI_COMM_WORLD_RANK": "0"},
-        {"HVDLAUNCH_PLAN": "[]", "OMPI_COMM_WORLD_RANK": "0"},
-        {"HVDLAUNCH_PLAN": '{"ranks": 5}', "OMPI_COMM_WORLD_RANK": "0"},
+        {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "one"},
+        {"HVDLAUNCH_PLAN": "", "OMPI_COMM_WORLD_RANK": "1"},
+        {"HVDLAUNCH_PLAN": "no base64", "OMPI_COMM_WORLD_RANK": "1"},
+        {"HVDLAUNCH_PLAN": "AAAA", "OMPI_COMM_WORLD_RANK": "1"},
+        {"HVDLAUNCH_PLAN": json.dumps(PLAIN), "OMPI_COMM_WORLD_RANK": "1"},
+        *({"HVDLAUNCH_PLAN": packed(text), "OMPI_COMM_WORLD_RANK": "1"} for text in ("", "[]", "5", "[" * 100_000)),
     ],
 )
 def test_a_process_without_a_place_is_refused(capsys, environment):
     err = refused(capsys, lambda: bind.own_slot(environment))
-    assert err == "hvdlaunch: this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run\n"
+    assert err.startswith(
+        "hvdlaunch: this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the "
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,19 +92,26 @@ def test_a_process_without_a_place_is_refused(capsys, environment):
     ],
 )
 def test_a_rank_in_another_place_than_planned_is_refused(capsys, environment, changes, line):
-    plan = json.dumps({"ranks": [{**RANKS[0], **changes}]})
+    plan = packed({"hosts": [{**H1, "ranks": RANKS, **changes}]})
     err = refused(capsys, lambda: bind.own_slot({"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": "0", **environment}))
     assert err == f"hvdlaunch: {line}: give every host its own name, once, in -H\n"
 
 
 @pytest.mark.parametrize(
+    ("gpu", "uuid", "visible"),
+    [(3, UUID, UUID), (3, "GPU-00", "GPU-00"), (3, None, "3"), (0, None, "0"), (None, None, "")],
+)
+def test_a_rank_sees_its_gpu_by_uuid_else_by_index(gpu, uuid, visible):
+    assert bind.visible_gpu({"gpu": gpu, "gpu_uuid": uuid}) == visible
+
+
+@pytest.mark.parametrize(
     ("cores", "allowed", "bound"),
     [
-        ("0-3,8", {0, 1, 2, 3, 4, 8, 9}, {0, 1, 2, 3, 8}),
-        ("0-3,8", {2, 3, 4}, {2, 3}),  # inside the cpuset
-        ("5", {4, 5}, {5}),
-        ("8-9", {0, 1}, None),  # nothing of it may be used
-        ("", {0, 1}, None),
+        ({0, 1, 8}, {0, 1, 2, 8, 9}, {0, 1, 8}),
+        ({0, 1, 8}, {1, 2, 3}, {1}),  # inside the cpuset
+        ({8, 9}, {0, 1}, None),  # nothing of it may be used
+        (set(), {0, 1}, None),
     ],
 )
 def test_a_rank_stays_on_those_of_its_cores_that_it_may_use(monkeypatch, cores, allowed, bound):
@@ -108,9 +129,8 @@ def process(monkeypatch):
     monkeypatch.setattr(bind, "die_with_parent", lambda: noted.append("parent"))
     monkeypatch.setattr(bind, "bind_to", noted.append)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: noted.append((how, signals)))
-    monkeypatch.setattr(
-        os, "environ", {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "0", "CUDA_VISIBLE_DEVICES": "7"}
-    )
+    environment = {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "1", "CUDA_VISIBLE_DEVICES": "7", "TMPDIR": "/t"}
+    monkeypatch.setattr(os, "environ", environment)
 
     def become(program, argv):
         noted.append((program, argv, dict(os.environ)))
@@ -124,9 +144,14 @@ def process(monkeypatch):
 def test_a_rank_takes_its_place_then_becomes_the_program(process):
     bind.main(["--", "prog", "--", "-x"])
     *before, (program, argv, environment) = process
-    assert before == ["parent", "0", (signal.SIG_BLOCK, {signal.SIGUSR1})]
+    assert before == ["parent", {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
-    assert environment["CUDA_VISIBLE_DEVICES"] == "a"
+    assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == (
+        "PCI_BUS_ID",
+        f"GPU-{'f' * 8}-ffff-ffff-ffff-{'f' * 12}",
+    )
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert "TMPDIR" not in environment
     assert environment["HVDLAUNCH_CORES"] == ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
 
 
@@ -139,4 +164,18 @@ def test_no_program_is_refused(process, capsys, argv):
 
 def test_a_program_that_is_missing_is_named_with_its_rank_and_host(process, capsys):
     err = refused(capsys, lambda: bind.main(["--", "missing"]))
-    assert err == "hvdlaunch: rank 0 on h1 cannot start 'missing': No such file or directory\n"
+    assert err == "hvdlaunch: rank 1 on h1 cannot start 'missing': No such file or directory\n"
+
+
+def test_a_plan_with_a_wrong_part_is_refused_in_one_line_or_has_the_place(process, capsys):
+    outcomes = {"refused": 0, "started": 0}
+    for where, plan in mutated(PLAIN):
+        process.clear()
+        os.environ["HVDLAUNCH_PLAN"] = packed(plan)
+        with contextlib.suppress(SystemExit):
+            bind.main(["--", "prog"])
+        out, err = capsys.readouterr()
+        outcomes["refused" if err else "started"] += 1
+        assert (out, err.count("\n")) == ("", 0 if process[-1][0] == "prog" else 1), where
+        assert "\x1b" not in err
+    assert min(outcomes.values()) > 10

@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 
 from launch.errors import HostError
@@ -46,3 +48,20 @@ def test_the_first_host_that_does_not_answer_is_silent(monkeypatch):
     assert ask.silent_host(["me", "h1", "h3", "h2", "h3"]) == "h3"
     assert ask.silent_host(["me", "h1"]) is None
     assert ask.silent_host([]) is None
+
+
+def test_at_most_64_hosts_are_asked_at_a_time():
+    active, peaks, lock, full = [0], [], threading.Lock(), threading.Event()
+
+    def question(_):
+        with lock:
+            active[0] += 1
+            peaks.append(active[0])
+            if active[0] == 64:
+                full.set()
+        full.wait(5)
+        with lock:
+            active[0] -= 1
+
+    ask.at_once(question, [f"h{i}" for i in range(200)])
+    assert (max(peaks), len(peaks)) == (64, 200)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from hvdtrain.record.placement import planned
 from launch.errors import CommandError, HostError, HostfileError, PlacementError
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
@@ -84,7 +85,7 @@ def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
     both = ("mlx5_0", "mlx5_1")
     nics = [("eth0", both), ("eth0", both), ("ens5", ("mlx5_0",))]
     assert [(slot.interface, slot.adapters) for slot in run.plan.slots] == nics
-    ranks = json.loads(run.environment["HVDLAUNCH_PLAN"])["ranks"]
+    ranks = planned(run.environment["HVDLAUNCH_PLAN"])["ranks"]
     assert [rank["hostname"] for rank in ranks] == ["h1.local", "h1.local", "h2.local"]
     assert [rank["environment"]["NCCL_SOCKET_IFNAME"] for rank in ranks] == ["eth0", "eth0", "ens5"]
     assert [rank["environment"]["NCCL_IB_HCA"] for rank in ranks] == ["=mlx5_0,mlx5_1", "=mlx5_0,mlx5_1", "=mlx5_0"]
@@ -140,7 +141,7 @@ def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
     assert world["questions"] == []
     assert [slot.gpu for slot in run.plan.slots] == [0, 1, 2]
     assert run.argv[0] == "mpirun"
-    assert json.loads(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
+    assert planned(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
     other = prepared(tmp_path, launcher="horovodrun", topologies={"far": machine()})
     assert other.argv[0] == "horovodrun"
     with pytest.raises(HostError, match="host h2 has no --topology h2=FILE: give one for every host, or for none"):
@@ -209,15 +210,15 @@ def test_inside_an_image_it_is_the_image_that_must_have_nsight_systems(tmp_path,
 
 def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_path):
     run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), exports=("NCCL_DEBUG",))
-    assert json.loads(run.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert planned(run.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
     assert "NCCL_DEBUG" in run.argv
     assert "MY_TOKEN" not in run.environment
     assert HIDDEN not in " ".join([*run.argv, *run.environment.values()])
     other = prepared(tmp_path, exports=("MY_TOKEN",))
     assert other.argv[other.argv.index("MY_TOKEN") - 1] == "-x"
     assert other.environment["MY_TOKEN"] == HIDDEN
-    assert HIDDEN not in other.environment["HVDLAUNCH_PLAN"] + " ".join(other.argv)
-    assert json.loads(prepared(tmp_path).environment["HVDLAUNCH_PLAN"])["environment"] == {}
+    assert HIDDEN not in json.dumps(planned(other.environment["HVDLAUNCH_PLAN"])) + " ".join(other.argv)
+    assert planned(prepared(tmp_path).environment["HVDLAUNCH_PLAN"])["environment"] == {}
 
 
 def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):

@@ -1,19 +1,30 @@
+import base64
 import json
+import random
+import socket
+import zlib
+from dataclasses import replace
+from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hvdtrain.record.placement import planned
 from launch.errors import CommandError
-from launch.start.render import MAX_PLAN_CHARACTERS
-from tests.unit.start.specs import HOROVODRUN, THREE, TRAIN, plan, rendered
+from launch.rank import bind
+from launch.start.render import render
+from tests.unit.machines import hosts
+from tests.unit.start.specs import HOROVODRUN, THREE, TRAIN, launcher, plan, rendered
 
 
-def planned(run):
-    return json.loads(run.environment["HVDLAUNCH_PLAN"])
+def by_rank(run):
+    return planned(run.environment["HVDLAUNCH_PLAN"])
 
 
 def test_the_plan_tells_each_rank_its_place():
-    given = {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring", "PATH": "/bin"}
-    found = planned(rendered(where=THREE, environment=given, exports=("NCCL_DEBUG", "PATH")))
+    given_ = {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring", "PATH": "/bin"}
+    found = by_rank(rendered(where=THREE, environment=given_, exports=("NCCL_DEBUG", "PATH")))
     assert (found["launcher"], found["program"]) == ("Open MPI 4.1.8", list(TRAIN))
     assert found["environment"] == {"NCCL_DEBUG": "INFO"}
     assert [rank["hostname"] for rank in found["ranks"]] == ["h1.local", "h1.local", "h2.cluster.example.local"]
@@ -25,11 +36,11 @@ def test_the_plan_tells_each_rank_its_place():
         "gpu": 2,
         "gpu_uuid": "GPU-2222",
         "numa": [1],
-        "cores": "8-15",
+        "cores": [[8, 15]],
         "threads": 8,
         "interface": None,
         "adapters": [],
-        "environment": dict(plan(THREE).slots[1].environment),
+        "environment": {"OMP_NUM_THREADS": "8"},
     }
 
 
@@ -37,9 +48,8 @@ def test_what_belongs_to_this_host_is_unset_where_a_launcher_exports_all():
     unset = dict.fromkeys(("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR"))
     for changes, more in (({"where": THREE, "horovodrun": HOROVODRUN}, unset), ({"horovodrun": HOROVODRUN}, {})):
         run = rendered(**changes)
-        own = run.plan.slots[0].environment
-        assert planned(run)["ranks"][0]["environment"] == {**own, **more}
-        assert planned(run)["launcher"] == "horovodrun, Open MPI 4.1.8"
+        assert by_rank(run)["ranks"][0]["environment"] == {**run.plan.slots[0].environment, **more}
+        assert by_rank(run)["launcher"] == "horovodrun, Open MPI 4.1.8"
 
 
 def test_the_plan_and_the_job_come_on_top_of_what_the_launcher_inherits():
@@ -48,6 +58,78 @@ def test_the_plan_and_the_job_come_on_top_of_what_the_launcher_inherits():
     assert run.environment == {"PATH": "/bin", **ours}
 
 
-def test_a_plan_that_no_variable_holds_is_refused():
-    with pytest.raises(CommandError, match="the plan of 2 ranks takes 13"):
-        rendered(program=("x" * MAX_PLAN_CHARACTERS,))
+WORDS = st.text("abGPU-0189_.", min_size=1, max_size=12).filter(lambda word: len(word) != 32)
+UUIDS = st.uuids().map(lambda uuid: f"GPU-{uuid}") | st.uuids().map(lambda uuid: f"MIG-{uuid}") | WORDS | st.none()
+
+
+@given(data=st.data())
+def test_each_rank_and_the_run_folder_read_the_same_place(data):
+    """Whatever ranks of a host have in common or not."""
+    here = socket.gethostname()
+    draw = data.draw
+    slots = [
+        replace(
+            slot,
+            gpu=draw(st.none() | st.integers(0, 3)),
+            gpu_uuid=draw(UUIDS),
+            numa=tuple(draw(st.sets(st.integers(0, 3)))),
+            cores=tuple(sorted(draw(st.sets(st.integers(0, 40))))),
+            threads=draw(st.none() | st.integers(1, 2)),
+            environment=draw(st.dictionaries(st.sampled_from(["A", "B"]), st.none() | st.sampled_from(["x", "y z"]))),
+        )
+        for slot in plan(THREE).slots
+    ]
+    made = plan(THREE, slots=tuple(slots), hostnames=dict.fromkeys(["h1", "h2.cluster.example"], here))
+    text = render(made, launcher()).environment["HVDLAUNCH_PLAN"]
+    for slot, rank in zip(slots, planned(text)["ranks"], strict=True):
+        for name in ("rank", "host", "local_rank", "gpu", "gpu_uuid", "threads", "environment"):
+            assert rank[name] == getattr(slot, name)
+        assert tuple(rank["numa"]) == slot.numa
+        own = bind.own_slot({"HVDLAUNCH_PLAN": text, "PMIX_RANK": str(slot.rank)})
+        assert (own["cores"], own["environment"]) == (set(slot.cores), slot.environment)
+        assert bind.visible_gpu(own) == (slot.gpu_uuid or ("" if slot.gpu is None else str(slot.gpu)))
+
+
+def large(count, gpus):
+    """A plan of so many hosts, with random UUIDs and names that a cloud gives."""
+    chance = random.Random(0)  # noqa: S311
+    names = [f"ip-10-{n // 250}-{n % 250}-{chance.randrange(256)}" for n in range(count)]
+    base = plan(hosts(one=4))
+    slots = tuple(
+        replace(
+            base.slots[local % 4],
+            rank=gpus * n + local,
+            host=name,
+            local_rank=local,
+            gpu=local,
+            gpu_uuid=f"GPU-{UUID(int=chance.getrandbits(128))}",
+            cores=(*range(16 * local, 16 * local + 16), *range(128 + 16 * local, 144 + 16 * local)),
+            interface="eth0",
+            adapters=tuple(f"mlx5_{i}" for i in range(8)),
+            environment={"OMP_NUM_THREADS": "32", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2"},
+        )
+        for n, name in enumerate(names)
+        for local in range(gpus)
+    )
+    return replace(base, slots=slots, hostnames={name: f"{name}.ec2.internal" for name in names})
+
+
+@pytest.mark.parametrize(("count", "gpus"), [(128, 8), (512, 8), (1024, 4)])
+def test_the_plan_of_4096_ranks_fits_into_a_variable(count, gpus):
+    run = render(large(count, gpus), launcher())
+    assert len(by_rank(run)["ranks"]) == count * gpus
+
+
+def test_a_plan_that_no_variable_holds_is_refused_in_one_line():
+    with pytest.raises(CommandError) as refused:
+        render(large(1024, 8), launcher())
+    assert str(refused.value).startswith("the plan of 8192 ranks takes 2")
+    assert str(refused.value).endswith(
+        "a variable holds 131072: start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
+    )
+
+
+def test_the_plan_is_json_by_host_for_whoever_looks_into_it():
+    text = rendered(where=THREE).environment["HVDLAUNCH_PLAN"]
+    found = json.loads(zlib.decompress(base64.b64decode(text)))
+    assert [(host["host"], len(host["ranks"])) for host in found["hosts"]] == [("h1", 2), ("h2.cluster.example", 1)]
