@@ -6,10 +6,12 @@ import math
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Interface
 from itertools import combinations
 
 from launch.cores import MAX_CORES, core_list
 from launch.errors import ProcessError, TopologyError
+from launch.machine.decode import decode, short
 
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # the nearest first
 NVLINKS = {"P100": 4, "V100": 6, "A100": 12}  # of one GPU, by a part of its name
@@ -176,40 +178,34 @@ def from_json(value: object, *, name: str = "topology") -> Topology:
     Raises:
         TopologyError: a field is missing, unknown or of another type, or the links do not fit the GPUs.
     """
-    topology: Topology = _decode(value, Topology, name)
-    _check_links(topology, name)
+    topology: Topology = decode(value, Topology, name)
+    check(topology, name)
     return topology
 
 
-def _decode(value: object, kind: typing.Any, where: str) -> typing.Any:
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        if not isinstance(value, dict) or set(value) != set(hints):
-            raise TopologyError(f"{where}: expected an object with {', '.join(hints)}, found {_short(value)}")
-        record = typing.cast("type[typing.Any]", kind)
-        return record(**{field: _decode(value[field], hint, f"{where}.{field}") for field, hint in hints.items()})
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise TopologyError(f"{where}: expected a list, found {_short(value)}")
-        return tuple(_decode(item, typing.get_args(kind)[0], f"{where}[{i}]") for i, item in enumerate(value))
-    options = typing.get_args(kind) or (kind,)
-    if float in options and type(value) is int:
-        value = float(value) if abs(value) < MAX_CORES else value
-    if type(value) not in options:
-        types = " or ".join("null" if option is type(None) else option.__name__ for option in options)
-        raise TopologyError(f"{where}: expected {types}, found {_short(value)}")
-    return value
-
-
-def _short(value: object) -> str:
-    text = ", ".join(map(str, value)) or "none" if isinstance(value, dict) else repr(value)
-    return text if len(text) < 80 else f"{text[:77]}..."
+def check(topology: Topology, name: str) -> None:
+    """TopologyError, which begins with `name`, where the fields do not go together or no host has such."""
+    _check_links(topology, name)
+    numbers = {
+        **{f"gpus[{i}].cores": gpu.cores for i, gpu in enumerate(topology.gpus)},
+        **{f"gpus[{i}].numa": gpu.numa for i, gpu in enumerate(topology.gpus)},
+        **{f"numa_nodes[{i}]": (node.id, *node.cores) for i, node in enumerate(topology.numa_nodes)},
+    }
+    for where, found in numbers.items():
+        if not all(0 <= number < MAX_CORES for number in found):
+            raise TopologyError(f"{name}.{where}: expected numbers from 0 to {MAX_CORES - 1}, found {short(found)}")
+    for i, interface in enumerate(topology.interfaces):
+        try:
+            IPv4Interface(interface.cidr)
+        except ValueError:
+            where = f"{name}.interfaces[{i}].cidr"
+            raise TopologyError(f"{where}: expected one as 10.0.0.3/24, found {short(interface.cidr)}") from None
 
 
 def _check_links(topology: Topology, name: str) -> None:
     indices = [gpu.index for gpu in topology.gpus]
-    if indices != sorted(set(indices)) or any(index < 0 for index in indices):
-        raise TopologyError(f"{name}.gpus: expected each index once, from the lowest, found {_short(indices)}")
+    if indices != sorted(set(indices)) or not all(0 <= index < MAX_CORES for index in indices):
+        raise TopologyError(f"{name}.gpus: expected each index once, from the lowest, found {short(indices)}")
     rows: Sequence[tuple[str, tuple[Link, ...]]] = [
         *((f"{name}.links[{i}]", row) for i, row in enumerate(topology.links)),
         *((f"{name}.nics[{i}].links", nic.links) for i, nic in enumerate(topology.nics)),

@@ -4,16 +4,21 @@ python -m launch.reach.probe MPIRUN gpus|none [VISIBLE]       the answer as one 
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 import socket
 import sys
 from dataclasses import dataclass
+from functools import cache
+from ipaddress import IPv4Address
+from pathlib import Path
 
-from launch.errors import LaunchError
+from launch.errors import HostError, LaunchError, TopologyError
+from launch.machine.decode import decode, short
 from launch.machine.local import local_topology
 from launch.machine.mpi import Mpi, read_mpi
-from launch.machine.topology import Topology, from_json, restrict, to_json
+from launch.machine.topology import Topology, check, restrict
 
 MARK = "hvdlaunch-facts "  # before the JSON: a shell there may print other lines
 
@@ -47,25 +52,72 @@ def local_facts(mpi: Mpi | None, *, gpus: bool, visible: str | None) -> HostFact
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The facts as they travel."""
+
+    version: str  # of the project on that host
+    hostname: str
+    address: str | None
+    mpi: Mpi | None
+    topology: Topology
+
+
+@cache
+def version() -> str:
+    """A digest of this package's code: hosts that have another one may send other reports, and read other plans."""
+    package = Path(__file__).parents[1]
+    files = sorted(package.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
 def facts_to_json(facts: HostFacts) -> str:
     """The facts as one line of JSON; `facts_from_json` gives them back, under the asking side's name for the host."""
-    mpi = None if facts.mpi is None else dataclasses.asdict(facts.mpi)
-    return json.dumps(
-        {"hostname": facts.hostname, "mpi": mpi, "address": facts.address, "topology": to_json(facts.topology)}
+    assert facts.hostname is not None
+    report = Report(
+        version=version(),
+        hostname=facts.hostname,
+        address=facts.address,
+        mpi=facts.mpi,
+        topology=facts.topology,
     )
+    return json.dumps(dataclasses.asdict(report))
 
 
 def facts_from_json(text: str, host: str) -> HostFacts:
-    """The facts of a host from what it has printed."""
-    facts = json.loads(text)
-    mpi = facts["mpi"]
+    """The facts of a host from what it has printed; HostError where that is no report of this version."""
+    there: object = version()
+    try:
+        value = json.loads(text)
+        if isinstance(value, dict):
+            there = value.get("version")
+        report: Report = decode(value, Report, "its report")
+        _check(report)
+    except (TopologyError, ValueError, RecursionError) as error:
+        if there != version():
+            other = "an older version" if there is None else f"version {short(there)}"
+            raise HostError(
+                f"host {host}: it has {other} of the project, here it is {version()!r}: install the same there as here"
+            ) from error
+        why = str(error) if isinstance(error, TopologyError) else f"its report is none: {short(str(error))}"
+        raise HostError(
+            f"host {host}: {why}: see what `python -m launch.reach.probe mpirun gpus` prints there"
+        ) from error
     return HostFacts(
-        host=host,
-        hostname=facts["hostname"],
-        topology=from_json(facts["topology"]),
-        mpi=None if mpi is None else Mpi(**{**mpi, "version": tuple(mpi["version"])}),
-        address=facts["address"],
+        host=host, hostname=report.hostname, topology=report.topology, mpi=report.mpi, address=report.address
     )
+
+
+def _check(report: Report) -> None:
+    check(report.topology, "its report.topology")
+    if not report.hostname:
+        raise TopologyError("its report.hostname: expected a name, found none")
+    if report.address is None:
+        return
+    try:
+        IPv4Address(report.address)
+    except ValueError:
+        raise TopologyError(f"its report.address: expected one as 10.0.0.3, found {short(report.address)}") from None
 
 
 def main(mpirun: str, gpus: str, visible: str | None = None) -> None:

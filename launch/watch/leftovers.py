@@ -5,13 +5,15 @@ python -m launch.watch.leftovers JOB       ends it on this host, and prints the 
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.errors import LaunchError
+from launch.errors import HostError, LaunchError
+from launch.hosts.host import shown
 from launch.process import processes, stat
 from launch.reach.ask import at_once, is_local
 from launch.reach.ssh import ask_over_ssh
@@ -29,9 +31,13 @@ def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[
         if is_local(host):
             return end_here(job)
         try:
-            return int(ask_over_ssh(host, words, folder, mark=MARK, timeout_s=ANSWER_S))
+            answer = ask_over_ssh(host, words, folder, mark=MARK, timeout_s=ANSWER_S)
         except LaunchError as error:
             return error
+        if not re.fullmatch("[0-9]{1,9}", answer):
+            number = f"{shown(answer)} is no number of processes that were ended"
+            return HostError(f"host {host}: {number}: install the project there as here")
+        return int(answer)
 
     return at_once(end_there, hosts)
 

@@ -1,10 +1,23 @@
+import json
 import os
+import re
 
 import pytest
 
+from launch.errors import HostError
 from launch.machine.mpi import Mpi
 from launch.reach import probe
 from tests.unit.machines import machine
+from tests.unit.mutated import mutated
+
+FACTS = probe.HostFacts(
+    host="h7",
+    hostname="node7",
+    topology=machine(2, nics=(("mlx5_0", "PIX SYS SYS SYS"),), interfaces=(("eth0", "10.0.0.2/24"),), cores=(0, 8)),
+    mpi=Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8)),
+    address="10.0.0.2",
+)
+REPORT = json.loads(probe.facts_to_json(FACTS))
 
 
 @pytest.mark.parametrize(
@@ -31,3 +44,99 @@ def test_facts_travel_as_one_line(mpi):
     assert "\n" not in line
     assert probe.facts_from_json(line, "localhost") == facts
     assert probe.facts_from_json(line, "h1").host == "h1"
+
+
+def refusal(text):
+    with pytest.raises(HostError) as refused:
+        probe.facts_from_json(text, "h7")
+    assert str(refused.value).startswith("host h7: ")
+    assert str(refused.value).isprintable()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "5", "[]", '"\x1b[31m"', "[" * 100_000, "9" * 5000, '{"a": NaN'])
+def test_what_is_no_report_is_refused_with_its_host_and_what_to_look_at(text):
+    line = refusal(text)
+    assert "its report" in line
+    assert line.endswith(": see what `python -m launch.reach.probe mpirun gpus` prints there")
+
+
+@pytest.mark.parametrize(
+    ("changes", "there"),
+    [
+        ({"version": "0123456789ab", "new": 1}, "version '0123456789ab'"),
+        ({"version": "\x1b[31m", "new": 1}, r"version '\x1b[31m'"),
+        ({"version": None}, "an older version"),
+        ({"version": 3}, "version 3"),
+    ],
+)
+def test_a_report_of_another_version_is_refused_with_both_versions(changes, there):
+    expected = f"host h7: it has {there} of the project, here it is {probe.version()!r}: install the same there as here"
+    assert refusal(json.dumps({**REPORT, **changes})) == expected
+    older = {name: value for name, value in REPORT.items() if name != "version"}
+    assert "it has an older version of the project" in refusal(json.dumps(older))
+
+
+def test_another_version_with_the_same_report_is_none_of_our_business():
+    assert probe.facts_from_json(json.dumps({**REPORT, "version": "0123456789ab"}), "h7") == FACTS
+
+
+def test_the_version_is_a_digest_of_the_code():
+    assert re.fullmatch("[0-9a-f]{12}", probe.version())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"address": "10.0.0.256"}, "its report.address: expected one as 10.0.0.3, found '10.0.0.256'"),
+        ({"address": ""}, "its report.address: expected one as 10.0.0.3, found ''"),
+        ({"hostname": ""}, "its report.hostname: expected a name, found none"),
+        (
+            {"mpi": {"path": "/bin/mpirun", "name": "Open MPI", "version": "4.1"}},
+            "its report.mpi.version: expected a list",
+        ),
+        ({"topology": {**REPORT["topology"], "gpus": []}}, "its report.topology.links: expected 0 rows"),
+        (
+            {"topology": {**REPORT["topology"], "interfaces": [{"name": "eth0", "cidr": "10.0.0/33"}]}},
+            "its report.topology.interfaces[0].cidr: expected one as 10.0.0.3/24, found '10.0.0/33'",
+        ),
+        (
+            {"topology": {**REPORT["topology"], "numa_nodes": [{"id": 0, "cores": [-1]}]}},
+            "its report.topology.numa_nodes[0]: expected numbers from 0 to 65535",
+        ),
+    ],
+)
+def test_a_part_that_makes_no_sense_is_named(changes, says):
+    assert says in refusal(json.dumps({**REPORT, **changes}))
+
+
+def test_texts_are_cut_and_cannot_move_the_cursor():
+    report = json.loads(json.dumps(REPORT))
+    report["hostname"] = "n\x1b[2J\n\u202e"
+    report["topology"]["gpus"][0]["uuid"] = "x" * 5000
+    facts = probe.facts_from_json(json.dumps(report), "h7")
+    assert facts.hostname == r"n\x1b[2J\n\u202e"
+    assert len(facts.topology.gpus[0].uuid) == 256
+
+
+def test_a_report_with_any_wrong_part_is_refused_in_one_line_or_is_a_report():
+    lines, read = {}, 0
+    for where, report in mutated(REPORT):
+        try:
+            facts = probe.facts_from_json(json.dumps(report), "h7")
+        except HostError as error:
+            lines[where] = str(error)
+        else:
+            assert all(text.isprintable() and len(text) <= 256 for text in texts(facts)), where
+            read += 1
+    assert {
+        where for where, line in lines.items() if not (line.startswith("host h7: ") and line.isprintable())
+    } == set()
+    assert min(len(lines), read) > 50
+
+
+def texts(facts):
+    found = [facts.hostname, facts.address, facts.topology.source, facts.mpi and facts.mpi.path]
+    found += [text for gpu in facts.topology.gpus for text in (gpu.uuid, gpu.name, gpu.pci, gpu.unusable)]
+    found += [interface.name for interface in facts.topology.interfaces]
+    return [text for text in [*found, *(nic.name for nic in facts.topology.nics)] if text is not None]

@@ -1,5 +1,6 @@
 """What is decided needs nothing but what it is given."""
 
+import json
 import os
 import sys
 from contextlib import contextmanager
@@ -8,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.errors import CommandError
+from launch.errors import CommandError, HostError, LaunchError, PlacementError
 from launch.machine.topology import Interface
-from launch.reach.probe import HostFacts
+from launch.reach.probe import HostFacts, facts_from_json, facts_to_json
 from launch.start.decide import decide
 from launch.start.facts import Facts
 from launch.start.render import render
+from launch.start.shown import plan_text
 from tests.unit.machines import hosts, machine, request
+from tests.unit.mutated import mutated
 from tests.unit.start.specs import HOROVODRUN, launcher
 
 OUTSIDE = ("open", "os.", "socket.", "subprocess.", "fcntl.", "shutil.")
@@ -79,3 +82,23 @@ def test_an_image_that_nobody_can_look_into_is_refused():
     inside = request(np=4, apptainer="a.sif")
     with pytest.raises(CommandError, match=r"^--apptainer a\.sif: no apptainer on this machine to look into it"):
         decide(inside, facts(local=frozenset()), {}, job="mine")
+
+
+def test_no_report_of_a_host_leads_to_more_than_one_line():
+    """Whatever a broken, older or hostile host says, and is believed."""
+    few = machine(2, interfaces=[("eth0", "10.0.0.2/24")], cores=(0, 8))
+    own = replace(facts().answers["h2"], address="10.0.0.2", topology=few)
+    lines, planned = {}, 0
+    for where, report in mutated(json.loads(facts_to_json(own))):
+        try:
+            answer = facts_from_json(json.dumps(report), "h2")
+            known = facts(answers={**facts().answers, "h2": answer}, own_addresses={"h2": "10.0.0.1"})
+            text = plan_text(render(decide(request(np=4), known, {}, job="mine"), launcher()))
+        except LaunchError as error:
+            lines[where] = (type(error), str(error))
+        else:
+            assert all(line.isprintable() for line in text.splitlines()), where
+            planned += 1
+    assert {where for where, (_, line) in lines.items() if "h2" not in line or not line.isprintable()} == set()
+    assert {HostError, PlacementError} <= {kind for kind, _ in lines.values()}
+    assert min(len(lines), planned) > 50

@@ -69,3 +69,13 @@ def test_each_host_says_how_many_or_why_not(monkeypatch):
     found = leftovers.end_on(["localhost", "h1", "h2"], "my job", python="python", folder="/here")
     assert found == {"localhost": 0, "h1": 3, "h2": silent}
     assert leftovers.end_on([], "my job", python="python", folder="/here") == {}
+
+
+@pytest.mark.parametrize("answer", ["", "three", "-1", "3.5", "9" * 5000, "\x1b[31m3"])
+def test_an_answer_that_is_no_number_names_the_host(monkeypatch, answer):
+    monkeypatch.setattr(leftovers, "ask_over_ssh", lambda *_, **__: answer)
+    monkeypatch.setattr(leftovers, "is_local", lambda _: False)
+    found = leftovers.end_on(["h1"], "my job", python="python", folder="/here")["h1"]
+    assert isinstance(found, HostError)
+    assert str(found).startswith("host h1: ")
+    assert str(found).isprintable()

@@ -1,0 +1,60 @@
+"""JSON of strangers -> a dataclass: every field there and of its type, no text that could harm a terminal."""
+
+import dataclasses
+import types
+import typing
+from functools import cache
+
+from launch.errors import TopologyError
+
+MAX_CHARACTERS = 256  # of one text
+MAX_WHOLE_FLOAT = 1 << 16  # JSON may write 40.0 as 40
+
+
+def decode(value: object, kind: typing.Any, where: str) -> typing.Any:
+    """The value as a dataclass, a tuple of any length, str, int, float or bool, or as one of these or None.
+
+    Long texts are cut, what cannot be printed in them is escaped. TopologyError names the place, which begins with
+    `where`, and what was expected there.
+    """
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if value is None and types.NoneType in options:
+        return None
+    wanted = next(option for option in options if option is not types.NoneType)
+    if dataclasses.is_dataclass(wanted):
+        record: typing.Any = wanted
+        hints = _hints(record)
+        if not isinstance(value, dict) or set(value) != set(hints):
+            raise TopologyError(f"{where}: expected an object with {', '.join(hints)}, found {short(value)}")
+        fields = {field: decode(value[field], hint, f"{where}.{field}") for field, hint in hints.items()}
+        return record(**fields)
+    if typing.get_origin(wanted) is tuple:
+        if not isinstance(value, list):
+            raise TopologyError(f"{where}: expected a list, found {short(value)}")
+        inner = typing.get_args(wanted)[0]
+        if inner is int and all(type(item) is int for item in value):  # a host has a thousand of them
+            return tuple(value)
+        return tuple(decode(item, inner, f"{where}[{i}]") for i, item in enumerate(value))
+    if wanted is float and type(value) is int and abs(value) < MAX_WHOLE_FLOAT:
+        value = float(value)
+    if type(value) is not wanted:
+        names = " or ".join("null" if option is types.NoneType else option.__name__ for option in options)
+        raise TopologyError(f"{where}: expected {names}, found {short(value)}")
+    return harmless(value) if isinstance(value, str) else value
+
+
+@cache
+def _hints(record: typing.Any) -> dict[str, typing.Any]:
+    return typing.get_type_hints(record)
+
+
+def harmless(text: str) -> str:
+    """The text, cut if it is long, in which nothing moves the cursor, ends the line or looks like something else."""
+    plain = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+    return plain if len(plain) <= MAX_CHARACTERS else f"{plain[: MAX_CHARACTERS - 3]}..."
+
+
+def short(value: object) -> str:
+    """A value for one line of an error: the fields of an object, or the value as Python writes it."""
+    text = harmless(", ".join(value)) or "none" if isinstance(value, dict) else ascii(value)
+    return text if len(text) < 80 else f"{text[:77]}..."
