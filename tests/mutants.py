@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant("hvdtrain/compare/spread.py", "stdtrit(freedom, 0.975)", "stdtrit(freedom, 0.95)"),
     Mutant("hvdtrain/compare/study.py", "_broken_limits(study, size)][-1]", "_broken_limits(study, size)][0]"),
     Mutant("launch/cores.py", "runs[-1][-1] == core - 1", "runs[-1][-1] == core + 1"),
-    Mutant("launch/cores.py", "if not first <= last < MAX_CORES", "if not first < last < MAX_CORES"),
+    Mutant("launch/cores.py", "int(match[1]) <= int(match[2]", "int(match[1]) < int(match[2]"),
     Mutant("launch/process.py", "128 - status if status < 0", "128 + status if status < 0"),
     Mutant("launch/process.py", "for number in (signal.SIGTERM, signal.SIGKILL)", "for number in (signal.SIGTERM,)"),
     Mutant("launch/process.py", "found.started_s < before_s", "found.started_s > before_s"),
