@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import os
 import socket
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,13 +38,12 @@ def answers(
 
     On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    words = probe_words(python, mpirun.path, gpus=gpus, visible=visible)
+    words = probe_words(python, mpirun.path, gpus=gpus)
 
     def facts_of(host: str) -> HostFacts | LaunchError:
         try:
             if is_local(host):
-                facts = dataclasses.replace(local_facts(mpirun, gpus=gpus, visible=visible), host=host, address=None)
+                facts = dataclasses.replace(local_facts(mpirun, gpus=gpus), host=host, address=None)
             else:
                 facts = _facts_over_ssh(host, words, folder)
         except LaunchError as error:

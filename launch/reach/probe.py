@@ -1,6 +1,6 @@
 """What a host answers: its GPUs, NICs and cores, and its MPI; it is only read.
 
-python -m launch.reach.probe MPIRUN gpus|none [VISIBLE]       the answer as one line of JSON
+python -m launch.reach.probe MPIRUN gpus|none       the answer as one line of JSON
 """
 
 import dataclasses
@@ -34,19 +34,21 @@ class HostFacts:
     address: str | None = None  # where ssh reached it; None on this host, and over IPv6
 
 
-def probe_words(python: str, mpirun: str, *, gpus: bool, visible: str | None) -> list[str]:
+def probe_words(python: str, mpirun: str, *, gpus: bool) -> list[str]:
     """The command that prints a host's facts there."""
-    words = [python, "-P", "-m", "launch.reach.probe", mpirun, "gpus" if gpus else "none"]
-    return words if visible is None else [*words, visible]
+    return [python, "-P", "-m", "launch.reach.probe", mpirun, "gpus" if gpus else "none"]
 
 
-def local_facts(mpi: Mpi | None, *, gpus: bool, visible: str | None) -> HostFacts:
-    """The facts of this host; GPUs outside `visible` count as taken, without `gpus` none is looked for."""
+def local_facts(mpi: Mpi | None, *, gpus: bool) -> HostFacts:
+    """The facts of this host; without `gpus` none is looked for.
+
+    GPUs outside CUDA_VISIBLE_DEVICES, where it is set here, count as taken: each host has its own, or a Slurm step's.
+    """
     connection = os.environ.get("SSH_CONNECTION", "").split()
     return HostFacts(
         host="localhost",
         hostname=socket.gethostname(),
-        topology=restrict(local_topology(gpus=gpus), visible),
+        topology=restrict(local_topology(gpus=gpus), os.environ.get("CUDA_VISIBLE_DEVICES")),
         mpi=mpi,
         address=connection[2] if len(connection) == 4 and ":" not in connection[2] else None,
     )
@@ -120,11 +122,10 @@ def _check(report: Report) -> None:
         raise TopologyError(f"its report.address: expected one as 10.0.0.3, found {short(report.address)}") from None
 
 
-def main(mpirun: str, gpus: str, visible: str | None = None) -> None:
+def main(mpirun: str, gpus: str) -> None:
     """Print this host's facts."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", visible)
     try:
-        facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus", visible=visible)
+        facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus")
     except LaunchError as error:
         sys.exit(f"hvdlaunch: {error}")
     print(f"{MARK}{facts_to_json(facts)}", flush=True)

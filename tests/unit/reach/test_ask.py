@@ -6,7 +6,7 @@ from launch.errors import HostError
 from launch.machine.mpi import Mpi
 from launch.process import Answer
 from launch.reach import ask
-from launch.reach.probe import HostFacts
+from launch.reach.probe import HostFacts, facts_to_json
 from tests.unit.machines import machine
 
 
@@ -30,6 +30,23 @@ def test_hosts_with_another_mpi_are_refused_by_name(monkeypatch):
         ask_for("h1", "h2")
     with pytest.raises(HostError, match=r"^host h3: /bin/mpirun is missing, here it is Open MPI 4.0: install"):
         ask_for("h3", "h2")
+
+
+def test_other_hosts_are_not_bound_by_the_gpus_that_are_visible_here(monkeypatch):
+    asked = {}
+    mpi = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 0))
+    facts = HostFacts(host="localhost", hostname="here", topology=machine(), mpi=mpi)
+
+    def over_ssh(host, words, *_, **__):
+        asked[host] = words
+        return facts_to_json(facts)
+
+    monkeypatch.setattr(ask, "is_local", lambda _: False)
+    monkeypatch.setattr(ask, "ask_over_ssh", over_ssh)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    there = ask.ask_hosts(["h1", "h2"], mpirun=mpi, python="python", folder="/", gpus=True)
+    assert {host: len(answer.topology.gpus) for host, answer in there.items()} == {"h1": 4, "h2": 4}
+    assert {words[-1] for words in asked.values()} == {"gpus"}
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.5"])

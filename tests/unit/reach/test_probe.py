@@ -31,10 +31,22 @@ REPORT = json.loads(probe.facts_to_json(FACTS))
 )
 def test_a_host_says_where_ssh_reached_it(monkeypatch, connection, address):
     monkeypatch.setenv("SSH_CONNECTION", connection)
-    facts = probe.local_facts(None, gpus=False, visible=None)
+    facts = probe.local_facts(None, gpus=False)
     assert facts.address == address
     assert facts.topology.gpus == ()
     assert sum(len(node.cores) for node in facts.topology.numa_nodes) <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("visible", "free"), [(None, [0, 1, 2, 3]), ("1,3", [1, 3]), ("GPU-2", [2])])
+def test_each_host_goes_by_its_own_cuda_visible_devices(monkeypatch, capsys, visible, free):
+    monkeypatch.setattr(probe, "local_topology", lambda **_: machine())
+    monkeypatch.setattr(probe, "read_mpi", lambda _: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    probe.main("/bin/mpirun", "gpus")
+    facts = probe.facts_from_json(capsys.readouterr().out.removeprefix(probe.MARK), "h1")
+    assert [gpu.index for gpu in facts.topology.gpus if gpu.unusable is None] == free
 
 
 @pytest.mark.parametrize("mpi", [None, Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))])
