@@ -9,6 +9,7 @@ from launch.errors import TopologyError
 
 MAX_CHARACTERS = 256  # of one text
 MAX_WHOLE_FLOAT = 1 << 16  # JSON may write 40.0 as 40
+LATER = frozenset({"speed_mbps"})  # fields that older files lack; they have a default
 
 
 def decode(value: object, kind: typing.Any, where: str) -> typing.Any:
@@ -24,9 +25,9 @@ def decode(value: object, kind: typing.Any, where: str) -> typing.Any:
     if dataclasses.is_dataclass(wanted):
         record: typing.Any = wanted
         hints = _hints(record)
-        if not isinstance(value, dict) or set(value) != set(hints):
+        if not isinstance(value, dict) or not set(hints) - LATER <= set(value) <= set(hints):
             raise TopologyError(f"{where}: expected an object with {', '.join(hints)}, found {short(value)}")
-        fields = {field: decode(value[field], hint, f"{where}.{field}") for field, hint in hints.items()}
+        fields = {field: decode(value[field], hints[field], f"{where}.{field}") for field in hints if field in value}
         return record(**fields)
     if typing.get_origin(wanted) is tuple:
         if not isinstance(value, list):

@@ -1,5 +1,6 @@
 """What the kernel knows without any driver's tool: NUMA nodes, PCIe paths, RDMA adapters, network interfaces."""
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ SYSFS = Path("/sys")
 # linux/sockios.h and linux/if.h
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
+_ARPHRD_INFINIBAND = "32"  # linux/if_arp.h
+_UNKNOWN_SPEED = (1 << 31) - 1  # or more: a driver's -1, as an unsigned number
+_PORTS = range(20_000, 32_768)
 _REQUEST_BYTES, _NAME_BYTES = 40, 16
 
 
@@ -46,9 +50,39 @@ def interfaces() -> tuple[Interface, ...]:
             except OSError:
                 continue  # no IPv4 address, or gone since
             if flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
-                length = int.from_bytes(mask, "big").bit_count()
-                found.append(Interface(name=name, cidr=f"{socket.inet_ntoa(address)}/{length}"))
+                cidr = f"{socket.inet_ntoa(address)}/{int.from_bytes(mask, 'big').bit_count()}"
+                found.append(Interface(name=name, cidr=cidr, speed_mbps=speed_mbps(SYSFS, name)))
     return tuple(found)
+
+
+def speed_mbps(sysfs: Path, interface: str) -> int | None:
+    """Mb/s of a network interface by its driver, else by the active InfiniBand or RoCE ports behind it.
+
+    None where neither says.
+    """
+    folder = sysfs / "class/net" / interface
+    own = _read(folder / "speed")
+    if own.isdecimal() and 0 < int(own) < _UNKNOWN_SPEED:
+        return int(own)
+    layer = "InfiniBand" if _read(folder / "type") == _ARPHRD_INFINIBAND else "Ethernet"
+    rates = [
+        re.match(r"([0-9]+(?:\.[0-9]+)?) Gb/sec", _read(port / "rate"))  # 100 Gb/sec (4X EDR)
+        for port in (folder / "device/infiniband").glob("*/ports/*")
+        if _read(port / "link_layer") == layer and _read(port / "state").endswith("ACTIVE")
+    ]
+    return max((round(1000 * float(rate[1])) for rate in rates if rate), default=None)
+
+
+def free_port() -> int | None:
+    """A TCP port that nobody listens on, below those that the kernel gives to connections; None if none was found."""
+    import random
+    import socket
+
+    for port in random.sample(_PORTS, 20):
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind(("", port))
+            return port
+    return None
 
 
 def cpuinfo() -> str:

@@ -54,6 +54,7 @@ class Interface:
 
     name: str  # as NCCL_SOCKET_IFNAME wants it: eth0
     cidr: str  # address and length of its network: 10.0.0.3/24
+    speed_mbps: int | None = None  # Mb/s; None where the kernel does not know it, as of most virtual ones
 
 
 @dataclass(frozen=True, kw_only=True)

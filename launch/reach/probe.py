@@ -18,6 +18,7 @@ from launch.errors import HostError, LaunchError, TopologyError
 from launch.machine.decode import decode, short
 from launch.machine.local import local_topology
 from launch.machine.mpi import Mpi, read_mpi
+from launch.machine.system import free_port
 from launch.machine.topology import Topology, check, restrict
 
 MARK = "hvdlaunch-facts "  # before the JSON: a shell there may print other lines
@@ -32,6 +33,7 @@ class HostFacts:
     topology: Topology
     mpi: Mpi | None = None
     address: str | None = None  # where ssh reached it; None on this host, and over IPv6
+    port: int | None = None  # one on which nobody listens there
 
 
 def probe_words(python: str, mpirun: str, *, gpus: bool) -> list[str]:
@@ -51,6 +53,7 @@ def local_facts(mpi: Mpi | None, *, gpus: bool) -> HostFacts:
         topology=restrict(local_topology(gpus=gpus), os.environ.get("CUDA_VISIBLE_DEVICES")),
         mpi=mpi,
         address=connection[2] if len(connection) == 4 and ":" not in connection[2] else None,
+        port=free_port(),
     )
 
 
@@ -61,6 +64,7 @@ class Report:
     version: str  # of the project on that host
     hostname: str
     address: str | None
+    port: int | None
     mpi: Mpi | None
     topology: Topology
 
@@ -80,6 +84,7 @@ def facts_to_json(facts: HostFacts) -> str:
         version=version(),
         hostname=facts.hostname,
         address=facts.address,
+        port=facts.port,
         mpi=facts.mpi,
         topology=facts.topology,
     )
@@ -106,7 +111,12 @@ def facts_from_json(text: str, host: str) -> HostFacts:
             f"host {host}: {why}: see what `python -m launch.reach.probe mpirun gpus` prints there"
         ) from error
     return HostFacts(
-        host=host, hostname=report.hostname, topology=report.topology, mpi=report.mpi, address=report.address
+        host=host,
+        hostname=report.hostname,
+        topology=report.topology,
+        mpi=report.mpi,
+        address=report.address,
+        port=report.port,
     )
 
 
@@ -114,6 +124,8 @@ def _check(report: Report) -> None:
     check(report.topology, "its report.topology")
     if not report.hostname:
         raise TopologyError("its report.hostname: expected a name, found none")
+    if report.port is not None and not 0 < report.port < 1 << 16:
+        raise TopologyError(f"its report.port: expected one from 1 to 65535, found {report.port}")
     if report.address is None:
         return
     try:

@@ -67,8 +67,8 @@ def table(topology: Topology) -> str:
         nodes = [[str(node.id), core_list(node.cores) or "none"] for node in topology.numa_nodes]
         blocks.append(aligned([["NUMA node", "usable cores"], *nodes]))
     if topology.interfaces:
-        rows = [[interface.name, interface.cidr] for interface in topology.interfaces]
-        blocks.append(aligned([["interface", "address"], *rows]))
+        rows = [[own.name, own.cidr, str(own.speed_mbps or "unknown")] for own in topology.interfaces]
+        blocks.append(aligned([["interface", "address", "Mb/s"], *rows]))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 

@@ -1,11 +1,22 @@
 import fcntl
 import os
+import random
 import socket
 import struct
 
 import pytest
 
-from launch.machine.system import interfaces, numa_nodes, numa_of, pci_device, pcie_kind, rdma_devices
+from launch.machine import system
+from launch.machine.system import (
+    free_port,
+    interfaces,
+    numa_nodes,
+    numa_of,
+    pci_device,
+    pcie_kind,
+    rdma_devices,
+    speed_mbps,
+)
 from launch.machine.topology import Interface, NumaNode
 
 # Two sockets; on the first a switch with two GPUs and a NIC, a second switch below it, and a root port of its own.
@@ -83,7 +94,7 @@ def test_lists_numa_nodes_with_the_cores_that_may_be_used(tmp_path):
     assert numa_nodes(tmp_path / "none", frozenset({0})) == ()
 
 
-def test_lists_the_interfaces_that_are_up_with_their_network(monkeypatch):
+def test_lists_the_interfaces_that_are_up_with_their_network(monkeypatch, tmp_path):
     flags = {"lo": 0x49, "eth0": 0x1043, "down0": 0x1002, "unplugged0": 0x1003, "no_address0": 0x1043}
     addresses = {"lo": "127.0.0.1", "eth0": "10.1.2.3", "down0": "10.0.0.1", "unplugged0": "10.0.0.2"}
 
@@ -98,7 +109,56 @@ def test_lists_the_interfaces_that_are_up_with_their_network(monkeypatch):
 
     monkeypatch.setattr(fcntl, "ioctl", ioctl)
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(flags)))
-    assert interfaces() == (Interface(name="eth0", cidr="10.1.2.3/20"),)
+    monkeypatch.setattr(system, "SYSFS", tmp_path)
+    write(tmp_path / "class/net/eth0/speed", "25000\n")
+    assert interfaces() == (Interface(name="eth0", cidr="10.1.2.3/20", speed_mbps=25_000),)
+
+
+def write(file, text):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def port(state="4: ACTIVE", rate="100 Gb/sec (4X EDR)", link_layer="InfiniBand"):
+    return {"state": state, "rate": rate, "link_layer": link_layer}
+
+
+@pytest.mark.parametrize(
+    ("speed", "kind", "ports", "mbps"),
+    [
+        ("25000", "1", [], 25_000),
+        ("-1", "1", [], None),
+        ("4294967295", "1", [], None),
+        ("0", "1", [], None),
+        (None, "1", [], None),
+        (None, "32", [port()], 100_000),
+        ("-1", "32", [port(rate="2.5 Gb/sec (1X SDR)")], 2_500),
+        ("56000", "32", [port()], 56_000),
+        (None, "32", [port(state="1: DOWN")], None),
+        (None, "32", [port(rate="odd")], None),
+        (None, "32", [port(), port(link_layer="Ethernet", rate="400 Gb/sec (4X NDR)")], 100_000),  # of two kinds
+        (None, "1", [port(), port(link_layer="Ethernet", rate="40 Gb/sec (4X QDR)")], 40_000),
+    ],
+)
+def test_the_speed_of_an_interface_is_its_own_or_its_ports(tmp_path, speed, kind, ports, mbps):
+    folder = tmp_path / "class/net/x0"
+    write(folder / "type", f"{kind}\n")
+    if speed is not None:
+        write(folder / "speed", f"{speed}\n")
+    for number, files in enumerate(ports, 1):
+        for name, text in files.items():
+            write(folder / f"device/infiniband/mlx5_0/ports/{number}/{name}", f"{text}\n")
+    assert speed_mbps(tmp_path, "x0") == mbps
+    assert speed_mbps(tmp_path, "y0") is None
+
+
+def test_a_free_port_is_one_on_which_nobody_listens(monkeypatch):
+    free = free_port()
+    with socket.socket() as listener:
+        listener.bind(("", free))
+        listener.listen()
+        monkeypatch.setattr(random, "sample", lambda *_: [free])
+        assert free_port() is None
 
 
 def test_lists_this_machine_without_loopback():

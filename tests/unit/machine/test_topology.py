@@ -38,7 +38,7 @@ def machine(**changes):
         links=((SELF, NV2, SYS), (NV2, SELF, SYS), (SYS, SYS, SELF)),
         nics=(Nic(name="mlx5_0", links=(Link(kind="PIX"), Link(kind="NODE"), Link(kind="SYS"))),),
         numa_nodes=(NumaNode(id=0, cores=(0, 1)), NumaNode(id=1, cores=())),
-        interfaces=(Interface(name="eth0", cidr="10.0.0.3/24"),),
+        interfaces=(Interface(name="eth0", cidr="10.0.0.3/24", speed_mbps=10_000),),
     )
     return dataclasses.replace(whole, **changes)
 
@@ -124,6 +124,12 @@ def test_json_gives_the_same_topology_back():
     assert to_json(whole)["links"][0][1] == {"kind": "NV", "count": 2, "gbps": 40.0}
 
 
+def test_a_file_of_an_earlier_version_lacks_the_speeds_of_interfaces():
+    older = to_json(machine())
+    del older["interfaces"][0]["speed_mbps"]
+    assert from_json(older) == machine(interfaces=(Interface(name="eth0", cidr="10.0.0.3/24"),))
+
+
 def changed(path, value):
     plain = to_json(machine())
     at = plain
@@ -159,6 +165,8 @@ def changed(path, value):
         (changed(["links", 0, 1, "gbps"], float("inf")), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], 10**400), "gbps: expected float or null"),
         (changed(["nics", 0, "links", 0, "kind"], "X"), "nics: expected no kind X"),
+        (changed(["interfaces", 0, "speed_mbps"], "1"), r"interfaces\[0\].speed_mbps: expected int or null, found '1'"),
+        (changed(["interfaces", 0], {"name": "e"}), r"interfaces\[0\]: expected an object with name, cidr, speed_mbps"),
     ],
 )
 def test_refuses_json_that_is_no_topology(plain, message):
@@ -244,8 +252,8 @@ NUMA node  usable cores
 0          0-1
 1          none
 
-interface  address
-eth0       10.0.0.3/24
+interface  address      Mb/s
+eth0       10.0.0.3/24  10000
 """
     )
 

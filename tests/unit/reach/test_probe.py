@@ -51,7 +51,9 @@ def test_each_host_goes_by_its_own_cuda_visible_devices(monkeypatch, capsys, vis
 
 @pytest.mark.parametrize("mpi", [None, Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))])
 def test_facts_travel_as_one_line(mpi):
-    facts = probe.HostFacts(host="localhost", hostname="node1", topology=machine(), mpi=mpi, address="10.0.0.2")
+    facts = probe.HostFacts(
+        host="localhost", hostname="node1", topology=machine(), mpi=mpi, address="10.0.0.2", port=20_000
+    )
     line = probe.facts_to_json(facts)
     assert "\n" not in line
     assert probe.facts_from_json(line, "localhost") == facts
@@ -102,6 +104,7 @@ def test_the_version_is_a_digest_of_the_code():
     [
         ({"address": "10.0.0.256"}, "its report.address: expected one as 10.0.0.3, found '10.0.0.256'"),
         ({"address": ""}, "its report.address: expected one as 10.0.0.3, found ''"),
+        *(({"port": port}, "its report.port: expected one from 1 to 65535, found") for port in (0, 65_536)),
         ({"hostname": ""}, "its report.hostname: expected a name, found none"),
         (
             {"mpi": {"path": "/bin/mpirun", "name": "Open MPI", "version": "4.1"}},
