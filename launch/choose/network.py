@@ -1,61 +1,174 @@
-"""Pure: the network that the hosts of a run share, and each host's interface on it."""
+"""Pure: the network over which the hosts of a run meet, and each host's interface on it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from launch.errors import PlacementError
+from launch.hosts.host import shown
 from launch.machine.topology import Interface
 
-LOOPBACK = "127.0.0.0/8"
+LOOPBACK = IPv4Network("127.0.0.0/8")
+MAX_PREFIX = 31  # Open MPI takes a /32 for all addresses there are
+MAX_NAMED = 8  # hosts, in one message
+REMEDY = "name a network that is theirs alone with --network CIDR, or an interface that all have with --network NAME"
+
+Hosts = Mapping[str, Sequence[Interface]]  # host -> its interfaces
 
 
-def shared_network(interfaces: Mapping[str, Sequence[Interface]], reached: Mapping[str, str]) -> str:
-    """The network, as CIDR, on which every host has an address of its own; PlacementError if there is none.
+@dataclass(frozen=True, kw_only=True)
+class SharedNetwork:
+    """Where the hosts of a run meet."""
 
-    A docker0 with the same address on every host does not count. Of several networks it is the one over which ssh
-    `reached` most hosts (host -> its address there), then the first one of the first host.
+    name: str  # as Open MPI takes it: a CIDR, or the name of an interface that every host has
+    interfaces: Mapping[str, Interface]  # host -> its own on this network
+
+
+def shared_network(hosts: Hosts, reached: Mapping[str, str], wanted: str | None = None) -> SharedNetwork:
+    """The network on which every host has an address of its own, else the smallest that covers an address of each.
+
+    With `wanted`, a CIDR or an interface's name, it is that one. Of several networks that all hosts are on it is the
+    fastest, an unknown speed being the slowest, then the one over which ssh `reached` most hosts (host -> its address
+    there), then the first one of the first host. What covers them covers the addresses that ssh reached: routers are
+    trusted to carry what goes between them.
+
+    Raises:
+        PlacementError: there is none, or none that other interfaces of the hosts are not on too, or not the `wanted`.
     """
-    first, *others = interfaces
-    shared = [
-        network
-        for network in map(_network, interfaces[first])
-        if all(_on(interfaces[host], network) for host in others) and _addresses_differ(interfaces, network)
-    ]
+    if wanted is not None:
+        return _wanted(hosts, wanted)
+    first = next(iter(hosts.values()))
+    shared = [network for network in dict.fromkeys(map(_network, first)) if _is_shared(hosts, network)]
     if not shared:
-        seen = "; ".join(
-            f"{host} has {', '.join(f'{interface.name} {interface.cidr}' for interface in own) or 'no address'}"
-            for host, own in interfaces.items()
-        )
-        raise PlacementError(f"the hosts share no network: {seen}. Give hosts that are on one network")
+        return _covering(hosts, reached)
     votes = Counter(network for network in shared for address in reached.values() if IPv4Address(address) in network)
-    return str(max(shared, key=lambda network: votes[network]))  # of equals the first
+
+    def worth(network: IPv4Network) -> tuple[int, int]:
+        slowest = min(own.speed_mbps or 0 for own in _on(hosts, network).values())
+        return slowest if len(hosts) > 1 else 0, votes[network]
+
+    best = max(shared, key=worth)  # of equals the first
+    return SharedNetwork(name=str(_of_two_or_more(best)), interfaces=_on(hosts, best))
 
 
 def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
-    """The name of the interface that is on the network."""
-    return next((interface.name for interface in interfaces if _network(interface) == IPv4Network(network)), None)
+    """The name of the interface that is on the network, a CIDR or an interface's name."""
+    cidr = _parsed(network)
+    return next((own.name for own in interfaces if _is_meant(own, network, cidr)), None)
 
 
 def network_of(interfaces: Sequence[Interface], address: str) -> str | None:
     """The network, as CIDR, of the interface that has this address; None if none has."""
-    found = (str(_network(interface)) for interface in interfaces if str(_address(interface)) == address)
+    found = (str(_of_two_or_more(_network(own))) for own in interfaces if str(address_of(own)) == address)
     return next(found, None)
+
+
+def address_of(interface: Interface) -> IPv4Address:
+    """The interface's own address."""
+    return IPv4Interface(interface.cidr).ip
 
 
 def _network(interface: Interface) -> IPv4Network:
     return IPv4Interface(interface.cidr).network
 
 
-def _address(interface: Interface) -> IPv4Address:
-    return IPv4Interface(interface.cidr).ip
+def _on(hosts: Hosts, network: IPv4Network) -> dict[str, Interface]:
+    """Each host's first interface with this very network; hosts without one are left out."""
+    on_it = {host: [one for one in own if _network(one) == network] for host, own in hosts.items()}
+    return {host: found[0] for host, found in on_it.items() if found}
 
 
-def _on(interfaces: Sequence[Interface], network: IPv4Network) -> bool:
-    return any(_network(interface) == network for interface in interfaces)
+def _is_shared(hosts: Hosts, network: IPv4Network) -> bool:
+    addresses = [address_of(one) for own in hosts.values() for one in own if _network(one) == network]
+    return len(_on(hosts, network)) == len(hosts) and len(set(addresses)) == len(addresses)
 
 
-def _addresses_differ(interfaces: Mapping[str, Sequence[Interface]], network: IPv4Network) -> bool:
-    on_it = [interface for own in interfaces.values() for interface in own if _network(interface) == network]
-    addresses = [_address(interface) for interface in on_it]
-    return len(addresses) == len(set(addresses))
+def _wanted(hosts: Hosts, wanted: str) -> SharedNetwork:
+    """The network that the user has named."""
+    cidr, option = _parsed(wanted), f"--network {shown(wanted)}"
+    found = {host: [one for one in own if _is_meant(one, wanted, cidr)] for host, own in hosts.items()}
+    if missing := [host for host, on_it in found.items() if not on_it]:
+        have = "has" if len(missing) == 1 else "have"
+        raise PlacementError(
+            f"{option}: {_short(missing, ', ')} {have} no address there ({_seen(hosts, missing)}): "
+            "name a CIDR or an interface on which every host has one"
+        )
+    if cidr is not None and cidr.overlaps(LOOPBACK):
+        raise PlacementError(f"{option} covers the hosts' loopback {LOOPBACK} too: {REMEDY}")
+    chosen = {host: on_it[0] for host, on_it in found.items()}
+    _require_distinct(chosen, option)
+    return SharedNetwork(name=wanted if cidr is None else str(cidr), interfaces=chosen)
+
+
+def _covering(hosts: Hosts, reached: Mapping[str, str]) -> SharedNetwork:
+    """The smallest network with an address of each host."""
+    chosen = {host: one for host, own in hosts.items() for one in own if str(address_of(one)) == reached.get(host)}
+    chosen |= {host: own[0] for host, own in hosts.items() if len(own) == 1}
+    if not chosen or not all(hosts.values()):
+        raise PlacementError(f"the hosts share no network: {_seen(hosts, hosts)}: {REMEDY}")
+    known = list(map(address_of, chosen.values()))
+    for host, own in hosts.items():
+        if host not in chosen:
+            chosen[host] = min(own, key=lambda one: _smallest([*known, address_of(one)]).num_addresses)
+    _require_distinct(chosen, "the hosts share no network")
+    cover = _smallest(list(map(address_of, chosen.values())))
+    others = [
+        f"{one.name} {one.cidr} of {host}"
+        for host, own in hosts.items()
+        for one in own
+        if one is not chosen[host] and address_of(one) in cover
+    ]
+    if cover.overlaps(LOOPBACK):
+        others.append(f"their loopback {LOOPBACK}")
+    if others:
+        addresses = _short([f"{host} {address_of(chosen[host])}" for host in hosts], ", ")
+        raise PlacementError(
+            f"the hosts share no network, and the smallest that covers their addresses ({addresses}), {cover}, "
+            f"covers {others[0]} too, over which they may not meet: {REMEDY}"
+        )
+    return SharedNetwork(name=str(cover), interfaces={host: chosen[host] for host in hosts})
+
+
+def _smallest(addresses: Sequence[IPv4Address]) -> IPv4Network:
+    """The smallest network that holds all these addresses, of two addresses at least."""
+    differing = int(min(addresses)) ^ int(max(addresses))
+    return _of_two_or_more(IPv4Network((int(min(addresses)), 32 - differing.bit_length()), strict=False))
+
+
+def _of_two_or_more(network: IPv4Network) -> IPv4Network:
+    return network if network.prefixlen <= MAX_PREFIX else network.supernet(new_prefix=MAX_PREFIX)
+
+
+def _parsed(text: str) -> IPv4Network | None:
+    """The network that the text spells; None where it spells none, as an interface's name."""
+    try:
+        return _of_two_or_more(IPv4Network(text, strict=False))
+    except ValueError:
+        return None
+
+
+def _is_meant(interface: Interface, name: str, cidr: IPv4Network | None) -> bool:
+    return interface.name == name if cidr is None else address_of(interface) in cidr
+
+
+def _require_distinct(chosen: Mapping[str, Interface], told: str) -> None:
+    first: dict[IPv4Address, str] = {}
+    for host, own in chosen.items():
+        if (other := first.setdefault(address_of(own), host)) != host:
+            raise PlacementError(f"{told}: {other} and {host} have the same address, {address_of(own)}: {REMEDY}")
+
+
+def _seen(hosts: Hosts, names: Iterable[str]) -> str:
+    """What these hosts have, for a message."""
+
+    def told(host: str) -> str:
+        return f"{host} has {', '.join(f'{own.name} {own.cidr}' for own in hosts[host]) or 'no address'}"
+
+    return _short(list(map(told, names)), "; ")
+
+
+def _short(words: Sequence[str], separator: str) -> str:
+    """The words, of which a long list is cut."""
+    more = [] if len(words) <= MAX_NAMED else [f"and {len(words) - MAX_NAMED} more"]
+    return separator.join([*words[:MAX_NAMED], *more])

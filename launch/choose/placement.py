@@ -44,15 +44,18 @@ def place(
     np: int,
     gpus: Literal["auto", "none"] | Collection[int],
     binding: Binding,
-    interfaces: Mapping[str, str | None] | None = None,
+    ranks_per_replica: int | None = None,
+    interfaces: Mapping[str, str] | None = None,
     set_by_user: Collection[str] = (),
 ) -> tuple[RankSlot, ...]:
     """One slot per rank; `gpus` is 'auto' (the best free ones), 'none' (CPUs) or the indices to use on every host.
 
-    `interfaces` are those on the network that several hosts share, by host; variables that are `set_by_user` stay as
-    they are. With 'auto' the ranks run on CPUs if no host has a GPU. Raises PlacementError where ranks do not fit.
+    Each `ranks_per_replica` consecutive ranks are on one host, in the order of its ring. `interfaces` are those on the
+    network that several hosts share, by host; variables that are `set_by_user` stay as they are. With 'auto' the ranks
+    run on CPUs if no host has a GPU. Raises PlacementError where ranks do not fit.
     """
     share = ranks_per_host(hosts, np)
+    require_whole_replicas(ranks_per_replica, [host for host in hosts if host.name in share], np)
     used = {host: topologies[host] for host in share}
     with_gpus = [host for host, topology in used.items() if topology.gpus]
     on_cpus = gpus == "none" or (gpus == "auto" and not with_gpus)
@@ -98,6 +101,23 @@ def require_enough_named(gpus: str | Collection[int], share: Mapping[str, int]) 
     for host, ranks in share.items():
         if not isinstance(gpus, str) and len(gpus) < ranks:
             raise PlacementError(f"--gpus names {len(gpus)} for the {ranks} ranks on host {host}: name more")
+
+
+def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host], np: int) -> None:
+    """PlacementError unless the ranks, and the slots of each of these hosts, are those of whole replicas, if any."""
+    if ranks_per_replica is None:
+        return
+    option = f"--ranks-per-replica {ranks_per_replica}"
+    if ranks_per_replica < 1:
+        raise PlacementError(f"{option}: a replica has at least one rank")
+    if np % ranks_per_replica:
+        raise PlacementError(f"{option}: -np {np} is no multiple of it, give one that is")
+    for host in hosts:
+        if host.slots % ranks_per_replica:
+            raise PlacementError(
+                f"{option}: the {host.slots} slots of host {host.name} are no multiple of it, but each replica is to "
+                "be on one host: give it other slots with -H"
+            )
 
 
 def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> list[Gpu | None]:
@@ -187,7 +207,7 @@ def rank_environment(
     # The "=" keeps mlx5_1 from meaning mlx5_10 as well. The ranks of a host must agree on its adapters.
     ours = {
         "OMP_NUM_THREADS": None if threads is None else str(threads),
-        "NCCL_SOCKET_IFNAME": interface,
+        **dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"), interface),
         "NCCL_IB_HCA": f"={','.join(adapters)}" if adapters and gpu is not None else None,
     }
     return {name: value for name, value in ours.items() if value is not None and name not in set_by_user}

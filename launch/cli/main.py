@@ -218,8 +218,10 @@ def _request(options: argparse.Namespace) -> "RunRequest":
         launcher=options.launcher,
         gpus=options.gpus,
         binding=options.bind,
+        ranks_per_replica=options.ranks_per_replica,
         apptainer=options.apptainer,
         nsys=options.nsys,
+        network=options.network,
         exports=tuple(options.exports),
         as_root=options.allow_run_as_root,
     )

@@ -102,6 +102,11 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help="hosts and their slots; default: this host")
     hosts.add_argument("--hostfile", metavar="FILE", help="the same from a file, in any spelling")
     hosts.add_argument("--slurm-nodes", metavar="NODES", help="the same as Slurm spells it; default in an allocation")
+    command.add_argument(
+        "--network",
+        metavar="CIDR|NAME",
+        help="where several hosts meet: 10.0.0.0/16, or an interface's name; default: the fastest network they share",
+    )
     command.add_argument("--launcher", choices=("auto", "mpirun", "horovodrun"), default="auto", help="default: mpirun")
     command.add_argument(
         "--gpus", type=_gpus_option, default="auto", metavar="auto|0,3...|none", help="default: the best free ones"
@@ -111,6 +116,12 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         choices=("numa", "cores", "none"),
         default="numa",
         help="to the near NUMA node, or to cores of its own",
+    )
+    command.add_argument(
+        "--ranks-per-replica",
+        type=int,
+        metavar="K",
+        help="keep each K consecutive ranks, as the stages of one replica, on one host",
     )
     command.add_argument("--apptainer", metavar="IMAGE", help="run the program inside this image")
     command.add_argument(

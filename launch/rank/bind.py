@@ -84,6 +84,11 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
         raise LookupError(rank)
     if "gpu_uuids" in slot:  # NVIDIA's, 32 digits for each rank
         slot["gpu_uuid"] = f"GPU-{UUID(slot['gpu_uuids'][32 * local_rank : 32 * local_rank + 32])}"
+    # As torchrun tells a program where it is and how to find the others.
+    places = {"RANK": rank, "WORLD_SIZE": sum(len(host["ranks"]) for host in plan["hosts"])}
+    places |= {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": len(host["ranks"])}
+    torch = {**{name: str(place) for name, place in places.items()}, **plan["rendezvous"]}
+    slot["environment"] = {**torch, **slot["environment"]}
     texts = [slot["host"], slot["hostname"], slot["gpu_uuid"], *slot["environment"].values()]
     names_fit = all(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) for name in slot["environment"])
     texts_fit = all(text is None or (isinstance(text, str) and text.isprintable()) for text in texts)

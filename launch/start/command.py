@@ -98,7 +98,7 @@ def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
     if plan.daemon_networks:
         daemons[runtime.interfaces] = plan.daemon_networks
     if launcher.horovodrun is None:
-        ranks["btl_tcp_if_include"] = plan.network or LOOPBACK
+        ranks["btl_tcp_if_include"] = plan.network or str(LOOPBACK)
     else:
         ranks = {}  # horovodrun gives the same ones itself
     return [

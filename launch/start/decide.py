@@ -9,7 +9,7 @@ from launch.hosts.host import MAX_SLOTS, Host
 from launch.machine.topology import Topology
 from launch.reach.probe import HostFacts
 from launch.start import command
-from launch.start.environment import exported, inherited
+from launch.start.environment import exported, inherited, left_behind
 from launch.start.facts import Facts
 from launch.start.plan import Plan
 from launch.start.request import RunRequest
@@ -23,7 +23,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     used = {host: facts.answers[host] for host in ranks_per_host(hosts, request.np)}
     require_program(request, facts, used)
     require_image(request, facts)
-    shared, interfaces = shared_network(used, facts)
+    shared = shared_network(used, facts, request.network)
     exports = exported(environment, request.exports)
     slots = place(
         hosts,
@@ -31,24 +31,31 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         np=request.np,
         gpus=request.gpus,
         binding=request.binding,
-        interfaces=interfaces,
+        ranks_per_replica=request.ranks_per_replica,
+        interfaces={host: own.name for host, own in shared.interfaces.items()} if shared else {},
         set_by_user=[name for name in exports if name in environment],
     )
     program = command.under_nsys(request.program) if request.nsys else request.program
     if request.apptainer is not None:
         program = command.in_apptainer(program, request.apptainer)
     why = "--gpus none" if request.gpus == "none" else "no GPU found"
+    remarks = [] if slots[0].gpu is not None else [f"{why}: the ranks run on CPUs"]
+    if shared and (behind := left_behind(environment, exports)):
+        remarks.append(behind)
+    meeting = rendezvous(slots[0].host, used, shared)
     return Plan(
         slots=slots,
+        ranks_per_replica=request.ranks_per_replica,
         hostnames={host: answer.hostname for host, answer in used.items()},
         program=program,
         job=job,
-        network=shared,
-        daemon_networks=daemon_networks(shared, used, facts),
+        network=shared.name if shared else None,
+        daemon_networks=daemon_networks(shared.name, used, facts) if shared else None,
+        rendezvous={name: value for name, value in meeting.items() if name not in exports},
         exports=exports,
         environment=dict(environment) if shared is None else inherited(environment, exports),
         as_root=request.as_root,
-        remarks=() if slots[0].gpu is not None else (f"{why}: the ranks run on CPUs",),
+        remarks=tuple(remarks),
     )
 
 
@@ -99,29 +106,42 @@ def require_image(request: RunRequest, facts: Facts) -> None:
         )
 
 
-def shared_network(used: Mapping[str, HostFacts], facts: Facts) -> tuple[str | None, dict[str, str | None]]:
-    """The network that the hosts share, and each one's interface on it; none for this host alone or hosts not asked."""
+def shared_network(used: Mapping[str, HostFacts], facts: Facts, wanted: str | None) -> network.SharedNetwork | None:
+    """Where the hosts meet; None for this host alone or hosts that were not asked."""
     known = {host: answer.topology.interfaces for host, answer in used.items() if answer.hostname is not None}
     if known.keys() <= facts.local:
-        return None, {}
-    shared = network.shared_network(known, {host: answer.address for host, answer in used.items() if answer.address})
-    return shared, {host: network.name_on(own, shared) for host, own in known.items()}
+        return None
+    reached = {host: answer.address for host, answer in used.items() if answer.address}
+    here = next((facts.own_addresses[host] for host in reached if host in facts.own_addresses), None)
+    if here is not None:
+        reached |= dict.fromkeys(facts.local & known.keys(), here)
+    return network.shared_network(known, reached, wanted)
 
 
-def daemon_networks(shared: str | None, used: Mapping[str, HostFacts], facts: Facts) -> str | None:
-    """The networks, as CIDR, between mpirun and its daemons: a login node may reach the hosts over another one."""
-    if shared is None or network.name_on(facts.interfaces, shared):
+def daemon_networks(shared: str, used: Mapping[str, HostFacts], facts: Facts) -> str:
+    """The networks between mpirun and its daemons: a login node may reach the hosts over another one."""
+    if facts.local & used.keys():
         return shared
     reached = next((host for host, answer in used.items() if answer.address), None)
     if reached is None:
+        if network.name_on(facts.interfaces, shared):
+            return shared
         raise HostError(
             f"ssh reaches {', '.join(used)} over IPv6, mpirun needs IPv4: add `AddressFamily inet` to ~/.ssh/config"
         )
     own = facts.own_addresses.get(reached)
-    way = None if own is None else network.network_of(facts.interfaces, own)
-    if way is None:
+    toward = [interface for interface in facts.interfaces if str(network.address_of(interface)) == own]
+    if own is None or not toward:
         raise HostError(
             f"{used[reached].address} can be reached by ssh but not directly, and mpirun must: "
             f"start on a host of {shared}"
         )
-    return f"{shared},{way}"
+    return shared if network.name_on(toward, shared) else f"{shared},{network.network_of(toward, own)}"
+
+
+def rendezvous(first: str, used: Mapping[str, HostFacts], shared: network.SharedNetwork | None) -> dict[str, str]:
+    """Where rank 0, on the `first` host, listens for a program's other ranks; nowhere if the host was not asked."""
+    if used[first].port is None:
+        return {}
+    address = network.address_of(shared.interfaces[first]) if shared else "127.0.0.1"
+    return {"MASTER_ADDR": str(address), "MASTER_PORT": str(used[first].port)}

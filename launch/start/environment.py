@@ -7,10 +7,21 @@ from launch.errors import CommandError
 
 # What every rank gets from the environment of hvdlaunch; -x adds others, one name at a time.
 EXPORTED = re.compile(
-    r"PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|OMP_\w+|MKL_\w+|CUDA_HOME|TORCH_\w+|HVDTRAIN_\w+"
-    r"|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT"
+    r"PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|OMP_\w+|MKL_\w+|CUDA_HOME|CUBLAS_\w+|TORCH_\w+|HF_HOME"
+    r"|NCCL_\w+|UCX_\w+|FI_\w+|OPAL_PREFIX|HVDTRAIN_\w+|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT"
+    r"|HOROVOD_(?!(LOCAL_|CROSS_)?(RANK|SIZE)|GLOO_RENDEZVOUS|HOSTNAME)\w+"  # these tell of another process
+    r"|(?i:https?|ftp|all|no)_(?i:proxy)"
 )
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
+PROXY = re.compile(r"\w+_proxy", re.IGNORECASE)  # as http://user:password@proxy:3128
+# What no program misses on another host: the session, what has set up this process, what an image was built with.
+OF_THE_SESSION = re.compile(
+    r"_.*|PWD|OLDPWD|SHLVL|HOST(NAME)?|MAIL|TZ|TMP|TEMP|EDITOR|\w*PAGER|\w+_COLORS|COLORTERM|DISPLAY|LANGUAGE|MANPATH"
+    r"|INFOPATH|(BASH|HIST|LESS|MODULE|TERM_|TMUX)\w*|LOADEDMODULES|DEBIAN_FRONTEND|\w+_VERSION|CUDA_VISIBLE_DEVICES"
+    r"|(XDG|DBUS|SSH|GPG|SUDO|GIT|VSCODE|CONDA|LMOD|PBS|OMPI|PMIX?|HVDLAUNCH|HOROVOD|NV|NVIDIA)_\w+"
+)
+NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+MAX_NAMED = 8
 # What ssh and the launcher need on the host that they start on.
 LAUNCHER_NEEDS = re.compile(
     r"HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TMPDIR|SSH_AUTH_SOCK|XDG_RUNTIME_DIR|SLURM_\w+"
@@ -23,17 +34,38 @@ OF_THIS_HOST = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
 def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str, ...]:
     """The names of the variables that ranks get: those on the list that do not look like a secret, and `extra` ones."""
     for name in extra:
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        if not NAME.fullmatch(name):
             raise CommandError(
                 f"-x {name.split('=')[0]!r}: give the name of a variable alone and set it in the environment, "
                 "since every user of a machine can read its command lines"
             )
         if name not in environment:
             raise CommandError(f"-x {name}: there is no such variable in the environment: set it, or leave -x out")
-    allowed = {name for name in environment if EXPORTED.fullmatch(name) and not SECRET.search(name)}
+    allowed = {name for name in environment if EXPORTED.fullmatch(name) and not is_secret(name, environment[name])}
     return tuple(sorted({*allowed, *extra, "HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"}))
 
 
 def inherited(environment: Mapping[str, str], exports: Collection[str]) -> dict[str, str]:
     """What a launcher on several hosts gets: what it exports to the ranks, and what it needs itself."""
     return {name: value for name, value in environment.items() if name in exports or LAUNCHER_NEEDS.fullmatch(name)}
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Whether a variable looks like a secret, by its name, or as a proxy with a password in its value."""
+    return bool(SECRET.search(name) or (PROXY.fullmatch(name) and "@" in value))
+
+
+def left_behind(environment: Mapping[str, str], exports: Collection[str]) -> str | None:
+    """A line with the names of variables that the ranks of several hosts lack and might need; None if there is none."""
+    might_need = (
+        name
+        for name in environment
+        if EXPORTED.fullmatch(name) or not (LAUNCHER_NEEDS.fullmatch(name) or OF_THE_SESSION.fullmatch(name))
+    )
+    names = sorted(name for name in might_need if name not in exports and NAME.fullmatch(name))
+    if not names:
+        return None
+    secret = {name for name in names if PROXY.fullmatch(name) and "@" in environment[name]}
+    told = [f"{name} (has a password)" if name in secret else name for name in names]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"the ranks do not get {', '.join(told[:MAX_NAMED])}{more}: give those that the program needs with -x NAME"

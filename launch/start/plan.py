@@ -12,11 +12,13 @@ class Plan:
     """Who runs what where."""
 
     slots: tuple[RankSlot, ...]
+    ranks_per_replica: int | None  # so many consecutive ranks are a group on one host
     hostnames: Mapping[str, str | None]  # host -> what it calls itself; None if it was not asked
     program: tuple[str, ...]  # with what it runs under
     job: str
-    network: str | None  # CIDR that the hosts share; None on one host
-    daemon_networks: str | None  # CIDRs over which mpirun reaches them
+    network: str | None  # where the hosts meet, a CIDR or an interface of all of them; None on one host
+    daemon_networks: str | None  # the same, and the network over which mpirun reaches them
+    rendezvous: Mapping[str, str]  # MASTER_ADDR and MASTER_PORT of rank 0's host, unless the user gives them
     exports: tuple[str, ...]  # names of variables that every rank gets
     environment: Mapping[str, str]  # what the launcher gets of ours
     as_root: bool

@@ -56,6 +56,7 @@ def packed(plan: Plan, launcher: Launcher) -> str:
         "launcher": f"horovodrun, {launcher.mpi}" if launcher.horovodrun else str(launcher.mpi),
         "program": plan.program,
         "environment": {name: plan.environment[name] for name in given},
+        "rendezvous": dict(plan.rendezvous),
         "hosts": hosts,
     }
     packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # UUIDs are shorter without the short matches in them

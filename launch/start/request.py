@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from launch.choose.placement import Binding, ranks_per_host, require_enough_named
+from launch.choose.placement import Binding, ranks_per_host, require_enough_named, require_whole_replicas
 from launch.hosts.host import Host
 from launch.hosts.slurm import from_slurm
 from launch.machine.topology import Topology
@@ -22,8 +22,10 @@ class RunRequest:
     launcher: Literal["auto", "mpirun", "horovodrun"]
     gpus: Literal["auto", "none"] | Collection[int]
     binding: Binding
+    ranks_per_replica: int | None  # so many consecutive ranks are on one host; None: ranks are no groups
     apptainer: str | None  # the image
     nsys: bool  # under Nsight Systems
+    network: str | None  # where several hosts are to meet: a CIDR or an interface; None: what they share
     exports: tuple[str, ...]
     as_root: bool
 
@@ -38,6 +40,8 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
 def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapping[str, str]) -> None:
     """LaunchError for what is wrong with a request on whatever `hosts`; None where not even their names are known."""
     exported(environment, request.exports)
-    share = ranks_per_host(hosts or (Host(name="any", slots=max(request.np, 1)),), request.np)
+    known = hosts or (Host(name="any", slots=max(request.np, 1)),)
+    share = ranks_per_host(known, request.np)
+    require_whole_replicas(request.ranks_per_replica, [host for host in known if host.name in share], request.np)
     if hosts:
         require_enough_named(request.gpus, share)

@@ -14,7 +14,9 @@ OURS = ("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")
 def plan_text(prepared: PreparedRun) -> str:
     """Everything that the run would do."""
     slots = prepared.plan.slots
-    rows = [["rank", "host", "local rank", "GPU", "UUID", "NUMA", "cores", "NIC"]]
+    size = prepared.plan.ranks_per_replica
+    header = ["rank", "host", "local rank", "GPU", "UUID", "NUMA", "cores", "NIC"]
+    rows = [[*header, "group", "place"] if size else header]
     for slot in slots:
         nics = [name for name in (slot.interface, *slot.adapters) if name]
         gpu = "-" if slot.gpu is None else str(slot.gpu)
@@ -28,6 +30,7 @@ def plan_text(prepared: PreparedRun) -> str:
                 core_list(slot.numa) or "unknown",
                 core_list(slot.cores) or "any",
                 ",".join(nics) or "-",
+                *([str(slot.rank // size), str(slot.rank % size)] if size else []),
             ]
         )
     hosts = hosts_of(slots)

@@ -76,9 +76,12 @@ class Fleet:
             time.sleep(SETTLE_S)
             facts = self._ask(list(facts))
         topologies = {name: _restricted(known.topology, request.gpus) for name, known in facts.items()}
-        hosts = usable_hosts(listed or own_slots(request, topologies), topologies, on_gpus=self._on_gpus)
+        group = request.ranks_per_replica or 1
+        hosts = usable_hosts(
+            listed or own_slots(request, topologies), topologies, on_gpus=self._on_gpus, ranks_per_replica=group
+        )
         room = sum(host.slots for host in hosts)
-        np = ranks_that_fit(room, np=request.np, min_np=min_np, refused=refused)
+        np = ranks_that_fit(room, np=request.np, min_np=min_np, refused=refused, ranks_per_replica=group)
         if np is None:
             but = ", and the program does not take so few ranks" if room >= min_np else ""
             raise PlacementError(f"{room} slots are left, --min-np is {min_np}{but}")
@@ -131,18 +134,24 @@ class Fleet:
         self._last_line = line
 
 
-def ranks_that_fit(room: int, *, np: int, min_np: int, refused: Collection[int]) -> int | None:
-    """The most ranks, from `min_np` to `np`, for which there is room, without numbers that were refused."""
-    return next((ranks for ranks in range(min(np, room), min_np - 1, -1) if ranks not in refused), None)
+def ranks_that_fit(
+    room: int, *, np: int, min_np: int, refused: Collection[int], ranks_per_replica: int = 1
+) -> int | None:
+    """The most ranks of whole replicas, from `min_np` to `np`, for which there is room, without refused numbers."""
+    fitting = range(min(np, room), min_np - 1, -ranks_per_replica)
+    return next((ranks for ranks in fitting if ranks not in refused), None)
 
 
-def usable_hosts(hosts: Sequence[Host], topologies: Mapping[str, Topology], *, on_gpus: bool) -> tuple[Host, ...]:
-    """The hosts that have a topology; if ranks run on GPUs, with no more slots than free GPUs."""
+def usable_hosts(
+    hosts: Sequence[Host], topologies: Mapping[str, Topology], *, on_gpus: bool, ranks_per_replica: int = 1
+) -> tuple[Host, ...]:
+    """The hosts that have a topology, with slots for whole replicas; if ranks run on GPUs, for free GPUs alone."""
     kept = []
     for host in hosts:
         if (topology := topologies.get(host.name)) is not None:
             free = sum(gpu.unusable is None for gpu in topology.gpus)
-            kept.append(replace(host, slots=min(host.slots, free)) if on_gpus else host)
+            slots = min(host.slots, free) if on_gpus else host.slots
+            kept.append(replace(host, slots=slots // ranks_per_replica * ranks_per_replica))
     return tuple(host for host in kept if host.slots)
 
 

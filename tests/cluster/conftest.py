@@ -24,9 +24,9 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Make clusters, as `Cluster` does; they end with the test. Every host sees tmp_path, under its own name."""
     with contextlib.ExitStack() as clusters:
 
-        def make(hosts: int = 2) -> Cluster:
+        def make(hosts: int = 2, routed: int | None = None) -> Cluster:
             folder = tmp_path / f"cluster-{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
-            return clusters.enter_context(Cluster(folder, hosts=hosts))
+            return clusters.enter_context(Cluster(folder, hosts=hosts, routed=routed))
 
         yield make

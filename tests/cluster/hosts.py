@@ -27,6 +27,7 @@ OUTSIDE = "outside"
 NICS = ("eth0", "ens5", "enp3s0")  # by turns: no name that all hosts have
 OUTSIDE_NIC = "eno1"
 DOCKER0 = "172.17.0.1/16"
+GATEWAY = "169.254.1.1"  # of every host behind the router
 
 
 class Process(NamedTuple):
@@ -104,21 +105,26 @@ class Host:
 
 
 class Cluster:
-    """Hosts h1..hN and `outside`, a login node that takes part in no run, on one bridge, from `with` to its end.
+    """Hosts h1..hN and `outside`, a login node that takes part in no run, from `with` to its end.
+
+    They are on one bridge, or each is alone on its cable to a router.
 
     Args:
         folder: an empty folder for homes, keys and logs; every host sees its parent.
         hosts: how many, `outside` not counted.
+        routed: None for the bridge; else the length of each host's own network: 24 as for one per rack, 32 in clouds.
     """
 
     subnet = SUBNET
 
-    def __init__(self, folder: Path, *, hosts: int = 2) -> None:
+    def __init__(self, folder: Path, *, hosts: int = 2, routed: int | None = None) -> None:
         self.folder = folder.resolve()
+        self.routed = routed
         self.names = tuple(f"h{n}" for n in range(1, hosts + 1))
         nics = {name: NICS[n % len(NICS)] for n, name in enumerate(self.names)} | {OUTSIDE: OUTSIDE_NIC}
         self._hosts = {
-            name: Host(name, f"10.73.0.{n}", nic, self.folder / name) for n, (name, nic) in enumerate(nics.items(), 1)
+            name: Host(name, f"10.73.{n}.1" if routed else f"10.73.0.{n}", nic, self.folder / name)
+            for n, (name, nic) in enumerate(nics.items(), 1)
         }
         self._hub: Holder | None = None
         self._runs = 0
@@ -300,9 +306,10 @@ class Cluster:
             (host.home / ".ssh/known_hosts").write_text("".join(lines))
 
     def _boot(self) -> None:
-        """Start every host, and lay a cable from each to the bridge, which has a network of its own."""
+        """Start every host, and lay a cable from each to the bridge, which has a network of its own, or the router."""
         bridge = "ip link add name bridge0 type bridge\nip link set bridge0 up"
-        self._hub = Holder(bridge, self.folder / "hub.log", processes=False)
+        router = "echo 1 > /proc/sys/net/ipv4/ip_forward"
+        self._hub = Holder(router if self.routed else bridge, self.folder / "hub.log", processes=False)
         for host in self._hosts.values():
             host.holder = Holder(host.boot_script(self.folder.parent), host.folder / "boot.log", processes=True)
         self._hub.wait()
@@ -310,14 +317,22 @@ class Cluster:
             host.running.wait()
             self._hub.ip(
                 f"link add to-{host.name} type veth peer name {host.nic} netns {host.running.pid}\n"
-                f"link set to-{host.name} master bridge0 up\n"
+                f"link set to-{host.name} up\n"
             )
             host.running.ip(
-                f"link set lo up\naddress add {host.address}/24 dev {host.nic}\nlink set {host.nic} up\n"
+                f"link set lo up\naddress add {host.address}/{self.routed or 24} dev {host.nic}\n"
+                f"link set {host.nic} up\n"
                 f"link add docker0 type bridge\naddress add {DOCKER0} dev docker0\nlink set docker0 up\n"
                 # a running container's cable: without one, docker0 would have no carrier
                 "link add veth0 type veth peer name veth1\nlink set veth0 master docker0 up\nlink set veth1 up\n"
             )
+            if self.routed:
+                cable = f"dev to-{host.name}"
+                self._hub.ip(f"address add {GATEWAY}/32 {cable}\nroute add {host.address}/32 {cable}\n")
+                way = f"dev {host.nic}"
+                host.running.ip(f"route add {GATEWAY} {way}\nroute add default via {GATEWAY} {way}\n")
+            else:
+                self._hub.ip(f"link set to-{host.name} master bridge0\n")
 
     def _serve_ssh(self, host: Host, *options: str) -> None:
         with (host.folder / "sshd.log").open("w") as log:

@@ -184,8 +184,9 @@ def test_a_dry_run_prints_what_a_run_executes(tmp_path, launcher):
     """Word for word, by a stand-in for the launcher; and a shell that is given the line does the same."""
     recorder(tmp_path, "mpirun")
     record = recorder(tmp_path, launcher)
-    words = argv("--launcher", launcher, "-x", "MINE", program=["echo", "two words", "$(x)", "'", "a=b"])
-    more = {"HVDLAUNCH_JOB": "job", "MINE": "a 'b' $c"}
+    own = ("-x", "MINE", "-x", "MASTER_PORT")  # else each plan has another port
+    words = argv("--launcher", launcher, *own, program=["echo", "two words", "$(x)", "'", "a=b"])
+    more = {"HVDLAUNCH_JOB": "job", "MINE": "a 'b' $c", "MASTER_PORT": "29500"}
     settings, command = dry_run(tmp_path, words, **more)
     assert not record.exists()
     assert finished(tmp_path, words, **more).returncode == 0

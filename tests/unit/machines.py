@@ -62,6 +62,8 @@ def request(**changes):
         binding="numa",
         apptainer=None,
         nsys=False,
+        network=None,
+        ranks_per_replica=None,
         exports=(),
         as_root=False,
     )

@@ -108,6 +108,42 @@ def test_named_gpus_are_used_on_every_host_in_the_order_of_their_ring():
     assert [slot.gpu for slot in slots] == [*RING, 1, 3]  # of the first named as many as are needed
 
 
+def test_ranks_of_a_group_follow_one_another_on_the_ring_of_one_host():
+    slots = place(
+        hosts(a=4, b=4), dict.fromkeys("ab", machine()), np=6, gpus="auto", binding="numa", ranks_per_replica=2
+    )
+    groups = [slots[i : i + 2] for i in range(0, 6, 2)]
+    assert [[(slot.host, slot.gpu) for slot in group] for group in groups] == [
+        [("a", RING[0]), ("a", RING[1])],
+        [("a", RING[2]), ("a", RING[3])],
+        [("b", 0), ("b", 2)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "np", "ranks_per_replica", "message"),
+    [
+        ({"a": 4}, 3, 2, "--ranks-per-replica 2: -np 3 is no multiple of it, give one that is"),
+        (
+            *({"a": 4, "b": 3}, 6, 2),
+            "--ranks-per-replica 2: the 3 slots of host b are no multiple of it, but each replica is to be on one host",
+        ),
+        ({"a": 2, "b": 2}, 4, 4, "--ranks-per-replica 4: the 2 slots of host a are no multiple of it"),
+        ({"a": 2}, 2, 0, "--ranks-per-replica 0: a replica has at least one rank"),
+    ],
+)
+def test_a_group_that_one_host_cannot_hold_is_refused(where, np, ranks_per_replica, message):
+    topologies = dict.fromkeys(where, machine())
+    with pytest.raises(PlacementError) as refused:
+        place(hosts(**where), topologies, np=np, gpus="auto", binding="numa", ranks_per_replica=ranks_per_replica)
+    assert str(refused.value).startswith(message)
+
+
+def test_a_host_without_ranks_may_have_any_slots():
+    where = hosts(a=2, b=3)
+    assert len(place(where, {"a": machine()}, np=2, gpus="auto", binding="numa", ranks_per_replica=2)) == 2
+
+
 @pytest.mark.parametrize(
     ("slots", "np", "share"),
     [
@@ -329,15 +365,16 @@ def test_a_slot_holds_all_that_its_rank_needs():
 
     several = slot(hosts(a=2, b=1), interfaces={"a": "eth0", "b": "ens5"})
     assert (several.interface, several.adapters) == ("eth0", ("mlx5_0", "mlx5_1"))
-    assert several.environment == {**own, "NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
+    assert several.environment == {**own, **dict.fromkeys(names, "eth0"), "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}
     assert slot(hosts(b=1, a=1)).adapters == ("mlx5_0",)
     alone = slot(hosts(a=2))
     assert (alone.interface, alone.adapters, alone.environment) == (None, (), own)
 
 
 def test_what_the_user_has_set_stays():
-    set_by_user = ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
-    assert rank_environment(Gpu(index=2), 8, "eth0", ("mlx5_0",), set_by_user) == {}
+    set_by_user = ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "HOROVOD_GLOO_IFACE")
+    assert rank_environment(Gpu(index=2), 8, "eth0", ("mlx5_0",), set_by_user) == {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
 def test_a_rank_on_cpus_needs_no_adapters():

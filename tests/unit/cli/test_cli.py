@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.cli import main as cli
+from launch.cli.options import parser
 from tests.unit.machines import NO_GPU, PIX4, machine
 
 
@@ -141,6 +142,8 @@ GPUS = ("gpus", "--from", "pix4.txt", "-k", "2")
         ((*PLAN, "--topology", "b=binary", *PROGRAM), "binary cannot be read"),
         ((*PLAN, "--topology", "b=p2p.txt", *PROGRAM), "p2p.txt: this is from `nvidia-smi topo -p2p`"),
         ((*PLAN, "--topology", "b=cpu.json", "-np", "5", *PROGRAM), "host b has no GPU, but a has: leave it out"),
+        ((*PLAN, "--ranks-per-replica", "3", *PROGRAM), "--ranks-per-replica 3: -np 2 is no multiple of it"),
+        ((*PLAN, "--ranks-per-replica", "x", *PROGRAM), "argument --ranks-per-replica: invalid int value: 'x'"),
         ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: there is no such image"),
         (("run", *PLAN[1:], *PROGRAM), "--topology is for plan and --dry-run: a run asks its hosts"),
         (("run", "-np", "1", "--allow-run-as-root", *PROGRAM), "no mpirun on PATH"),
@@ -334,6 +337,14 @@ def test_plan_shows_who_would_run_where(capsys):
     assert command[command.index("-H") + 1] == "a:3,b:2"
     assert "NCCL_DEBUG" in command
     assert "s3cret!" not in out
+
+
+def test_the_network_and_the_groups_of_a_command_line_are_those_of_the_request():
+    words = ("plan", "-np", "2", "--network", "ib0", "--ranks-per-replica", "2")
+    options = parser().parse_args(words)
+    options.program = ["prog"]
+    request = cli._request(options)
+    assert (request.network, request.ranks_per_replica) == ("ib0", 2)
 
 
 def topologies(*hosts):

@@ -17,7 +17,8 @@ UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 RANKS = [{"gpu": 3, "cores": [[0, 0]]}, {"gpu": 4, "cores": [[1, 2], [8, 8]]}]
 H0 = {"host": "h0", "hostname": "other", "gpu": 0, "gpu_uuid": None, "cores": [], "environment": {}, "ranks": [{}]}
 H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": {"OMP_NUM_THREADS": "2", "TMPDIR": None}}
-PLAIN = {"hosts": [H0, {**H1, "ranks": RANKS}]}
+MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
+PLAIN = {"rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
 
 def packed(plan):
@@ -92,7 +93,7 @@ def test_a_process_without_a_place_is_refused(capsys, environment):
     ],
 )
 def test_a_rank_in_another_place_than_planned_is_refused(capsys, environment, changes, line):
-    plan = packed({"hosts": [{**H1, "ranks": RANKS, **changes}]})
+    plan = packed({**PLAIN, "hosts": [{**H1, "ranks": RANKS, **changes}]})
     err = refused(capsys, lambda: bind.own_slot({"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": "0", **environment}))
     assert err == f"hvdlaunch: {line}: give every host its own name, once, in -H\n"
 
@@ -152,7 +153,22 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     )
     assert environment["OMP_NUM_THREADS"] == "2"
     assert "TMPDIR" not in environment
+    found = {name: environment[name] for name in (*MEET, "RANK", "LOCAL_RANK")}
+    assert found == {**MEET, "RANK": "1", "LOCAL_RANK": "0"}
     assert environment["HVDLAUNCH_CORES"] == ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
+
+
+@pytest.mark.parametrize(
+    ("rank", "places"),
+    [
+        (0, {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        (2, {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}),
+    ],
+)
+def test_a_rank_finds_the_others_as_torch_does(rank, places):
+    own = {} if rank == 0 else H1["environment"]
+    assert bind.slot_of(rank, PLAIN)["environment"] == {**places, **MEET, **own}
+    assert bind.slot_of(rank, {**PLAIN, "rendezvous": {}})["environment"] == {**places, **own}
 
 
 @pytest.mark.parametrize("argv", [[], ["--"], ["prog"]])

@@ -3,16 +3,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.errors import CommandError
-from launch.start.environment import SECRET, exported, inherited
+from launch.start.environment import MAX_NAMED, SECRET, exported, inherited, left_behind
 from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, THREE, rendered
 
-ALLOWED = dict.fromkeys(
-    ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_HOME", "TORCH_HOME", "HVDTRAIN_DATA"),
-    "some value",
-)
+ALLOWED = {
+    **dict.fromkeys(
+        ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_HOME", "TORCH_HOME", "HVDTRAIN_DATA"),
+        "some value",
+    ),
+    **dict.fromkeys(
+        ("NCCL_DEBUG", "HOROVOD_CYCLE_TIME", "FI_PROVIDER", "UCX_TLS", "OPAL_PREFIX", "HF_HOME"), "some value"
+    ),
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    **dict.fromkeys(("http_proxy", "HTTPS_PROXY", "ALL_PROXY", "no_proxy"), "http://proxy:3128"),
+}
 SECRETS = ("HVDTRAIN_TOKEN", "TORCH_API_KEY", "PYTHON_SECRET", "OMP_password", "MKL_AUTH", "HVDTRAIN_CREDENTIALS")
-OTHERS = ("HOME", "PATHS", "MY_PATH", "AWS_ACCESS_KEY_ID", "NCCL_DEBUG", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES")
-WITHHELD = dict.fromkeys((*SECRETS, *OTHERS, "TORCH_PASSPHRASE", "OMPI_COMM_WORLD_RANK"), "a value")
+OTHERS = ("HOME", "PATHS", "MY_PATH", "AWS_ACCESS_KEY_ID", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "my_proxy")
+OF_A_PROCESS = ("HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTNAME")
+WITHHELD = {
+    **dict.fromkeys((*SECRETS, *OTHERS, *OF_A_PROCESS, "HOROVOD_SECRET_KEY", "NCCL_PASSPHRASE"), "a value"),
+    **dict.fromkeys(("TORCH_PASSPHRASE", "OMPI_COMM_WORLD_RANK"), "a value"),
+    "https_proxy": "http://me:s3cret@proxy:3128",
+    "HTTP_PROXY": "me@proxy:3128",
+}
 
 
 def test_ranks_get_what_is_on_the_list_and_no_secret():
@@ -70,5 +83,21 @@ def test_no_value_of_a_variable_is_ever_on_a_command_line(environment, data):
 def test_several_hosts_get_only_what_is_on_the_list():
     needed = {"HOME": "a value", "SSH_AUTH_SOCK": "/agent", "SLURM_JOB_ID": "7", "LC_ALL": "C", "OMPI_MCA_x": "1"}
     environment = {**ALLOWED, **WITHHELD, **needed}
-    exports = exported(environment, ("NCCL_DEBUG",))
-    assert inherited(environment, exports) == {**ALLOWED, **needed, "NCCL_DEBUG": "a value"}
+    exports = exported(environment, ("MY_PATH",))
+    assert inherited(environment, exports) == {**ALLOWED, **needed, "MY_PATH": "a value"}
+
+
+def test_one_line_names_what_ranks_on_several_hosts_do_not_get():
+    noise = ("HOME", "TERM", "LC_ALL", "SSH_AUTH_SOCK", "SSH_CLIENT", "SLURM_JOB_ID", "OMPI_MCA_x", "LS_COLORS", "_")
+    noise += ("XDG_SEAT", "CUDA_VISIBLE_DEVICES", "BASH_FUNC_x%%", "SHLVL", *OF_A_PROCESS)
+    session = dict.fromkeys(noise, "s3cret")
+    environment = {**ALLOWED, **session, "odd\x1bname": "x"}
+    assert left_behind(environment, exported(environment, ())) is None
+    environment |= {"MY_DATA": "s3cret", "WANDB_API_KEY": "s3cret", "HVDTRAIN_TOKEN": "s3cret"}
+    environment["https_proxy"] = "http://me:s3cret@proxy:3128"
+    assert left_behind(environment, exported(environment, ("WANDB_API_KEY",))) == (
+        "the ranks do not get HVDTRAIN_TOKEN, MY_DATA, https_proxy (has a password): give those that the program needs "
+        "with -x NAME"
+    )
+    many = {f"MY_{i:02}": "s3cret" for i in range(20)}
+    assert f"MY_{MAX_NAMED - 1:02} and {20 - MAX_NAMED} more: give" in left_behind(many, ())

@@ -30,8 +30,8 @@ def world(monkeypatch):
     }
     paths = {"mpirun": MPI.path, "horovodrun": "/opt/venv/bin/horovodrun"}
     answers = {
-        host: HostFacts(host=host, hostname=f"{host}.local", topology=topology, mpi=MPI, address=None)
-        for host, topology in known.items()
+        host: HostFacts(host=host, hostname=f"{host}.local", topology=topology, mpi=MPI, address=None, port=port)
+        for port, (host, topology) in enumerate(known.items(), 20_000)
     }
     questions = []
 
@@ -91,19 +91,62 @@ def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
     assert [rank["environment"]["NCCL_IB_HCA"] for rank in ranks] == ["=mlx5_0,mlx5_1", "=mlx5_0,mlx5_1", "=mlx5_0"]
 
 
+def test_the_user_may_name_the_network(tmp_path, world, monkeypatch):
+    for host in ("h1", "h2"):
+        own = (("eth0", f"10.0.0.{host[1]}/24"), ("ib0", f"192.168.1.{host[1]}/24"))
+        world["facts"][host] = replace(world["facts"][host], topology=machine(interfaces=own))
+    monkeypatch.setattr(facts, "interfaces", lambda: world["facts"]["h1"].topology.interfaces)
+    for wanted, found in (("192.168.1.0/24", "ib0"), ("ib0", "ib0"), (None, "eth0")):
+        run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), network=wanted)
+        assert {slot.interface for slot in run.plan.slots} == {found}
+        assert run.plan.network == (wanted or "10.0.0.0/24")
+    with pytest.raises(PlacementError, match=r"^--network 'ib1': h1, h2 have no address there"):
+        prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), network="ib1")
+    assert prepared(tmp_path, np=2, network="ib1").plan.network is None  # this host alone needs none
+
+
+@pytest.mark.parametrize(("way", "message"), [("10.0.0.8", None), ("10.0.0.10", "covers ens4 10.0.0.8/32 of h1 too")])
+def test_this_host_has_the_address_that_is_on_the_way_to_the_others(tmp_path, world, monkeypatch, way, message):
+    far = {"h1": (("ens4", "10.0.0.8/32"), ("vpn", "10.0.0.10/32")), "h2": (("ens4", "10.0.0.9/32"),)}
+    for host, own in far.items():
+        world["facts"][host] = replace(world["facts"][host], topology=machine(interfaces=own))
+    world["facts"]["h2"] = replace(world["facts"]["h2"], address="10.0.0.9")
+    monkeypatch.setattr(facts, "is_local", lambda host: host == "h1")
+    monkeypatch.setattr(facts, "address_toward", lambda address: {"10.0.0.9": way}[address])
+    if message:
+        with pytest.raises(PlacementError, match=message):
+            prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+        return
+    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+    assert (run.plan.network, run.plan.daemon_networks) == ("10.0.0.8/31", "10.0.0.8/31")
+    assert {slot.interface for slot in run.plan.slots} == {"ens4"}
+
+
 def test_this_host_gets_the_first_ranks_wherever_it_is_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "is_local", lambda host: host == "h1")
     run = prepared(tmp_path, np=3, hosts=hosts(h2=2, h1=1))
     assert [slot.host for slot in run.plan.slots] == ["h1", "h2", "h2"]
 
 
-def test_a_login_node_meets_its_daemons_over_its_own_network(tmp_path, world, monkeypatch):
-    monkeypatch.setattr(facts, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
+@pytest.mark.parametrize(
+    ("own", "wanted", "networks"),
+    [
+        ({"lan": "192.168.0.9/24"}, None, "10.0.0.0/24,192.168.0.0/24"),
+        ({"lan": "192.168.0.9/32"}, None, "10.0.0.0/24,192.168.0.8/31"),  # Open MPI takes a /32 for everything
+        ({"docker0": "10.0.0.200/24", "lan": "192.168.0.9/24"}, None, "10.0.0.0/24,192.168.0.0/24"),
+        ({"ib0": "10.9.0.1/24", "lan": "192.168.0.9/24"}, "ib0", "ib0,192.168.0.0/24"),
+        ({"ib0": "192.168.0.9/24"}, "ib0", "ib0"),
+        ({"lan": "192.168.0.9/24"}, "10.0.0.0/9", "10.0.0.0/9,192.168.0.0/24"),
+    ],
+)
+def test_a_login_node_meets_its_daemons_over_its_own_network(tmp_path, world, monkeypatch, *, own, wanted, networks):
+    monkeypatch.setattr(facts, "interfaces", lambda: tuple(Interface(name=name, cidr=own[name]) for name in own))
     monkeypatch.setattr(facts, "address_toward", lambda _: "192.168.0.9")
     for host, address in (("h1", "10.0.0.1"), ("h2", "10.0.0.2")):
-        world["facts"][host] = replace(world["facts"][host], address=address)
-    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-    assert (run.plan.network, run.plan.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24,192.168.0.0/24")
+        topology = machine(interfaces=(("ib0", f"{address}/24"),))
+        world["facts"][host] = replace(world["facts"][host], address=address, topology=topology)
+    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), network=wanted)
+    assert (run.plan.network, run.plan.daemon_networks) == (wanted or "10.0.0.0/24", networks)
 
 
 def test_hosts_that_are_reached_over_ipv6_alone_are_refused(tmp_path, monkeypatch):
@@ -209,16 +252,35 @@ def test_inside_an_image_it_is_the_image_that_must_have_nsight_systems(tmp_path,
 
 
 def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_path):
-    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), exports=("NCCL_DEBUG",))
+    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
     assert planned(run.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
-    assert "NCCL_DEBUG" in run.argv
+    assert run.argv[run.argv.index("NCCL_DEBUG") - 1] == "-x"
     assert "MY_TOKEN" not in run.environment
     assert HIDDEN not in " ".join([*run.argv, *run.environment.values()])
+    assert run.plan.remarks == ("the ranks do not get MY_TOKEN: give those that the program needs with -x NAME",)
     other = prepared(tmp_path, exports=("MY_TOKEN",))
     assert other.argv[other.argv.index("MY_TOKEN") - 1] == "-x"
     assert other.environment["MY_TOKEN"] == HIDDEN
     assert HIDDEN not in json.dumps(planned(other.environment["HVDLAUNCH_PLAN"])) + " ".join(other.argv)
-    assert planned(prepared(tmp_path).environment["HVDLAUNCH_PLAN"])["environment"] == {}
+    assert prepared(tmp_path).plan.remarks == ()  # on one host ranks inherit all
+
+
+def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path, world):
+    def met(environment=None, **changes):
+        return planned(prepared(tmp_path, environment, **changes).environment["HVDLAUNCH_PLAN"])["rendezvous"]
+
+    assert met(np=3, hosts=hosts(h2=2, h1=1)) == {"MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "20003"}
+    assert met(np=2) == {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20000"}
+    own = {**ENVIRONMENT, "MASTER_PORT": "29500"}
+    assert met(own, np=2, exports=("MASTER_PORT",)) == {"MASTER_ADDR": "127.0.0.1"}
+    assert met(own, np=2)["MASTER_PORT"] == "20000"  # what a shell happens to have
+    assert met(hosts=hosts(far=4), topologies={"far": machine()}) == {}
+
+
+def test_groups_of_ranks_are_for_placement_and_for_the_plan(tmp_path):
+    assert prepared(tmp_path, np=4, ranks_per_replica=2).plan.ranks_per_replica == 2
+    with pytest.raises(PlacementError, match=r"^--ranks-per-replica 2: -np 3 is no multiple of it"):
+        prepared(tmp_path, np=3, ranks_per_replica=2)
 
 
 def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):

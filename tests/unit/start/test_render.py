@@ -27,6 +27,7 @@ def test_the_plan_tells_each_rank_its_place():
     found = by_rank(rendered(where=THREE, environment=given_, exports=("NCCL_DEBUG", "PATH")))
     assert (found["launcher"], found["program"]) == ("Open MPI 4.1.8", list(TRAIN))
     assert found["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert found["rendezvous"] == {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
     assert [rank["hostname"] for rank in found["ranks"]] == ["h1.local", "h1.local", "h2.cluster.example.local"]
     assert found["ranks"][1] == {
         "rank": 1,
@@ -86,7 +87,9 @@ def test_each_rank_and_the_run_folder_read_the_same_place(data):
             assert rank[name] == getattr(slot, name)
         assert tuple(rank["numa"]) == slot.numa
         own = bind.own_slot({"HVDLAUNCH_PLAN": text, "PMIX_RANK": str(slot.rank)})
-        assert (own["cores"], own["environment"]) == (set(slot.cores), slot.environment)
+        torch = {"RANK": str(slot.rank), "LOCAL_RANK": str(slot.local_rank), **made.rendezvous}
+        assert own["cores"] == set(slot.cores)
+        assert own["environment"].items() >= {**torch, **slot.environment}.items()
         assert bind.visible_gpu(own) == (slot.gpu_uuid or ("" if slot.gpu is None else str(slot.gpu)))
 
 
@@ -106,7 +109,11 @@ def large(count, gpus):
             cores=(*range(16 * local, 16 * local + 16), *range(128 + 16 * local, 144 + 16 * local)),
             interface="eth0",
             adapters=tuple(f"mlx5_{i}" for i in range(8)),
-            environment={"OMP_NUM_THREADS": "32", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2"},
+            environment={
+                "OMP_NUM_THREADS": "32",
+                **dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"), "eth0"),
+                "NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2",
+            },
         )
         for n, name in enumerate(names)
         for local in range(gpus)

@@ -31,6 +31,14 @@ def test_as_many_ranks_as_fit_are_started(room, refused, ranks):
     assert ranks_that_fit(room, np=4, min_np=2, refused=refused) == ranks
 
 
+def test_ranks_are_those_of_whole_replicas():
+    assert ranks_that_fit(6, np=8, min_np=1, refused=(6,), ranks_per_replica=2) == 4
+    assert ranks_that_fit(6, np=8, min_np=5, refused=(6,), ranks_per_replica=2) is None
+    known = {"h1": machine(unusable={0: "lost"}), "h2": machine(), "h3": machine()}
+    listed = hosts(h1=4, h2=4, h3=1)
+    assert usable_hosts(listed, known, on_gpus=True, ranks_per_replica=2) == hosts(h1=2, h2=4)
+
+
 def test_a_host_has_no_more_slots_than_free_gpus():
     listed = hosts(h1=4, h2=2, h3=4, h4=1)
     known = {

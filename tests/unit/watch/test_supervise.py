@@ -99,6 +99,8 @@ class World:
             binding="none",
             apptainer=None,
             nsys=False,
+            network=None,
+            ranks_per_replica=None,
             exports=(),
             as_root=True,
         )
