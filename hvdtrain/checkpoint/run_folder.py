@@ -1,6 +1,7 @@
 """The run folder of all ranks: opened by rank 0, seen by the others."""
 
 import os
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -48,7 +49,10 @@ def open_on_all(
     """
     os.umask(0o077)  # what a run leaves is for its owner alone
     job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    path = experiment / (run or comm.allgather(job)[0])
+    name = run or comm.allgather(job)[0]
+    if not run and not re.fullmatch(r"\w[\w.-]*", name):  # with a / it would lead out of the experiment's folder
+        raise BadInput(f"HVDLAUNCH_JOB={name!a}: give a plain name, of letters, digits, '.', '_' and '-', or unset it")
+    path = experiment / name
     attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
 
     def open_it() -> Opened | None:

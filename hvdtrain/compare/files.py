@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.files import new_file
 
 
 def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -12,7 +13,8 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in files.items():
             beside = folder / f"{name}.part"
-            beside.write_bytes(content)
+            with new_file(beside) as file:
+                file.write(content)
             beside.replace(folder / name)
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error.strerror or error}): give another --out") from error

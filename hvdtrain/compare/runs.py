@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.files import read_file
 
 FINISHED = "finished"
 MISSING = "-"
@@ -177,7 +178,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _json(path: Path, complaints: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_file(path))
         if not isinstance(found, dict):
             raise TypeError("not an object")
     except FileNotFoundError:
@@ -190,7 +191,7 @@ def _json(path: Path, complaints: list[str]) -> dict[str, Any]:
 
 def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_file(path).splitlines()
     except FileNotFoundError:
         return ()
     except OSError as error:

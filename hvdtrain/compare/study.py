@@ -17,6 +17,7 @@ from hvdtrain.compare.groups import Group
 from hvdtrain.compare.runs import FINISHED, Run
 from hvdtrain.compare.spread import Mean, difference, mean_of
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.files import read_file
 
 # Settings that follow from the number of ranks: they do not make two sizes different programs.
 _SIZE_SETTINGS = {
@@ -130,7 +131,7 @@ class Study:
 def read(file: Path, complaints: list[str]) -> Study:
     """The study of this sweep.json; BadInput if it is not one, a line in `complaints` for each thing its runs lack."""
     try:
-        known = json.loads(file.read_bytes())
+        known = json.loads(read_file(file))
         planned = {int(np) for np in known["sizes"]} | {int(row["np"]) for row in known["runs"]}
         rows = [dict(row) for row in known["runs"]]
         numbers = {

@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.safety.files import new_file
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 
 # Records that wait for disk space; with a report every 20 steps, those of 200,000 steps.
@@ -92,8 +93,10 @@ def write_json(path: Path, value: Any) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write any content beside the target and rename it."""
     beside = _beside(path)
+    file = new_file(beside)
     try:
-        beside.write_bytes(content)
+        with file:
+            file.write(content)
         beside.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -103,20 +106,25 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def reserve(path: Path) -> None:
     """Take disk space for a file that `write_reserved` writes later, when the disk may be full."""
-    _beside(path).write_bytes(b" " * RESULT_BYTES)
+    with new_file(_beside(path)) as file:
+        file.write(b" " * RESULT_BYTES)
 
 
 def write_reserved(path: Path, value: Any) -> None:
     """Write JSON into the space taken by `reserve`, and rename it; without that space, like `write_json`."""
     content = (json.dumps(value, indent=2, default=str) + "\n").encode()
     try:
-        with _beside(path).open("r+b") as file:
+        with open(_beside(path), "r+b", opener=_no_link) as file:
             file.write(content)
             file.truncate()
         _beside(path).replace(path)
-    except FileNotFoundError:
+    except OSError:  # it is gone, or another file
         write_whole(path, content)
 
 
 def _beside(path: Path) -> Path:
     return path.with_name(path.name + ".part")
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)

@@ -1,1 +1,1 @@
-"""Exit statuses, watchdog, guard, and injected faults."""
+"""Exit statuses, watchdog, guard, injected faults, and files where others may write."""

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from hvdtrain.safety.files import new_file
+
 FINISHED = "finished"  # the exit reason of a run that has done all its epochs
 
 FAILED = 1
@@ -58,7 +60,8 @@ def report(**facts: str) -> None:
     if path := os.environ.get("HVDLAUNCH_REPORT"):
         with _REPORTING, contextlib.suppress(OSError):  # this host may not share the folder
             known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
-            Path(f"{path}.part").write_text(json.dumps({**known, **facts}))
+            with new_file(Path(f"{path}.part")) as file:
+                file.write(json.dumps({**known, **facts}).encode())
             Path(f"{path}.part").replace(path)
 
 

@@ -36,6 +36,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from hvdtrain.safety.files import new_file
+
 FIRST_STEPS = 3  # slow, for they choose kernels and start loader workers
 TIMES_MEDIAN = 10
 LEAST_S = 60.0
@@ -261,8 +263,9 @@ def _shared_line(path: Path) -> mmap.mmap | None:
     """A mapping of the new file, whose disk space is already taken; None if there is no space or no mapping."""
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_bytes(_line("start", "working"))
-        with part.open("r+b") as file:
+        with new_file(part) as file:
+            file.write(_line("start", "working"))
+            file.flush()
             line = mmap.mmap(file.fileno(), _LINE_LENGTH)
         part.replace(path)  # the mapping of an earlier attempt keeps its own file
     except OSError:

@@ -222,3 +222,14 @@ def test_what_only_some_ranks_have_saved_is_told(begun):
         assert made.changes == [
             "only 1 of 2 ranks saw the run folder: the mean of their statistics holds, random numbers are new ones"
         ]
+
+
+@pytest.mark.parametrize("job", ["../../../x", "a/b", "..", ".hidden", "a\nb", "a\x1b[2J"])
+def test_a_run_that_the_launcher_names_stays_in_its_experiments_folder(tmp_path, umask, monkeypatch, job):
+    monkeypatch.setenv("HVDLAUNCH_JOB", job)
+    config = EffnetConfig(runs_dir=tmp_path / "runs")
+    sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
+    with pytest.raises(BadInput, match=r"^HVDLAUNCH_JOB='.*': give a plain name") as refused:
+        open_folder(SerialComm(), config, sizes, samples=100, unit="images")
+    assert str(refused.value).isprintable()
+    assert list(tmp_path.iterdir()) == []

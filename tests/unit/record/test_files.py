@@ -1,4 +1,5 @@
 import errno
+import io
 import json
 import os
 
@@ -105,13 +106,16 @@ def test_written_json_reads_back_and_leaves_no_part(tmp_path):
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path, monkeypatch):
     path = tmp_path / "one.json"
     write_json(path, {"old": True})
-    original = type(path).write_bytes
 
-    def full(path, content):
-        original(path, content[:5])
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(io.BytesIO):
+        def write(self, _):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(type(path), "write_bytes", full)
+    def full(path):
+        path.write_bytes(b"new")
+        return Full()
+
+    monkeypatch.setattr(logfiles, "new_file", full)
     with pytest.raises(OSError, match="No space"):
         write_whole(path, b"new content")
     assert json.loads(path.read_text()) == {"old": True}

@@ -366,7 +366,7 @@ def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.write", full)
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("hvdtrain.record.files.new_file", full)
     second_epoch(tracker)
     tracker.document("config.json", {"new": True})
     tracker.rank_facts(0, host="one")

@@ -1,0 +1,44 @@
+"""Small text files: read within bounds, written whole or not at all."""
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_MIB = 16  # a topology or a list of hosts has less than one
+
+
+def read_text(file: Path) -> str:
+    """A file's text, line ends unchanged; OSError, or ValueError if it is a device, too long or no text."""
+    with file.open("rb") as stream:
+        mode = os.fstat(stream.fileno()).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise ValueError("it is a device: give a file")
+        return text_of(stream)
+
+
+def text_of(stream: BinaryIO) -> str:
+    """All that can be read, as text; ValueError if it is too long or no text."""
+    content = stream.read((MAX_MIB << 20) + 1)
+    if len(content) > MAX_MIB << 20:
+        raise ValueError(f"it has more than {MAX_MIB} MiB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is not text") from None
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file beside its target and rename it; OSError where that cannot be done."""
+    beside = file.with_name(f"{file.name}.part")
+    beside.unlink(missing_ok=True)
+    new = beside.open("x", encoding="utf-8")  # fails where somebody has planted a link, in place of following it
+    try:
+        with new:
+            new.write(text)
+        beside.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

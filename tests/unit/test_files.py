@@ -1,0 +1,72 @@
+"""Files that are given or written where others may have planted something."""
+
+import json
+import os
+
+import pytest
+
+from hvdtrain.compare import files as compared
+from hvdtrain.record.files import reserve, write_reserved, write_whole
+from hvdtrain.safety import exits, watchdog
+from hvdtrain.safety.files import read_file
+from launch import files
+
+
+def report(path):
+    os.environ["HVDLAUNCH_REPORT"] = str(path)
+    exits.report(run_folder="x")
+
+
+WRITERS = {
+    "launch": lambda path: files.write_whole(path, "new"),
+    "record": lambda path: write_whole(path, b"new"),
+    "reserved": lambda path: (reserve(path), write_reserved(path, {})),
+    "compare": lambda path: compared.write_all(path.parent, {path.name: b"new"}),
+    "report": report,
+    "watchdog": lambda path: watchdog._shared_line(path).close(),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_planted_link_is_not_followed(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HVDLAUNCH_REPORT", "")
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    (tmp_path / "out.part").symlink_to(precious)
+    WRITERS[name](tmp_path / "out")
+    assert precious.read_text() == "keep me"
+    assert (tmp_path / "out").is_file()
+    assert not (tmp_path / "out").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "precious"]
+
+
+def test_a_link_that_is_planted_after_room_was_taken_is_not_followed(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    reserve(tmp_path / "out")
+    (tmp_path / "out.part").unlink()
+    (tmp_path / "out.part").symlink_to(precious)
+    write_reserved(tmp_path / "out", {"accuracy": 0.5})
+    assert precious.read_text() == "keep me"
+    assert json.loads((tmp_path / "out").read_text()) == {"accuracy": 0.5}
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(IsADirectoryError):
+        files.write_whole(tmp_path / "out", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("read", [lambda path: files.read_text(path).encode(), read_file])
+def test_a_device_and_a_file_without_end_are_refused(tmp_path, read):
+    plain, endless, device = tmp_path / "plain", tmp_path / "endless", tmp_path / "device"
+    plain.write_bytes(b"a\r\nb\n")
+    with endless.open("wb") as file:
+        file.truncate(10 << 30)  # takes no room on the disk
+    device.symlink_to("/dev/zero")
+    assert read(plain) == b"a\r\nb\n"
+    with pytest.raises((OSError, ValueError), match=r"it has more than [0-9]+ MiB"):
+        read(endless)
+    with pytest.raises((OSError, ValueError), match=r"it is (a device|no regular file)"):
+        read(device)
