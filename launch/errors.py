@@ -10,11 +10,17 @@ LaunchError             one line that names what, where and the remedy; hvdlaunc
 └── HostError           a host that cannot be reached, or lacks what a run needs
 """
 
+from collections.abc import Sequence
+
 
 class LaunchError(Exception):
     """One line that names what is wrong, where, and the remedy."""
 
     status = 2
+
+    def __init__(self, line: str, details: Sequence[str] = ()) -> None:
+        super().__init__(line)
+        self.details = tuple(details)  # lines to be shown below it, as the whole of what ssh wrote
 
 
 class HostfileError(LaunchError):
@@ -43,3 +49,13 @@ class ProcessError(LaunchError):
 
 class HostError(LaunchError):
     """A host that cannot be reached, or lacks what a run needs."""
+
+
+def in_one_line(error: LaunchError) -> str:
+    """An error as one line for a terminal."""
+    return printable(" ".join(str(error).split()))
+
+
+def printable(text: str) -> str:
+    """The text with a ? for each character that a terminal would act on; texts of hosts and drivers may hold some."""
+    return "".join(character if character.isprintable() else "?" for character in text)

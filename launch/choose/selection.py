@@ -4,9 +4,9 @@ GPUs that are busy, or unusable by the topology, are never chosen. All sets of k
 each of which decides only where all before it are equal:
 
 1. NVLink rings: the number of rings over all chosen GPUs that share no NVLink, times the speed of one NVLink (the
-   slowest between chosen GPUs; if one on the host is not known, all count alike). XGMI counts as one NVLink. Two GPUs
-   have as many rings as links in their bond. Where NV# counts a GPU's links to an NVSwitch (over all its peers it adds
-   up to more links than the GPU has), there are as many rings as the smallest NV#.
+   slowest between chosen GPUs; if one on the host is not known, all count alike). Two GPUs have as many rings as links
+   in their bond. Where NV# counts a GPU's links to an NVSwitch (over all its peers it adds up to more links than the
+   GPU has), there are as many rings as the smallest NV#.
 2. The slowest link of the ring, if there is no NVLink ring, by weight: SYS 10, NODE 20, PHB 30, PXB 40, PIX 50, NVLink
    100 (as NVIDIA's go-gpuallocator scores them).
 3. The sum of the same weights over all pairs, each NVLink counted.
@@ -146,7 +146,7 @@ def _in_pci_order(topology: Topology, positions: Collection[int]) -> list[int]:
 
 
 def _weight(link: Link) -> int:
-    return NVLINK * link.count if link.kind in {"NV", "XGMI"} else WEIGHTS[link.kind]
+    return NVLINK * link.count if link.kind == "NV" else WEIGHTS[link.kind]
 
 
 def _weights(topology: Topology, positions: list[int]) -> Matrix:
@@ -306,19 +306,18 @@ def _exact_links(board: _Scoreboard, mask: int) -> tuple[int, int, int]:
 def _what_it_is(board: _Scoreboard, mask: int) -> str:
     chosen, ring = board.members(mask), board.ring(mask)
     rings, gbps = board.rings(mask), board.bandwidth_gbps(mask, ring)
-    kind = "XGMI" if any(board.table[a][b].kind == "XGMI" for a, b in combinations(chosen, 2)) else "NVLink"
     number = NUMBERS[rings] if rings < len(NUMBERS) else str(rings)
     if len(chosen) == 1:
         words = "one GPU, which needs no ring"
     elif not rings:
-        none = f"no {kind} ring, " if board.speeds else ""
+        none = "no NVLink ring, " if board.speeds else ""
         words = f"{none}slowest link of the ring {board.slowest_of_ring(ring).kind}"
     elif board.switched:
-        words = f"{number} {kind}{'s' * (rings > 1)} from each GPU to the switch"
+        words = f"{number} NVLink{'s' * (rings > 1)} from each GPU to the switch"
     elif len(chosen) == 2:
-        words = f"{number} {kind}{' link' * (kind == 'XGMI')}{'s' * (rings > 1)} between the two"
+        words = f"{number} NVLink{'s' * (rings > 1)} between the two"
     else:
-        words = f"{number} link-disjoint {kind} rings" if rings > 1 else f"one {kind} ring"
+        words = f"{number} link-disjoint NVLink rings" if rings > 1 else "one NVLink ring"
     speed = "" if gbps is None else f" ({gbps:g} GB/s)"
     nodes = {board.gpus[v].numa for v in chosen}
     numa = "" if nodes == {()} else f"; {NUMBERS[len(nodes)] if len(nodes) < 7 else len(nodes)} NUMA node"

@@ -13,7 +13,7 @@ from launch.cores import core_list, parse_range
 from launch.errors import HostfileError
 from launch.hosts.host import Entry, Host, error_at, merge, parse_name, parse_slots, shown
 
-Readable = Literal["openmpi", "horovod", "mpich", "rankfile", "toml"]
+Readable = Literal["openmpi", "mpich", "rankfile"]
 Writable = Literal["openmpi", "horovod", "mpich", "rankfile"]
 
 MAX_CHARACTERS = 2**20
@@ -30,21 +30,16 @@ _ELSEWHERE = {
 }
 
 
-def read(text: str, *, name: str, spelling: Readable | None = None) -> tuple[Host, ...]:
+def read(text: str, *, name: str) -> tuple[Host, ...]:
     """The hosts of a file's text, in the order of their first mention.
 
-    `name` is the file's, for errors. Without `spelling` its lines tell; a file never mixes two. HostfileError with file
-    and line for anything that is not understood.
+    `name` is the file's, for errors. Its lines tell the spelling; a file never mixes two. HostfileError with file and
+    line for anything that is not understood.
     """
     lines = list(_lines_of_words(text, name))
-    if spelling is None and (name.endswith(".toml") or (lines and lines[0][1][0].startswith("[["))):
-        spelling = "toml"
-    if spelling == "toml":
+    if name.endswith(".toml") or (lines and lines[0][1][0].startswith("[[")):
         return merge(_toml(text, name), f"{name}:1")
-    if spelling is None:
-        spelling = next((found for found in (_spelling_of(words) for _, words in lines) if found), "openmpi")
-    elif spelling == "horovod":
-        spelling = "openmpi"  # the same words; Horovod knows fewer of them
+    spelling = next((found for found in (_spelling_of(words) for _, words in lines) if found), "openmpi")
     for where, words in lines:
         found = _spelling_of(words)
         if found not in (None, spelling):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from launch.errors import ProcessError
-from launch.machine import nvidia_smi, nvml, rocm_smi, system
+from launch.machine import nvidia_smi, nvml, system
 from launch.machine.speeds import between_sockets
 from launch.machine.topology import Topology
 from launch.process import Answer, ask, find
@@ -17,7 +17,7 @@ NO_GPU = (6, 9, 12)  # nvidia-smi's status where there is no device, no driver, 
 
 
 def local_topology(*, gpus: bool) -> Topology:
-    """The topology of this host, its GPUs by NVML, else nvidia-smi, else rocm-smi; no GPU where none answers."""
+    """The topology of this host, its GPUs by NVML, else nvidia-smi; no GPU where none answers."""
     return dataclasses.replace(
         _gpu_topology() if gpus else Topology(source="none"),
         numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
@@ -38,9 +38,6 @@ def _gpu_topology() -> Topology:
             _output_or_none("nvidia-smi", f"--query-compute-apps={nvidia_smi.QUERY_APPS}", "--format=csv,noheader"),
             sockets_gbps=between_sockets(system.cpuinfo()),
         )
-    if find("rocm-smi"):
-        shown = ask(["rocm-smi", "--showtopo"], timeout_s=TIMEOUT_S)
-        return rocm_smi.parse(_output("rocm-smi --showtopo", shown), name="rocm-smi --showtopo")
     return Topology(source="none")
 
 

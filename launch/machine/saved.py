@@ -4,7 +4,7 @@ import json
 from typing import NoReturn
 
 from launch.errors import TopologyError
-from launch.machine import nvidia_smi, rocm_smi
+from launch.machine import nvidia_smi
 from launch.machine.speeds import speeds_of_model
 from launch.machine.topology import PeerAccess, Topology, from_json
 
@@ -12,7 +12,7 @@ MAX_CHARACTERS = 4_000_000  # the JSON of 16 GPUs has 30,000
 
 
 def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
-    """Read what nvidia-smi, rocm-smi or `hvdlaunch topo --json` has printed.
+    """Read what nvidia-smi or `hvdlaunch topo --json` has printed.
 
     Args:
         text: the whole of it.
@@ -25,14 +25,12 @@ def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology 
     if len(text) > MAX_CHARACTERS:
         raise TopologyError(f"{name}: {len(text)} characters; expected what one of the tools prints about one host")
     start = text.lstrip("\ufeff \t\r\n")
-    is_nvidia = not start.startswith(("{", "=", "WARNING:"))
-    if gpu_name is not None and not is_nvidia:
+    is_json = start.startswith("{")
+    if gpu_name is not None and is_json:
         speeds_of_model(gpu_name)
         raise TopologyError(f"{name}: a GPU name is for the tables of nvidia-smi alone; leave it out")
-    if start.startswith("{"):
+    if is_json:
         return _from_json_text(start, name)
-    if not is_nvidia:
-        return rocm_smi.parse(text, name=name)
     return nvidia_smi.parse(text, name=name, gpu_name=gpu_name)
 
 

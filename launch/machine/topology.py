@@ -22,8 +22,8 @@ MAX_NVLINKS = 18  # of any other, up to and with Blackwell
 class Link:
     """How two devices of one host are connected."""
 
-    kind: str  # X (itself), NV, XGMI, PIX, PXB, PHB, NODE or SYS
-    count: int = 0  # bonded NVLinks, or 1 for XGMI; 0 on PCIe and between sockets
+    kind: str  # X (itself), NV, PIX, PXB, PHB, NODE or SYS
+    count: int = 0  # bonded NVLinks; 0 on PCIe and between sockets
     gbps: float | None = None  # GB/s one way; None where the generation is not known
 
 
@@ -69,7 +69,7 @@ class NumaNode:
 class Topology:
     """What one host has, and how it is connected."""
 
-    source: str  # NVML, nvidia-smi, rocm-smi, a file's name, or none
+    source: str  # NVML, nvidia-smi, a file's name, or none
     gpus: tuple[Gpu, ...] = ()
     links: tuple[tuple[Link, ...], ...] = ()  # [gpu][gpu], both by position in gpus
     nics: tuple[Nic, ...] = ()
@@ -231,7 +231,7 @@ def _check_links(topology: Topology, name: str) -> None:
 
 
 def _check_link(link: Link, where: str) -> None:
-    counts = {"NV": range(1, 1000), "XGMI": range(1, 2), "X": range(1)} | dict.fromkeys(PCIE_KINDS, range(1))
+    counts = {"NV": range(1, 1000), "X": range(1)} | dict.fromkeys(PCIE_KINDS, range(1))
     if link.kind not in counts:
         raise TopologyError(f"{where}.kind: expected {', '.join(counts)}, found {link.kind!r}")
     if link.count not in counts[link.kind]:

@@ -1,14 +1,12 @@
-"""Boxes, lines and words -> an SVG or a PNG file."""
+"""Boxes, lines and words -> an SVG file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from launch.errors import TopologyError
+from launch.errors import TopologyError, printable
+from launch.files import write_whole
 
-_PNG_SCALE = 2  # pixels of the PNG for each unit of the picture
-_SMOOTH = 2  # Pillow draws without anti-aliasing: draw larger, then shrink
 _CURVE_POINTS = 64
 _FONT = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
@@ -52,7 +50,7 @@ Shape = Box | Line | Text
 
 
 def text_width(text: str, size: float) -> float:
-    """How wide the text is at most, in SVG and PNG alike; most letters are narrower."""
+    """How wide the text is at most; most letters are narrower."""
     return 0.6 * size * len(text)
 
 
@@ -80,18 +78,15 @@ def arc(start: float, end: float, base: float, high: float) -> tuple[tuple[float
 
 
 def save(shapes: Sequence[Shape], *, width: float, height: float, path: Path) -> None:
-    """Write the picture, as its name's ending says.
+    """Write the picture as SVG.
 
     Raises:
-        TopologyError: the name ends neither in .svg nor in .png, Pillow is missing, or the file cannot be written.
+        TopologyError: the name does not end in .svg, or the file cannot be written.
     """
+    if path.suffix != ".svg":
+        raise TopologyError(f"{path}: a picture's name ends in .svg")
     try:
-        if path.suffix == ".svg":
-            path.write_text(svg(shapes, width=width, height=height), encoding="utf-8")
-        elif path.suffix == ".png":
-            _png(shapes, width=width, height=height).save(path, format="PNG")
-        else:
-            raise TopologyError(f"{path}: a picture's name ends in .svg or .png")
+        write_whole(path, svg(shapes, width=width, height=height))
     except OSError as error:
         raise TopologyError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -119,50 +114,10 @@ def svg(shapes: Sequence[Shape], *, width: float, height: float) -> str:
                     f'stroke-width="{shape.width:g}" stroke-linejoin="round"/>'
                 )
             case Text():
-                text = escape("".join(letter if letter.isprintable() else "?" for letter in shape.text))
+                text = escape(printable(shape.text))
                 lines.append(
                     f'<text x="{shape.x:g}" y="{shape.y:g}" dy="0.35em" font-size="{shape.size:g}" '
                     f'text-anchor="{"start" if shape.left else "middle"}" fill="{shape.color}" '
                     f'font-weight="{"bold" if shape.bold else "normal"}">{text}</text>'
                 )
     return "\n".join([*lines, "</svg>\n"])
-
-
-def _png(shapes: Sequence[Shape], *, width: float, height: float) -> Any:
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError:
-        raise TopologyError("a PNG needs Pillow, which is not installed here; write an .svg instead") from None
-    scale = _PNG_SCALE * _SMOOTH
-    image = Image.new("RGB", (round(width * scale), round(height * scale)), "white")
-    draw = ImageDraw.Draw(image)
-    for shape in shapes:
-        match shape:
-            case Box():
-                corners = [shape.x, shape.y, shape.x + shape.width, shape.y + shape.height]
-                draw.rounded_rectangle(
-                    [corner * scale for corner in corners],
-                    radius=shape.radius * scale,
-                    fill=shape.fill,
-                    outline=shape.stroke,
-                    width=scale,
-                )
-            case Line():
-                points = [(x * scale, y * scale) for x, y in shape.points]
-                draw.line(points, fill=shape.color, width=round(shape.width * scale), joint="curve")
-            case Text():
-                _write(draw, shape, scale)
-    return image.resize((round(width * _PNG_SCALE), round(height * _PNG_SCALE)), Image.Resampling.LANCZOS)
-
-
-def _write(draw: Any, words: Text, scale: int) -> None:
-    from PIL import ImageFont
-
-    draw.text(
-        (words.x * scale, words.y * scale),
-        words.text,
-        fill=words.color,
-        font=ImageFont.load_default(words.size * scale),
-        anchor="lm" if words.left else "mm",
-        stroke_width=scale * words.size / 40 if words.bold else 0,
-    )

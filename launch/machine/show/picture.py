@@ -62,10 +62,10 @@ class _Node:
 
 
 def draw(topology: Topology, path: Path) -> None:
-    """Write the picture to `path`, as SVG or PNG by its ending.
+    """Write the picture to `path`, as SVG.
 
     Raises:
-        TopologyError: another ending, a PNG without Pillow, or a file that cannot be written.
+        TopologyError: another ending than .svg, or a file that cannot be written.
     """
     shapes, width, height = shapes_of(topology)
     save(shapes, width=width, height=height, path=path)
@@ -234,9 +234,9 @@ def _height_above(topology: Topology, nodes: list[_Node]) -> float:
 
 
 def _bonds(topology: Topology) -> list[tuple[int, int, Link]]:
-    """The pairs with NVLinks or XGMI."""
+    """The pairs with NVLinks."""
     pairs = combinations(range(len(topology.gpus)), 2)
-    return [(a, b, topology.links[a][b]) for a, b in pairs if topology.links[a][b].kind in {"NV", "XGMI"}]
+    return [(a, b, topology.links[a][b]) for a, b in pairs if topology.links[a][b].kind == "NV"]
 
 
 def _colors(topology: Topology) -> dict[str, str]:
@@ -318,7 +318,7 @@ def _legend(topology: Topology, *, top: float) -> tuple[list[Shape], float, floa
     entries: list[tuple[str, str, Link | None]] = []
     for name in colors:
         link = next(link for link in pairs if link_word(link) == name)
-        meaning = "AMD's direct link" if link.kind == "XGMI" else f"{link.count} NVLink{'s' * (link.count > 1)}"
+        meaning = f"{link.count} NVLink{'s' * (link.count > 1)}"
         entries.append((name, meaning, link))
     entries += [(kind, MEANINGS[kind], None) for kind in PCIE_KINDS if kind in pcie]
     shapes: list[Shape] = []

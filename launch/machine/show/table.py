@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from launch.cores import core_list
-from launch.errors import TopologyError
+from launch.errors import TopologyError, printable
 from launch.machine.topology import (
     P2P_WORDS,
     PCIE_KINDS,
@@ -47,17 +47,17 @@ def describe_pair(topology: Topology, a: int, b: int) -> str:
         nodes = core_list(first.numa), core_list(second.numa)
         sentences.append(f"GPU {a} is at NUMA node {nodes[0]}, GPU {b} at {nodes[1]}.")
     sentences += [f"GPU {gpu.index} cannot be used: {gpu.unusable}." for gpu in (first, second) if gpu.unusable]
-    return " ".join(sentences)
+    return printable(" ".join(sentences))
 
 
 def table(topology: Topology) -> str:
     """All of a topology as aligned text that ends with a newline."""
     if not topology.gpus:
-        blocks = [f"No GPU ({topology.source})"]
+        blocks = [printable(f"No GPU ({topology.source})")]
     else:
         kinds = sorted({gpu.name for gpu in topology.gpus if gpu.name})
         title = f"{_many(len(topology.gpus), 'GPU')} ({topology.source})"
-        blocks = [f"{title}: {', '.join(kinds)}" if kinds else title, _matrix(topology), _legend(topology)]
+        blocks = [printable(f"{title}: {', '.join(kinds)}" if kinds else title), _matrix(topology), _legend(topology)]
         if any(link.gbps is not None for row in topology.links for link in row):
             blocks.append(
                 "GB/s one way\n" + _grid(topology, lambda link: "-" if link.gbps is None else f"{link.gbps:g}")
@@ -77,7 +77,8 @@ def peer_table(access: PeerAccess) -> str:
     rows = [[f"GPU{gpu}", *words] for gpu, words in zip(access.gpus, access.words, strict=True)]
     used = [f"  {key:<3}  {meaning}" for key, meaning in P2P_WORDS.items() if any(key in row for row in access.words)]
     title = f"May these GPUs copy straight to each other? ({access.source})"
-    return "\n".join([title, "", aligned([["", *(f"GPU{gpu}" for gpu in access.gpus)], *rows]), "", *used]) + "\n"
+    header = ["", *(f"GPU{gpu}" for gpu in access.gpus)]
+    return "\n".join([printable(title), "", aligned([header, *rows]), "", *used]) + "\n"
 
 
 def nearest(topology: Topology, nic: int) -> tuple[str, tuple[int, ...]]:
@@ -90,12 +91,10 @@ def nearest(topology: Topology, nic: int) -> tuple[str, tuple[int, ...]]:
 def _way(link: Link, switched: bool) -> str:
     if link.kind == "NV":
         return f"{_many(link.count, 'NVLink')}{' through NVSwitch' if switched else ''}"
-    return "XGMI, AMD's direct link" if link.kind == "XGMI" else f"{link.kind} ({MEANINGS[link.kind]})"
+    return f"{link.kind} ({MEANINGS[link.kind]})"
 
 
 def _why_no_speed(link: Link, *ends: Gpu) -> str:
-    if link.kind == "XGMI":
-        return "how fast is not known, rocm-smi does not say."
     unnamed = [gpu for gpu in ends if gpu.name is None]
     if link.kind == "SYS" and not unnamed:
         return "how fast is not known for this CPU or GPU."
@@ -125,8 +124,6 @@ def _legend(topology: Topology) -> str:
     links = [link for row in topology.links for link in row] + [link for nic in topology.nics for link in nic.links]
     kinds = {link.kind for link in links}
     lines = [f"  {kind:<4}  {MEANINGS[kind]}" for kind in PCIE_KINDS if kind in kinds]
-    if "XGMI" in kinds:
-        lines.insert(0, "  XGMI  AMD's direct link")
     if "NV" in kinds:
         lines.insert(0, f"  NV#   # NVLinks{' through NVSwitch' if through_switch(topology) else ''}")
     return "\n".join(lines)
@@ -155,6 +152,7 @@ def _gpus(topology: Topology) -> str:
 
 def aligned(rows: list[list[str]]) -> str:
     """Rows of cells as lines, each column as wide as its widest cell."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -87,16 +87,6 @@ def test_a_bare_name_is_one_slot_and_a_limit_alone_is_the_number_of_slots():
     assert read("a\nb max_slots=3\n", name="hosts") == (Host(name="a", slots=1), Host(name="b", slots=3, max_slots=3))
 
 
-def test_the_asked_for_spelling_is_the_only_one_accepted():
-    assert read("a slots=8\nb slots=4", name="hosts", spelling="horovod") == AB
-    assert read("a:8\nb:4", name="hosts", spelling="mpich") == AB
-    assert read("a\n", name="hosts", spelling="mpich") == read("a\n", name="hosts", spelling="openmpi")
-    assert refused("a\nb:8\n", spelling="openmpi").startswith("hosts:2: 'b:8' is mpich in a file that is openmpi")
-    assert refused("a slots=8\n", spelling="rankfile").startswith("hosts:1: ")
-    assert refused("a\n", spelling="rankfile").startswith("hosts:1: ")
-    assert refused("a slots=8\n", spelling="toml").startswith("hosts:1: ")
-
-
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
@@ -247,7 +237,6 @@ SOME_HOSTS = st.lists(
 @given(SOME_HOSTS, st.sampled_from(WRITABLE))
 def test_every_written_file_reads_back(some, spelling):
     text = write(some, spelling)
-    assert read(text, name="hosts", spelling=spelling) == some
     assert read(text, name="hosts") == some
 
 

@@ -92,7 +92,6 @@ V100, A100, UNKNOWN = Speeds(nvlink_gbps=20.0, pcie_gbps=12.0), Speeds(nvlink_gb
         ("SYS", 0, (A100, A100), None, None),
         ("SYS", 0, (A100, UNKNOWN), 16.0, None),
         ("X", 0, (A100, A100), 16.0, None),
-        ("XGMI", 1, (UNKNOWN, UNKNOWN), 16.0, None),
     ],
 )
 def test_a_link_is_as_fast_as_its_slowest_part(kind, count, ends, sockets, gbps):

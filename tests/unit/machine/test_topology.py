@@ -204,7 +204,6 @@ def two(link, **facts):
             two(Link(kind="NV", count=1)),
             "1 NVLink: how fast is not known, the text does not name the GPU's model (--gpu-name).",
         ),
-        (two(Link(kind="XGMI", count=1)), "XGMI, AMD's direct link: how fast is not known, rocm-smi does not say"),
         (two(Link(kind="SYS")), "it depends on the CPU"),
         (two(Link(kind="SYS"), name="A100"), "how fast is not known for this CPU or GPU"),
         (two(Link(kind="PIX"), name="G1"), "PIX (PCIe, at most one switch between): how fast is not known for G1"),
@@ -273,3 +272,17 @@ def test_shows_which_gpus_may_copy_straight():
         "",
         "  CNS  chipset not supported",
     ]
+
+
+def test_no_name_reaches_the_terminal_as_it_is():
+    odd = "\x1b]0;owned\x07"
+    gpus = tuple(Gpu(index=i, name=f"V100{odd}", uuid=odd, pci=odd, unusable=odd) for i in (0, 1))
+    links = ((SELF, Link(kind="SYS")), (Link(kind="SYS"), SELF))
+    nics = (Nic(name=odd, links=(Link(kind="PIX"), Link(kind="PIX"))),)
+    topology = Topology(
+        source=odd, gpus=gpus, links=links, nics=nics, interfaces=(Interface(name=odd, cidr="10.0.0.3/24"),)
+    )
+    access = PeerAccess(source=odd, gpus=(0, 1), words=(("X", "OK"), ("OK", "X")))
+    for text in (table(topology), describe_pair(topology, 0, 1), peer_table(access), table(Topology(source=odd))):
+        assert "?]0;owned?" in text
+        assert all(line.isprintable() for line in text.splitlines())
