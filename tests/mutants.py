@@ -144,7 +144,7 @@ MUTANTS = [
     Mutant("launch/choose/placement.py", "if any(len(run) < parts", "if all(len(run) < parts"),
     Mutant("launch/choose/rings.py", "in enumerate(row) if weight >= floor", "in enumerate(row) if weight > floor"),
     Mutant("launch/choose/selection.py", "-len({self.gpus[v].numa", "len({self.gpus[v].numa"),
-    Mutant("launch/reach/ask.py", "timeout_s=REACH_TIMEOUT_S).status == 0", "timeout_s=REACH_TIMEOUT_S).status != 0"),
+    Mutant("launch/reach/ssh.py", "return answer.status == 0", "return answer.status != 0"),
     Mutant("launch/reach/probe.py", "address=connection[2] if", "address=connection[0] if"),
     Mutant("launch/machine/nvidia_smi.py", 'mig=mig == "Enabled"', 'mig=mig != "Enabled"'),
     Mutant("launch/machine/nvidia_smi.py", "titles[1:] if len(tail)", "titles if len(tail)"),

@@ -5,12 +5,12 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from launch.cli.options import parser
-from launch.errors import CommandError, LaunchError
+from launch.errors import CommandError, LaunchError, in_one_line, printable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -38,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         status = _do(options)
         sys.stdout.flush()
     except LaunchError as error:
-        print(f"hvdlaunch: {' '.join(str(error).split())}", file=sys.stderr)
+        below = (f"    {printable(line)}".rstrip() for line in error.details)
+        print("\n".join([f"hvdlaunch: {in_one_line(error)}", *below]), file=sys.stderr)
         sys.exit(error.status)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -70,21 +71,20 @@ def _leave(number: int, _: "FrameType | None") -> NoReturn:
 
 def _read(file: str) -> tuple[str, str]:
     """A file's text and its name for messages."""
+    from launch.files import read_text, text_of
+
     try:
-        if file == "-":
-            return sys.stdin.buffer.read().decode(), "standard input"
-        return Path(file).read_bytes().decode(), file  # unchanged, line ends too
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from error
+        return (text_of(sys.stdin.buffer), "standard input") if file == "-" else (read_text(Path(file)), file)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _write(file: Path, text: str) -> None:
-    beside = file.with_name(f"{file.name}.part")
+    from launch.files import write_whole
+
     try:
-        beside.write_text(text)
-        beside.replace(file)
+        write_whole(file, text)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
 
 
@@ -98,7 +98,7 @@ def _topology(options: argparse.Namespace) -> "Topology":
         raise LaunchError("--gpu-name is for a saved text, --from FILE; this host is asked for its own")
     from launch.machine.local import local_topology
 
-    return local_topology(gpus=True)
+    return local_topology(gpus=True, timeout_s=options.driver_timeout_s)
 
 
 def _topo(options: argparse.Namespace) -> int:
@@ -197,6 +197,7 @@ def _hosts(options: argparse.Namespace) -> "tuple[Host, ...] | None":
 def _request(options: argparse.Namespace) -> "RunRequest":
     from launch.hosts import hostfile
     from launch.machine.saved import read_topology
+    from launch.reach.ssh import Ssh, agent_of
     from launch.start.request import RunRequest
 
     if not options.program:
@@ -224,6 +225,8 @@ def _request(options: argparse.Namespace) -> "RunRequest":
         network=options.network,
         exports=tuple(options.exports),
         as_root=options.allow_run_as_root,
+        reach=Ssh(agent=agent_of(os.environ), options=tuple(options.ssh_options), silence_s=options.silence_s),
+        driver_timeout_s=options.driver_timeout_s,
     )
 
 
@@ -241,8 +244,10 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.topology and not options.dry_run:
-        raise CommandError("--topology is for plan and --dry-run: a run asks its hosts")
+    if options.topology and not (options.dry_run or options.sbatch):
+        raise CommandError("--topology is for plan, --dry-run and --sbatch: a run asks its hosts")
+    if options.sbatch_options and options.sbatch is None:
+        raise CommandError("--sbatch-option is for the script that --sbatch FILE writes: add that")
     if not 0 <= options.grace_s < math.inf:
         raise CommandError(f"--grace-s {options.grace_s:g}: give a number of seconds, at least 0")
     policy = _restart_policy(options)
@@ -254,7 +259,7 @@ def _run(options: argparse.Namespace) -> int:
         return supervise(_request_reader(options), policy, os.environ)
     prepared = _prepared(options)
     for remark in prepared.plan.remarks:
-        print(f"hvdlaunch: {remark}", file=sys.stderr, flush=True)
+        print(f"hvdlaunch: {printable(remark)}", file=sys.stderr, flush=True)
     if options.dry_run:
         from launch.start.shown import shell_line
 
@@ -273,7 +278,7 @@ def _restart_policy(options: argparse.Namespace) -> "RestartPolicy | None":
     if options.min_np is not None and not options.restarts:
         raise CommandError("--min-np is for a run that is started again: add --restarts N")
     least = options.np if options.min_np is None else options.min_np
-    if not 1 <= least <= max(1, options.np):
+    if options.restarts and not 1 <= least <= max(1, options.np):
         raise CommandError(f"--min-np {least}: give a number from 1 to -np, which is {options.np}")
     return RestartPolicy(restarts=options.restarts, min_np=least, grace_s=options.grace_s) if options.restarts else None
 
@@ -303,34 +308,42 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _sbatch(options: argparse.Namespace) -> int:
+    from launch.start import sbatch
+    from launch.start.prepare import prepare
     from launch.start.request import check
-    from launch.start.sbatch import sbatch
 
-    request = _request(options)
+    request, own = _request(options), sbatch.parse_options(options.sbatch_options)
     check(request, request.hosts, os.environ)
-    words = [sys.executable, "-P", "-m", "launch", "run", *_without_sbatch(options.words[1:]), "--", *options.program]
-    name = Path(request.program[-1] if len(request.program) == 1 else request.program[0]).name
-    nodes = [host.name for host in request.hosts or ()]
-    script = sbatch(
-        words,
-        name=name,
+    if request.hosts is None:
+        sbatch.require_room(request.np, own)
+    cpus = None
+    if request.topologies:
+        slots = prepare(request, os.environ, Path.cwd()).plan.slots
+        cpus = sbatch.cpus_per_task(slots, request.topologies)
+    words = _without(("--sbatch", "--sbatch-option", "--topology"), options.words[1:])
+    script = sbatch.sbatch(
+        [sys.executable, "-P", "-m", "launch", "run", *words, "--", *options.program],
+        name=sbatch.job_name(request.program),
         folder=str(Path.cwd()),
         np=request.np,
-        nodes=nodes,
+        nodes=[host.name for host in request.hosts or ()],
         gpus=request.gpus != "none",
         grace_s=options.grace_s,
+        cpus_per_task=cpus,
+        options=own,
+        environment=os.environ,
     )
     _write(options.sbatch, script)
     print(f"submit it with: sbatch {options.sbatch}")
     return 0
 
 
-def _without_sbatch(words: list[str]) -> list[str]:
-    """The same command without --sbatch FILE."""
+def _without(options: Collection[str], words: list[str]) -> list[str]:
+    """The same command without these options and their values."""
     kept, skip = [], False
     for word in words:
-        if skip or word == "--sbatch" or word.startswith("--sbatch="):
-            skip = word == "--sbatch"
+        if skip or word.partition("=")[0] in options:
+            skip = not skip and word in options
         else:
             kept.append(word)
     return kept

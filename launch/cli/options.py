@@ -1,17 +1,23 @@
 """The words that hvdlaunch takes: its commands and their options."""
 
 import argparse
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.cores import parse_numbers
+from launch.errors import printable
+from launch.machine.local import DRIVER_TIMEOUT_S
+from launch.reach.ssh import SILENCE_S
 from launch.watch.stops import GRACE_S
+
+MOST_SECONDS = 86_400
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"hvdlaunch: {' '.join(message.split())}; see {self.prog} --help", file=sys.stderr)
+        print(f"hvdlaunch: {printable(' '.join(message.split()))}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
 
 
@@ -50,6 +56,14 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script that does it, start nothing"
     )
+    run.add_argument(
+        "--sbatch-option",
+        dest="sbatch_options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for that script, also in place of our own ones: time=4:00:00, partition=gpu, exclusive",
+    )
     run.add_argument("--dry-run", action="store_true", help="print the exact command, start nothing")
     sweep = command(
         "sweep",
@@ -64,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_topo_options(topo: argparse.ArgumentParser) -> None:
     _add_source(topo)
     topo.add_argument("--json", action="store_true", help="for programs, and for --from")
-    topo.add_argument("--picture", type=Path, metavar="FILE", help="draw it, as .svg or .png")
+    topo.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it")
     topo.add_argument("--pair", type=_indices, metavar="A,B", help="say how two GPUs are connected, and how fast")
 
 
@@ -91,9 +105,20 @@ def _add_source(command: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="FILE",
-        help="what nvidia-smi topo -m or rocm-smi --showtopo printed; - for stdin",
+        help="what nvidia-smi topo -m printed; - for stdin",
     )
     command.add_argument("--gpu-name", metavar="NAME", help="the GPUs' model, which a saved text does not say: A100")
+    _add_driver_timeout(command)
+
+
+def _add_driver_timeout(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--driver-timeout-s",
+        type=_seconds,
+        default=DRIVER_TIMEOUT_S,
+        metavar="S",
+        help=f"the GPU driver of a host may take so long to answer; default: {DRIVER_TIMEOUT_S:g}",
+    )
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
@@ -123,11 +148,28 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         metavar="K",
         help="keep each K consecutive ranks, as the stages of one replica, on one host",
     )
-    command.add_argument("--apptainer", metavar="IMAGE", help="run the program inside this image")
+    command.add_argument("--apptainer", type=_image, metavar="IMAGE", help="run the program inside this image")
     command.add_argument(
         "-x", dest="exports", action="append", default=[], metavar="NAME", help="give this variable to every rank"
     )
     command.add_argument("--allow-run-as-root", action="store_true", help="needed as root, as in containers")
+    command.add_argument(
+        "--ssh-option",
+        dest="ssh_options",
+        type=_ssh_option,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for ssh to the hosts, also in place of our own ones: StrictHostKeyChecking=accept-new",
+    )
+    command.add_argument(
+        "--silence-s",
+        type=_seconds,
+        default=SILENCE_S,
+        metavar="S",
+        help=f"a host may be silent for so long before the run ends; default: {SILENCE_S:g}",
+    )
+    _add_driver_timeout(command)
 
 
 def _add_sweep_options(command: argparse.ArgumentParser) -> None:
@@ -180,3 +222,28 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _gpus_option(text: str) -> str | tuple[int, ...]:
     return text if text in ("auto", "none") else _indices(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 1 to {MOST_SECONDS}")
+    return seconds
+
+
+def _ssh_option(text: str) -> str:
+    # Open MPI splits them at blanks and hands them on through a shell of the host.
+    if not re.fullmatch(r"[A-Za-z]+=[\w@%+:,./~-]+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not KEY=VALUE without blanks or quotes; put other options into ~/.ssh/config"
+        )
+    return text
+
+
+def _image(text: str) -> str:
+    if text.startswith("-"):  # apptainer would take it for an option of its own
+        raise argparse.ArgumentTypeError(f"{text!r} is no image: give its path, as in ./image.sif")
+    return text

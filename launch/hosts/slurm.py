@@ -3,7 +3,7 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from launch.cores import parse_range
 from launch.hosts.host import MAX_HOSTS, Entry, Host, error_at, merge, parse_name, parse_slots
@@ -32,6 +32,16 @@ def from_slurm(nodes: str, tasks_per_node: str | None = None, slots: int | None 
         hosts = [(name, count) for (name, _), count in zip(hosts, counts, strict=True)]
     checked = (Host(name=parse_name(where, name), slots=count) for name, count in hosts)
     return merge((Entry(where=where, host=host) for host in checked), where)
+
+
+def gpus_of_one_task(environment: Mapping[str, str]) -> int | None:
+    """The GPUs of each node where one task has them all, as for torchrun; None where each has a task of its own."""
+    if not re.fullmatch(r"1(?:\(x[0-9]+\))?", environment.get("SLURM_TASKS_PER_NODE", "")):
+        return None
+    given = environment.get("SLURM_GPUS_ON_NODE") or environment.get("SLURM_GPUS_PER_NODE") or ""
+    counts = [word.rpartition(":")[2] for word in given.split(",")]  # 8, a100:8 or a100:4,v100:4
+    gpus = sum(int(count) for count in counts if re.fullmatch("[0-9]{1,9}", count))
+    return gpus if gpus > 1 else None
 
 
 def _expanded(where: str, pattern: str, room: int) -> Iterator[str]:

@@ -12,36 +12,39 @@ from launch.machine.speeds import between_sockets
 from launch.machine.topology import Topology
 from launch.process import Answer, ask, find
 
-TIMEOUT_S = 10.0  # a driver that wakes up takes seconds
+DRIVER_TIMEOUT_S = 10.0  # one that wakes up takes seconds
 NO_GPU = (6, 9, 12)  # nvidia-smi's status where there is no device, no driver, no library
 
 
-def local_topology(*, gpus: bool) -> Topology:
-    """The topology of this host, its GPUs by NVML, else nvidia-smi; no GPU where none answers."""
+def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
+    """The topology of this host, its GPUs by NVML, else nvidia-smi; no GPU where none answers.
+
+    ProcessError where a driver takes more than `timeout_s`.
+    """
     return dataclasses.replace(
-        _gpu_topology() if gpus else Topology(source="none"),
+        _gpu_topology(timeout_s) if gpus else Topology(source="none"),
         numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
         interfaces=system.interfaces(),
     )
 
 
-def _gpu_topology() -> Topology:
-    if (topology := _within_time(nvml.read_nvml)) is not None:
+def _gpu_topology(timeout_s: float) -> Topology:
+    if (topology := _within_time(nvml.read_nvml, timeout_s)) is not None:
         return topology
     if find("nvidia-smi"):
-        matrix = ask(["nvidia-smi", "topo", "-m"], timeout_s=TIMEOUT_S)
+        matrix = ask(["nvidia-smi", "topo", "-m"], timeout_s=timeout_s)
         if matrix.status in NO_GPU:
             return Topology(source="none")
         return nvidia_smi.from_nvidia_smi(
             _output("nvidia-smi topo -m", matrix),
-            _output_or_none("nvidia-smi", f"--query-gpu={nvidia_smi.QUERY}", "--format=csv,noheader"),
-            _output_or_none("nvidia-smi", f"--query-compute-apps={nvidia_smi.QUERY_APPS}", "--format=csv,noheader"),
+            _queried(f"--query-gpu={nvidia_smi.QUERY}", timeout_s),
+            _queried(f"--query-compute-apps={nvidia_smi.QUERY_APPS}", timeout_s),
             sockets_gbps=between_sockets(system.cpuinfo()),
         )
     return Topology(source="none")
 
 
-def _within_time(read: Callable[[], Topology | None]) -> Topology | None:
+def _within_time(read: Callable[[], Topology | None], timeout_s: float) -> Topology | None:
     """What `read` returns; ProcessError if a driver that hangs keeps it too long."""
     answer: Future[Topology | None] = Future()
 
@@ -53,9 +56,11 @@ def _within_time(read: Callable[[], Topology | None]) -> Topology | None:
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        return answer.result(TIMEOUT_S)
+        return answer.result(timeout_s)
     except TimeoutError:
-        raise ProcessError(f"NVML gave no answer in {TIMEOUT_S:g} s: see whether nvidia-smi does") from None
+        raise ProcessError(
+            f"NVML gave no answer in {timeout_s:g} s: see whether nvidia-smi does, and give a longer --driver-timeout-s"
+        ) from None
 
 
 def _output(command: str, answer: Answer) -> str:
@@ -65,6 +70,6 @@ def _output(command: str, answer: Answer) -> str:
     return answer.out
 
 
-def _output_or_none(*argv: str) -> str | None:
-    answer = ask(argv, timeout_s=TIMEOUT_S)
+def _queried(question: str, timeout_s: float) -> str | None:
+    answer = ask(["nvidia-smi", question, "--format=csv,noheader"], timeout_s=timeout_s)
     return None if answer.status else answer.out

@@ -49,7 +49,8 @@ def interfaces() -> tuple[Interface, ...]:
                 address, mask = ask(_SIOCGIFADDR, name)[4:8], ask(_SIOCGIFNETMASK, name)[4:8]
             except OSError:
                 continue  # no IPv4 address, or gone since
-            if flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
+            plain = name.isascii() and name.isprintable()  # Linux takes nearly any
+            if plain and flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
                 cidr = f"{socket.inet_ntoa(address)}/{int.from_bytes(mask, 'big').bit_count()}"
                 found.append(Interface(name=name, cidr=cidr, speed_mbps=speed_mbps(SYSFS, name)))
     return tuple(found)

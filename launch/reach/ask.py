@@ -1,51 +1,88 @@
-"""Questions to many hosts at once: this one answers here, the others over ssh."""
+"""Questions to many hosts at once: this one answers here, the others as they are reached."""
 
-import contextlib
 import dataclasses
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TypeVar
 
-from launch.errors import HostError, LaunchError, ProcessError
+from launch.errors import HostError, LaunchError
 from launch.machine.mpi import Mpi
-from launch.process import ask, stop_asking
+from launch.process import stop_asking
 from launch.reach.probe import MARK, HostFacts, facts_from_json, local_facts, probe_words
-from launch.reach.ssh import SSH_OPTIONS, ask_over_ssh
+from launch.reach.ssh import Ssh
 
-ASK_TIMEOUT_S = 12.0  # more than a driver may take there; a run must refuse within 15
-REACH_TIMEOUT_S = 4.0  # to see whether a host is there at all
-AT_ONCE = 64  # hosts, each with an ssh of its own here
+AT_ONCE = 64  # hosts, each with a connection of its own
+ANSWER_S = 2.0  # for ssh and all else that a host does beside asking its driver
 
 Reply = TypeVar("Reply")
 
 
-def ask_hosts(hosts: Sequence[str], *, mpirun: Mpi, python: str, folder: str, gpus: bool) -> dict[str, HostFacts]:
-    """The facts of all hosts, as `answers` gives them; LaunchError names the first host that cannot be used."""
-    facts = {}
-    for host, answer in answers(hosts, mpirun=mpirun, python=python, folder=folder, gpus=gpus).items():
-        if isinstance(answer, LaunchError):
-            raise answer
-        facts[host] = answer
-    return facts
+def ask_hosts(
+    hosts: Sequence[str],
+    *,
+    reach: Ssh,
+    mpirun: Mpi,
+    python: str,
+    folder: str,
+    gpus: bool,
+    driver_timeout_s: float,
+) -> dict[str, HostFacts]:
+    """The facts of all hosts, as `answers` gives them; LaunchError names every host that cannot be used."""
+    found = answers(
+        hosts,
+        reach=reach,
+        mpirun=mpirun,
+        python=python,
+        folder=folder,
+        gpus=gpus,
+        driver_timeout_s=driver_timeout_s,
+    )
+    if refused := {host: answer for host, answer in found.items() if isinstance(answer, LaunchError)}:
+        raise all_in_one(refused, of=len(hosts))
+    return {host: answer for host, answer in found.items() if isinstance(answer, HostFacts)}
+
+
+def all_in_one(refused: Mapping[str, LaunchError], *, of: int) -> LaunchError:
+    """The only error, or one that names all hosts, with each reason once below it."""
+    if len(refused) == 1:
+        return next(iter(refused.values()))
+    alike: dict[str, list[str]] = {}
+    for host, error in refused.items():
+        alike.setdefault(str(error).replace(host, ""), []).append(host)
+    details: list[str] = []
+    for first, *others in alike.values():
+        same = f"; the same on {', '.join(others)}" if others else ""
+        details += [f"{refused[first]}{same}", *(f"    {line}" for line in refused[first].details)]
+    line = f"{len(refused)} of {of} hosts cannot be used: {', '.join(refused)}: mend them, or leave them out"
+    return HostError(line, details)
 
 
 def answers(
-    hosts: Sequence[str], *, mpirun: Mpi, python: str, folder: str, gpus: bool
+    hosts: Sequence[str],
+    *,
+    reach: Ssh,
+    mpirun: Mpi,
+    python: str,
+    folder: str,
+    gpus: bool,
+    driver_timeout_s: float,
 ) -> dict[str, HostFacts | LaunchError]:
-    """The facts of each host, or the reason why it cannot be used; other hosts are asked over ssh.
+    """The facts of each host, or the reason why it cannot be used; other hosts are asked by `reach`.
 
     On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
     """
-    words = probe_words(python, mpirun.path, gpus=gpus)
+    words = probe_words(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s)
 
     def facts_of(host: str) -> HostFacts | LaunchError:
         try:
             if is_local(host):
-                facts = dataclasses.replace(local_facts(mpirun, gpus=gpus), host=host, address=None)
+                own = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s)
+                facts = dataclasses.replace(own, host=host, address=None)
             else:
-                facts = _facts_over_ssh(host, words, folder)
+                said = reach.ask(host, words, folder, mark=MARK, timeout_s=driver_timeout_s + ANSWER_S)
+                facts = facts_from_json(said, host)
         except LaunchError as error:
             return error
         if facts.mpi == mpirun:
@@ -56,10 +93,6 @@ def answers(
         )
 
     return at_once(facts_of, hosts)
-
-
-def _facts_over_ssh(host: str, words: Sequence[str], folder: str) -> HostFacts:
-    return facts_from_json(ask_over_ssh(host, words, folder, mark=MARK, timeout_s=ASK_TIMEOUT_S), host)
 
 
 def at_once(question: Callable[[str], Reply], hosts: Sequence[str]) -> dict[str, Reply]:
@@ -86,15 +119,9 @@ def is_local(host: str) -> bool:
     return True
 
 
-def silent_host(hosts: Collection[str]) -> str | None:
-    """The first of these hosts that does not answer over ssh; None if all do."""
-
-    def is_reached(host: str) -> bool:
-        with contextlib.suppress(ProcessError):
-            return ask(["ssh", *SSH_OPTIONS, host, "true"], timeout_s=REACH_TIMEOUT_S).status == 0
-        return False
-
-    reached = at_once(is_reached, [host for host in dict.fromkeys(hosts) if not is_local(host)])
+def silent_host(hosts: Collection[str], reach: Ssh) -> str | None:
+    """The first of these hosts that cannot be reached; None if all can."""
+    reached = at_once(reach.reaches, [host for host in dict.fromkeys(hosts) if not is_local(host)])
     return next((host for host, answered in reached.items() if not answered), None)
 
 

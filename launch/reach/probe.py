@@ -1,6 +1,8 @@
 """What a host answers: its GPUs, NICs and cores, and its MPI; it is only read.
 
-python -m launch.reach.probe MPIRUN gpus|none       the answer as one line of JSON
+python -m launch.reach.probe MPIRUN gpus|none SECONDS       the answer as one line of JSON
+
+Its GPU driver may take so many seconds.
 """
 
 import dataclasses
@@ -36,12 +38,12 @@ class HostFacts:
     port: int | None = None  # one on which nobody listens there
 
 
-def probe_words(python: str, mpirun: str, *, gpus: bool) -> list[str]:
+def probe_words(python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float) -> list[str]:
     """The command that prints a host's facts there."""
-    return [python, "-P", "-m", "launch.reach.probe", mpirun, "gpus" if gpus else "none"]
+    return [python, "-P", "-m", "launch.reach.probe", mpirun, "gpus" if gpus else "none", f"{driver_timeout_s:g}"]
 
 
-def local_facts(mpi: Mpi | None, *, gpus: bool) -> HostFacts:
+def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float) -> HostFacts:
     """The facts of this host; without `gpus` none is looked for.
 
     GPUs outside CUDA_VISIBLE_DEVICES, where it is set here, count as taken: each host has its own, or a Slurm step's.
@@ -50,7 +52,9 @@ def local_facts(mpi: Mpi | None, *, gpus: bool) -> HostFacts:
     return HostFacts(
         host="localhost",
         hostname=socket.gethostname(),
-        topology=restrict(local_topology(gpus=gpus), os.environ.get("CUDA_VISIBLE_DEVICES")),
+        topology=restrict(
+            local_topology(gpus=gpus, timeout_s=driver_timeout_s), os.environ.get("CUDA_VISIBLE_DEVICES")
+        ),
         mpi=mpi,
         address=connection[2] if len(connection) == 4 and ":" not in connection[2] else None,
         port=free_port(),
@@ -108,7 +112,7 @@ def facts_from_json(text: str, host: str) -> HostFacts:
             ) from error
         why = str(error) if isinstance(error, TopologyError) else f"its report is none: {short(str(error))}"
         raise HostError(
-            f"host {host}: {why}: see what `python -m launch.reach.probe mpirun gpus` prints there"
+            f"host {host}: {why}: see what `python -m launch.reach.probe mpirun gpus 10` prints there"
         ) from error
     return HostFacts(
         host=host,
@@ -134,10 +138,10 @@ def _check(report: Report) -> None:
         raise TopologyError(f"its report.address: expected one as 10.0.0.3, found {short(report.address)}") from None
 
 
-def main(mpirun: str, gpus: str) -> None:
+def main(mpirun: str, gpus: str, driver_timeout_s: str) -> None:
     """Print this host's facts."""
     try:
-        facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus")
+        facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus", driver_timeout_s=float(driver_timeout_s))
     except LaunchError as error:
         sys.exit(f"hvdlaunch: {error}")
     print(f"{MARK}{facts_to_json(facts)}", flush=True)

@@ -1,21 +1,23 @@
-"""A question to another host over ssh, and why it got no answer."""
+"""Other hosts over ssh, or the program that stands for it: a question to one, and why it got no answer."""
 
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 
 from launch.errors import HostError, ProcessError
-from launch.process import Answer, ask
+from launch.process import Answer, ask, find
 
-# No prompt, no host key that is not known already, no silence without end.
-# fmt: off
-SSH_OPTIONS = (
-    "-o", "BatchMode=yes",
-    "-o", "StrictHostKeyChecking=yes",
-    "-o", "ConnectTimeout=5",
-    "-o", "ServerAliveInterval=2",
-    "-o", "ServerAliveCountMax=2",
-)
-# fmt: on
+# No prompt, no host key that is not known already.
+STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=5")
+# Open MPI's own variables: several programs with ":" between, of which the first that is there counts.
+AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
+SILENCE_S = 30.0
+UNANSWERED = 4  # signs of life in a row that a dead link leaves unanswered
+REACH_TIMEOUT_S = 4.0  # to see whether a host is there at all
+SSH_FAILED = 255  # ssh's own status, all others are the program's there
+MAX_DETAILS = 100  # lines
 
 # Part of a text on standard error -> the line for the user.
 TROUBLES = {
@@ -37,17 +39,60 @@ TROUBLES = {
 }
 
 
-def ask_over_ssh(host: str, words: Sequence[str], folder: str, *, mark: str, timeout_s: float) -> str:
-    """The last line that a program there, started in `folder`, prints behind the mark; HostError if there is none."""
-    command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
-    try:
-        answer = ask(["ssh", *SSH_OPTIONS, host, command], timeout_s=timeout_s)
-    except ProcessError as error:
-        raise HostError(f"host {host}: {error}") from error
-    lines = [line.removeprefix(mark) for line in answer.out.splitlines() if line.startswith(mark)]
-    if answer.status or not lines:
-        raise HostError(f"host {host}: {why_not(answer, host=host, python=words[0], folder=folder)}")
-    return lines[-1]
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    """How other hosts are reached, by hvdlaunch itself and by mpirun."""
+
+    agent: tuple[str, ...] = ("ssh",)  # the program and its arguments
+    options: tuple[str, ...] = ()  # the user's, KEY=VALUE
+    silence_s: float = SILENCE_S  # no shorter silence of a host ends anything
+
+    @property
+    def sign_every_s(self) -> int:
+        """Seconds between two signs of life on a link that is idle: a silence ends after 4 or 5 times as many."""
+        return math.ceil(self.silence_s / UNANSWERED)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options as words; ssh takes the first value that it is given, so the user's win."""
+        alive = (f"ServerAliveInterval={self.sign_every_s}", f"ServerAliveCountMax={UNANSWERED}")
+        ours = (*STRICT, *alive) if PurePath(self.agent[0]).name == "ssh" else ()  # others have other options
+        return tuple(word for option in (*self.options, *ours) for word in ("-o", option))
+
+    def ask(self, host: str, words: Sequence[str], folder: str, *, mark: str, timeout_s: float) -> str:
+        """The last line that a program there, started in `folder`, prints behind the mark; HostError if there is none.
+
+        Where ssh itself has failed, the details of the error are all that it wrote.
+        """
+        command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
+        try:
+            answer = ask([*self.agent, *self.arguments, host, command], timeout_s=timeout_s)
+        except ProcessError as error:
+            raise HostError(f"host {host}: {error}") from error
+        lines = [line.removeprefix(mark) for line in answer.out.splitlines() if line.startswith(mark)]
+        if answer.status or not lines:
+            details = answer.err.strip().splitlines() if answer.status == SSH_FAILED else []
+            why = why_not(answer, host=host, python=words[0], folder=folder)
+            raise HostError(f"host {host}: {why}", details[-MAX_DETAILS:])
+        return lines[-1]
+
+    def reaches(self, host: str) -> bool:
+        """Whether a host answers at all."""
+        try:
+            answer = ask([*self.agent, *self.arguments, host, "true"], timeout_s=REACH_TIMEOUT_S)
+        except ProcessError:
+            return False
+        return answer.status == 0
+
+
+SSH = Ssh()
+
+
+def agent_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The program by which the user lets Open MPI reach hosts, and its arguments; ssh where nothing is said."""
+    given = next((environment[name] for name in AGENTS if environment.get(name)), "ssh")
+    programs = [tuple(words.split()) for words in given.split(":") if words.strip()] or [SSH.agent]
+    return next((program for program in programs if find(program[0])), programs[0])
 
 
 def why_not(answer: Answer, *, host: str, python: str, folder: str) -> str:

@@ -14,11 +14,8 @@ from launch.choose.placement import RankSlot
 from launch.errors import CommandError
 from launch.hosts.host import Host
 from launch.hosts.hostfile import to_option
-from launch.reach.ssh import SSH_OPTIONS
+from launch.reach.ssh import SSH, UNANSWERED
 from launch.start.plan import Launcher, Plan
-
-# A silent link ends the job after 2 s + 3 x 1 s; by default Open MPI waits over ten minutes.
-KEEPALIVE = {"oob_tcp_keepalive_time": "2", "oob_tcp_keepalive_intvl": "1", "oob_tcp_keepalive_probes": "3"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +24,7 @@ class Runtime:
 
     option: str
     plm: str  # how daemons are started: not the batch system's way, which has none of our ssh options
+    agent: str  # the program that starts them
     ras: str  # where the list of hosts comes from: from us
     ssh_arguments: str
     interfaces: str
@@ -37,6 +35,7 @@ RUNTIMES = {
     4: Runtime(
         option="--mca",
         plm="rsh",
+        agent="plm_rsh_agent",
         ras="^slurm,tm,lsf,gridengine",
         ssh_arguments="plm_rsh_args",
         interfaces="oob_tcp_if_include",
@@ -45,6 +44,7 @@ RUNTIMES = {
     5: Runtime(
         option="--prtemca",
         plm="ssh",
+        agent="plm_ssh_agent",
         ras="^slurm,pbs,lsf,gridengine,flux",
         ssh_arguments="plm_ssh_args",
         interfaces="prte_if_include",
@@ -87,11 +87,17 @@ def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
         raise CommandError(
             f"{launcher.mpi.path} is {launcher.mpi}: Open MPI 4 or 5 is needed, put its bin folder first in PATH"
         )
+    reach = {runtime.agent: " ".join(launcher.reach.agent)} if launcher.reach.agent != SSH.agent else {}
+    if launcher.reach.arguments:
+        reach[runtime.ssh_arguments] = " ".join(launcher.reach.arguments)
     daemons = {
         "plm": runtime.plm,
         "ras": runtime.ras,
-        runtime.ssh_arguments: shlex.join(SSH_OPTIONS),
-        **KEEPALIVE,
+        **reach,
+        # By default Open MPI waits over ten minutes for a link that has gone silent.
+        "oob_tcp_keepalive_time": str(launcher.reach.sign_every_s),
+        "oob_tcp_keepalive_intvl": str(launcher.reach.sign_every_s),
+        "oob_tcp_keepalive_probes": str(UNANSWERED),
         runtime.whole_names: "1",
     }
     ranks = {"pml": "ob1", "btl": "^openib"}  # UCX chooses networks by itself; GPUs talk through NCCL

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from launch.errors import CommandError
+from launch.hosts.host import shown
 
 # What every rank gets from the environment of hvdlaunch; -x adds others, one name at a time.
 EXPORTED = re.compile(
@@ -29,6 +30,15 @@ LAUNCHER_NEEDS = re.compile(
 )
 # What means something on this host alone.
 OF_THIS_HOST = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
+
+
+def require_plain_job(environment: Mapping[str, str]) -> None:
+    """CommandError where HVDLAUNCH_JOB cannot be the name of a run folder."""
+    job = environment.get("HVDLAUNCH_JOB")
+    if job and not re.fullmatch(r"\w[\w.-]*", job):  # with a / it would lead out of runs/
+        raise CommandError(
+            f"HVDLAUNCH_JOB={shown(job)}: give a plain name, of letters, digits, '.', '_' and '-', or unset it"
+        )
 
 
 def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str, ...]:

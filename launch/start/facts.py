@@ -78,7 +78,7 @@ def _launcher(request: RunRequest) -> Launcher:
     if path is None and request.topologies:
         horovodrun = "horovodrun" if request.launcher == "horovodrun" else None
         mpi = Mpi(path="mpirun", name="Open MPI", version=(4, 1))
-        return Launcher(python=sys.executable, mpi=mpi, horovodrun=horovodrun)
+        return Launcher(python=sys.executable, mpi=mpi, horovodrun=horovodrun, reach=request.reach)
     found = read_mpi(path) if path else None
     if path and found is None:
         raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
@@ -89,7 +89,7 @@ def _launcher(request: RunRequest) -> Launcher:
     horovodrun = find("horovodrun") if request.launcher == "horovodrun" else None
     if request.launcher == "horovodrun" and horovodrun is None:
         raise CommandError("no horovodrun on PATH: activate the project's environment, or give --launcher mpirun")
-    return Launcher(python=sys.executable, mpi=found, horovodrun=horovodrun)
+    return Launcher(python=sys.executable, mpi=found, horovodrun=horovodrun, reach=request.reach)
 
 
 def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
@@ -102,8 +102,15 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
             )
         return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
     names = list(ranks_per_host(hosts, request.np)) if hosts else ["localhost"]
-    gpus = request.gpus != "none"
-    return ask_hosts(names, mpirun=mpirun, python=sys.executable, folder=str(folder), gpus=gpus)
+    return ask_hosts(
+        names,
+        reach=request.reach,
+        mpirun=mpirun,
+        python=sys.executable,
+        folder=str(folder),
+        gpus=request.gpus != "none",
+        driver_timeout_s=request.driver_timeout_s,
+    )
 
 
 def _own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:

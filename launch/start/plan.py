@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from launch.choose.placement import RankSlot
 from launch.machine.mpi import Mpi
+from launch.reach.ssh import SSH, Ssh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,3 +33,4 @@ class Launcher:
     python: str  # the interpreter that runs launch.rank.bind, at the same path on every host
     mpi: Mpi
     horovodrun: str | None  # its path if it is to start mpirun
+    reach: Ssh = SSH  # how it comes to other hosts

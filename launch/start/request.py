@@ -6,9 +6,11 @@ from typing import Literal
 
 from launch.choose.placement import Binding, ranks_per_host, require_enough_named, require_whole_replicas
 from launch.hosts.host import Host
-from launch.hosts.slurm import from_slurm
+from launch.hosts.slurm import from_slurm, gpus_of_one_task
+from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.machine.topology import Topology
-from launch.start.environment import exported
+from launch.reach.ssh import SSH, Ssh
+from launch.start.environment import exported, require_plain_job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +30,21 @@ class RunRequest:
     network: str | None  # where several hosts are to meet: a CIDR or an interface; None: what they share
     exports: tuple[str, ...]
     as_root: bool
+    reach: Ssh = SSH
+    driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
     """The nodes of the Slurm allocation that this runs in, None outside of one."""
     if "SLURM_JOB_NODELIST" not in environment:
         return None
-    return from_slurm(environment["SLURM_JOB_NODELIST"], environment.get("SLURM_TASKS_PER_NODE"))
+    nodes, gpus = environment["SLURM_JOB_NODELIST"], gpus_of_one_task(environment)
+    return from_slurm(nodes, None if gpus else environment.get("SLURM_TASKS_PER_NODE"), gpus)
 
 
 def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapping[str, str]) -> None:
     """LaunchError for what is wrong with a request on whatever `hosts`; None where not even their names are known."""
+    require_plain_job(environment)
     exported(environment, request.exports)
     known = hosts or (Host(name="any", slots=max(request.np, 1)),)
     share = ranks_per_host(known, request.np)

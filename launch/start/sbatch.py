@@ -1,37 +1,138 @@
-"""Pure: a command -> the Slurm batch script that starts it."""
+"""Pure: a command -> the Slurm batch script that starts it, and what can be wrong with it before the queue."""
 
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from launch.choose.placement import RankSlot, ranks_per_host
+from launch.errors import CommandError
+from launch.hosts.host import Host, shown
+from launch.machine.topology import Topology
 
 CLEAN_UP_S = 10  # to end all ranks that have not saved in time
+# What an activated shell has set; with it the job finds the same programs wherever it is submitted.
+ACTIVATED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+# Ours -> those of the user's options that stand in its place, beside the same one.
+REPLACED_BY = {
+    "gpus-per-task": {"gpus", "gpus-per-node", "gpus-per-socket", "gres", "ntasks-per-gpu", "tres-per-task"},
+    "cpus-per-task": {"cpus-per-gpu", "ntasks-per-node"},  # a task may then be several ranks
+    "requeue": {"no-requeue"},
+}
+
+Options = Mapping[str, str | None]  # --sbatch-option: name -> value
 
 
 def sbatch(
-    command: Sequence[str], *, name: str, folder: str, np: int, nodes: Sequence[str], gpus: bool, grace_s: float
+    command: Sequence[str],
+    *,
+    name: str,
+    folder: str,
+    np: int,
+    nodes: Sequence[str],
+    gpus: bool,
+    grace_s: float,
+    cpus_per_task: int | None,
+    options: Options,
+    environment: Mapping[str, str],
 ) -> str:
     """A Slurm batch script that starts `command`, which finds the nodes of its allocation by itself.
 
     It asks for `nodes` if there are any; else Slurm chooses. The command gets SIGUSR1 `grace_s` and some seconds before
     the end. A job that Slurm starts again keeps its name, and with it its run folder.
     """
-    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name)  # a line end in it would begin a line of the script
-    lines = [
-        f"#SBATCH --job-name={plain}",
-        f"#SBATCH --ntasks={np}",
-        "#SBATCH --output=%x-%j.out",
-        "#SBATCH --open-mode=append",
-        "#SBATCH --requeue",
-        f"#SBATCH --signal=B:USR1@{math.ceil(grace_s) + CLEAN_UP_S}",
-    ]
+    # A line end would begin a line of the script; the name becomes that of the run folder.
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", options.get("job-name") or name).lstrip(".-") or "job"
+    ours: dict[str, str | None] = {
+        "job-name": plain,
+        "ntasks": str(np),
+        "output": "%x-%j.out",
+        "open-mode": "append",
+        "requeue": None,
+        "signal": f"B:USR1@{math.ceil(grace_s) + CLEAN_UP_S}",
+    }
+    if cpus_per_task is not None:
+        ours["cpus-per-task"] = str(cpus_per_task)
     if nodes:
-        lines += [f"#SBATCH --nodes={len(nodes)}", f"#SBATCH --nodelist={','.join(nodes)}"]
+        ours |= {"nodes": str(len(nodes)), "nodelist": ",".join(nodes)}
     if gpus:
-        lines.append("#SBATCH --gpus-per-task=1")
+        ours["gpus-per-task"] = "1"
+    if "ntasks-per-node" in options and "nodes" in {**ours, **options}:
+        del ours["ntasks"]  # the two say it
+    kept = {key: value for key, value in ours.items() if not REPLACED_BY.get(key, set()) & options.keys()}
+    lines = [
+        f"#SBATCH --{key}" if value is None else f"#SBATCH --{key}={shlex.quote(value)}"
+        for key, value in {**kept, **options}.items()
+    ]
+    lines += [f"export {name}={shlex.quote(environment[name])}" for name in ACTIVATED if environment.get(name)]
     lines += [
         f"cd {shlex.quote(folder)} || exit 2",
         f'export HVDLAUNCH_JOB="${{HVDLAUNCH_JOB:-{plain}-$SLURM_JOB_ID}}"',
         f"exec {shlex.join(command)}",
     ]
     return "\n".join(["#!/bin/bash", *lines, ""])
+
+
+def parse_options(given: Sequence[str]) -> dict[str, str | None]:
+    """The options of sbatch by name, without a value where they have none; CommandError for what is no option."""
+    options: dict[str, str | None] = {}
+    for word in given:
+        key, equals, value = word.partition("=")
+        plain = re.fullmatch("[a-z][a-z-]*", key) and value.isascii() and value.isprintable()
+        if not plain or (equals and not value):
+            raise CommandError(
+                f"--sbatch-option {shown(word)}: give KEY=VALUE, or KEY alone, as sbatch --help spells it without --"
+            )
+        if key in options:
+            raise CommandError(f"--sbatch-option {key} is there twice: give it once")
+        options[key] = value if equals else None
+    return options
+
+
+def require_room(np: int, options: Options) -> None:
+    """PlacementError where the user's options ask for fewer slots than there are ranks."""
+    if (room := _slots(options)) is not None:
+        ranks_per_host((Host(name="--sbatch-option", slots=room),), np)
+
+
+def _slots(options: Options) -> int | None:
+    """The slots that the user's options ask for; None where they do not say."""
+    numbers = {key: int(value) for key, value in options.items() if value and re.fullmatch("[0-9]{1,6}", value)}
+    each = numbers.get("ntasks-per-node")
+    if each == 1:  # for all GPUs of a node
+        given = options.get("gpus-per-node") or options.get("gres") or "1"
+        gpus = "" if "," in given else given.rpartition(":")[2]
+        each = int(gpus) if re.fullmatch("[0-9]{1,6}", gpus) else None
+    if each is not None and "nodes" in numbers:
+        return each * numbers["nodes"]
+    return numbers.get("ntasks")
+
+
+def cpus_per_task(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> int | None:
+    """So many cores that no host has fewer for each of its ranks; None where the cores of one are not known."""
+    shares = []
+    for host, ranks in Counter(slot.host for slot in slots).items():
+        nodes, gpus = topologies[host].numa_nodes, topologies[host].gpus
+        cores = {core for node in nodes for core in node.cores} or {core for gpu in gpus for core in gpu.cores}
+        shares.append(len(cores) // ranks)
+    return min(shares) or None
+
+
+def job_name(program: Sequence[str]) -> str:
+    """A name for the job: the module or the script that Python runs, else the program."""
+    name = PurePath(program[0]).name
+    if not re.fullmatch(r"python[0-9.]*", name):
+        return name
+    words = iter(program[1:])
+    for word in words:
+        if word == "-m":
+            return next(words, name)
+        if word in ("-W", "-X"):
+            next(words, None)
+        elif word == "-c":
+            break
+        elif not word.startswith("-"):
+            return PurePath(word).stem
+    return name

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from launch.errors import CommandError, LaunchError, ProcessError
+from launch.errors import CommandError, LaunchError, ProcessError, in_one_line
+from launch.files import read_text, write_whole
 from launch.process import Answer, ask
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
@@ -122,7 +123,7 @@ def settings(study: Study) -> dict[str, Any]:
 def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
     """The rows of the same study so far, by size and seed; CommandError where the file is of another study."""
     try:
-        known = json.loads(file.read_text())
+        known = json.loads(read_text(file))
         rows = {(row["np"], row["seed"]): Row(**row) for row in known["runs"]}
         was = {key: known[key] for key in settings(study)}
     except FileNotFoundError:
@@ -148,11 +149,9 @@ def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None
         "max_accuracy_loss": study.max_accuracy_loss,
         "runs": [asdict(rows[key]) for key in sorted(rows)],
     }
-    beside = file.with_name(file.name + ".part")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside.write_text(json.dumps(known, indent=2) + "\n")
-        beside.replace(file)
+        write_whole(file, json.dumps(known, indent=2) + "\n")
     except OSError as error:
         raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
 
@@ -177,7 +176,7 @@ def _run_once(
     except LaunchError as error:
         if not rows:
             raise
-        why = " ".join(str(error).split())
+        why = in_one_line(error)
         _say(f"np {np} seed {seed} cannot be started: {why}")
         return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
     row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
@@ -219,7 +218,7 @@ def _warn_seed_ignored(row: Row, printed: set[str]) -> None:
 def _read_json(file: Path) -> dict[str, Any]:
     """What a JSON file of a run folder holds; empty if it is missing or incomplete."""
     try:
-        return dict(json.loads(file.read_text()))
+        return dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError):
         return {}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launch.choose.placement import RankSlot
 from launch.reach.ask import silent_host
+from launch.reach.ssh import SSH, Ssh
 from launch.watch.report import Report
 from launch.watch.story import Story
 
@@ -40,13 +41,13 @@ class Trace:
     file: Path  # its error file
 
 
-def explain(status: int, story: Story, slots: Sequence[RankSlot], report: Report) -> str | None:
+def explain(status: int, story: Story, slots: Sequence[RankSlot], report: Report, reach: Ssh = SSH) -> str | None:
     """Why the run failed, in one line and the tail of an error file; None where the program has explained it itself."""
     if report.explanation is not None:
         return None
     lost, hosts = story.lost or story.gone, {slot.host for slot in slots}
     if lost not in hosts and story.rank is None:  # ssh names the HostName of ~/.ssh/config, not the host of -H
-        lost = silent_host([slot.host for slot in slots]) or lost
+        lost = silent_host([slot.host for slot in slots], reach) or lost
     if lost in hosts:
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
         return f"host {lost} no longer answers; it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"

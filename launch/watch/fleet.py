@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch.errors import LaunchError, PlacementError
+from launch.errors import LaunchError, PlacementError, in_one_line, printable
 from launch.hosts.host import Host
 from launch.machine.topology import Topology, restrict
 from launch.reach.ask import answers
@@ -57,7 +57,7 @@ class Fleet:
             try:
                 return self._prepare(environment, min_np=min_np, refused=refused, all_hosts=times > 1)
             except LaunchError as error:
-                why = " ".join(str(error).split())
+                why = in_one_line(error)
             if time.monotonic() + pause_s(times) > end:
                 break
             self._say_once(f"{why}; waiting up to {WAIT_S:g} s")
@@ -102,20 +102,28 @@ class Fleet:
             name: why for name, why in ended.items() if isinstance(why, LaunchError)
         }
         reached = [name for name in names if name not in found]
-        found |= answers(reached, mpirun=self._mpi, python=self._python, folder=str(Path.cwd()), gpus=self._on_gpus)
+        found |= answers(
+            reached,
+            reach=self._request.reach,
+            mpirun=self._mpi,
+            python=self._python,
+            folder=str(Path.cwd()),
+            gpus=self._on_gpus,
+            driver_timeout_s=self._request.driver_timeout_s,
+        )
         for name, answer in found.items():
             if isinstance(answer, HostFacts):
                 self._backoffs.pop(name, None)
                 continue
             before = self._backoffs.get(name)
             if before is None:
-                say(f"{' '.join(str(answer).split())}; it is left out")
+                say(f"{in_one_line(answer)}; it is left out")
             times = 1 if before is None else before.times + 1
             self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
         return {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
 
     def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:
-        ended = end_on(names, self._job, python=self._python, folder=str(Path.cwd()))
+        ended = end_on(names, self._job, reach=self._request.reach, python=self._python, folder=str(Path.cwd()))
         counts = {name: count for name, count in ended.items() if isinstance(count, int) and count}
         if counts:
             say(f"{sum(counts.values())} of its processes still ran on {', '.join(counts)}: killed")
@@ -125,7 +133,7 @@ class Fleet:
         try:
             return self._read_request()
         except LaunchError as error:
-            self._say_once(f"{error}; the hosts stay as they were")
+            self._say_once(f"{in_one_line(error)}; the hosts stay as they were")
             return self._request
 
     def _say_once(self, line: str) -> None:
@@ -162,7 +170,7 @@ def pause_s(times: int) -> float:
 
 def say(line: str) -> None:
     """Print one line for the user while a run is supervised."""
-    print(f"hvdlaunch: {line}", file=sys.stderr, flush=True)
+    print(f"hvdlaunch: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def _restricted(topology: Topology, gpus: str | Collection[int]) -> Topology:

@@ -16,14 +16,14 @@ from launch.errors import HostError, LaunchError
 from launch.hosts.host import shown
 from launch.process import processes, stat
 from launch.reach.ask import at_once, is_local
-from launch.reach.ssh import ask_over_ssh
+from launch.reach.ssh import Ssh
 
 ANSWER_S = 10.0
 GONE_S = 3.0  # SIGKILL is as fast as the driver that a process waits for
 MARK = "hvdlaunch-ended "
 
 
-def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[str, int | LaunchError]:
+def end_on(hosts: Sequence[str], job: str, *, reach: Ssh, python: str, folder: str) -> dict[str, int | LaunchError]:
     """End the processes of a job on all hosts at once; how many each host had, or why that is not known."""
     words = [python, "-P", "-m", "launch.watch.leftovers", job]
 
@@ -31,7 +31,7 @@ def end_on(hosts: Sequence[str], job: str, *, python: str, folder: str) -> dict[
         if is_local(host):
             return end_here(job)
         try:
-            answer = ask_over_ssh(host, words, folder, mark=MARK, timeout_s=ANSWER_S)
+            answer = reach.ask(host, words, folder, mark=MARK, timeout_s=ANSWER_S)
         except LaunchError as error:
             return error
         if not re.fullmatch("[0-9]{1,9}", answer):

@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.files import read_text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -19,7 +21,7 @@ class Report:
 def read_report(file: Path) -> Report:
     """The report as it stands; an empty one where the file is missing or is no report."""
     try:
-        known = dict(json.loads(file.read_text()))
+        known = dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError):
         return Report()
     step = str(known.get("checkpoint"))

@@ -74,7 +74,7 @@ def _result(prepared: PreparedRun, status: int | None, story: Story, report: Rep
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"stopped and saved{at}: HVDLAUNCH_JOB={job} before the same command goes on from there"
     elif status and (stops.by is None or stops.saving):
-        line = explain(status, story, prepared.plan.slots, report)
+        line = explain(status, story, prepared.plan.slots, report, prepared.launcher.reach)
     if line is not None:
         _show(f"hvdlaunch: {line}\n".encode())
     if stops.by is not None and status != 0:

@@ -42,8 +42,8 @@ def hvdlaunch(cluster: Cluster, start: str, folder: Path, hosts: str, *words: st
 
 
 def one_line(text: str) -> str:
-    """The only line that is not the remark about CPUs."""
-    lines = [line for line in text.splitlines() if "the ranks run on CPUs" not in line]
+    """The only line that is not the remark about CPUs, and not indented below it."""
+    lines = [line for line in text.splitlines() if line[:1] != " " and "the ranks run on CPUs" not in line]
     assert len(lines) == 1, text
     return lines[0]
 
@@ -189,7 +189,7 @@ def test_a_host_that_is_lost_ends_the_run_and_is_named(
 ) -> None:
     hosts = cluster()
     program = f"touch {shlex.quote(str(tmp_path))}/$OMPI_COMM_WORLD_RANK; exec sleep 100"
-    options = ["run", "-np", "3", "-H", "h1:2,h2:1", "--launcher", launcher, "--allow-run-as-root"]
+    options = ["run", "-np", "3", "-H", "h1:2,h2:1", "--launcher", launcher, "--allow-run-as-root", "--silence-s", "4"]
     errors = tmp_path / "errors"
     with errors.open("w") as stderr:
         argv = [HVDLAUNCH, *options, "--", "sh", "-c", program]
@@ -204,6 +204,77 @@ def test_a_host_that_is_lost_ends_the_run_and_is_named(
     assert time.monotonic() - began < limit_s
     assert one_line(errors.read_text()) == "hvdlaunch: host h2 no longer answers; it had rank 2"
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=limit_s)
+
+
+@pytest.mark.parametrize("silent_s", [6, None])
+def test_a_silence_that_ends_in_time_ends_no_run(cluster: MakeCluster, tmp_path: Path, silent_s: float | None) -> None:
+    """With --silence-s 10 a link may lose every packet for 6 s; one that stays silent ends the run after 10 s."""
+    hosts = cluster()
+    program = f"touch {shlex.quote(str(tmp_path))}/$OMPI_COMM_WORLD_RANK; exec sleep 20"
+    options = ["run", "-np", "2", "-H", "h1:1,h2:1", "--allow-run-as-root", "--silence-s", "10"]
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        started = hosts.start(
+            "outside", [HVDLAUNCH, *options, "--", "sh", "-c", program], env=ENV, cwd=tmp_path, stderr=stderr
+        )
+        end = time.monotonic() + 30
+        while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+            assert time.monotonic() < end, errors.read_text()
+            time.sleep(0.05)
+        hosts.silence("h2")
+        began = time.monotonic()
+        if silent_s is not None:
+            time.sleep(silent_s)
+            hosts.run("h2", ["iptables", "-F"])
+        status = started.wait(60)
+    if silent_s is not None:
+        assert status == 0, errors.read_text()
+        return
+    assert status not in (0, 2)
+    assert 10 <= time.monotonic() - began < 20
+    assert one_line(errors.read_text()) == "hvdlaunch: host h2 no longer answers; it had rank 1"
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
+def test_the_user_may_be_less_strict_about_host_keys(cluster: MakeCluster, tmp_path: Path, launcher: str) -> None:
+    hosts = cluster()
+    hosts.forget_host_key("h2")
+    accept = ("--ssh-option", "StrictHostKeyChecking=accept-new", "--", "touch", str(tmp_path / "started"))
+    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:1,h2:1", *accept, launcher=launcher)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "started").exists()
+
+
+def test_the_users_program_in_place_of_ssh_reaches_the_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
+    hosts = cluster()
+    agent = hosts.put_on_path("outside", "enter", f'#!/bin/sh\necho "$1" >> {tmp_path}/entered\nexec ssh "$@"\n')
+    program = ("--allow-run-as-root", "--", "touch", str(tmp_path / "started"))
+    done = hosts.run(
+        "outside",
+        [HVDLAUNCH, "run", "-np", "2", "-H", "h1:1,h2:1", *program],
+        env={**ENV, "OMPI_MCA_plm_rsh_agent": str(agent)},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    entered = (tmp_path / "entered").read_text().split()
+    assert sorted(set(entered)) == ["h1", "h2"]
+    assert len(entered) == 4  # asked, and entered by mpirun
+
+
+def test_all_hosts_that_refuse_are_named_at_once_with_what_ssh_said(cluster: MakeCluster, tmp_path: Path) -> None:
+    hosts = cluster(hosts=3)
+    hosts.prompt_for_password("h1")
+    hosts.forget_host_key("h3")
+    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:1,h2:1,h3:1", "--", "true")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "hvdlaunch: 2 of 3 hosts cannot be used: h1, h3: mend them, or leave them out",
+        "    host h1: ssh asks for a password: copy a key there, with `ssh-copy-id h1`",
+        "        root@h1: Permission denied (password).",
+        "    host h3: its host key is unknown: connect to it once by hand, `ssh h3`, to accept it",
+        "        No ED25519 host key is known for h3 and you have requested strict checking.",
+        "        Host key verification failed.",
+    ]
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])

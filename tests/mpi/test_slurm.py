@@ -43,8 +43,9 @@ AccountingStorageType=accounting_storage/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
+GresTypes=gpu
 ReturnToService=2
-NodeName={node} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+NodeName={node} NodeAddr=127.0.0.1 CPUs=2 RealMemory=1000 Gres=gpu:8 State=UNKNOWN
 PartitionName=all Nodes={node} Default=YES State=UP
 """
 
@@ -62,6 +63,9 @@ def slurm(tmp_path_factory):
             bound.bind(("127.0.0.1", 0))
         ports = [bound.getsockname()[1] for bound in (one, two)]
     conf = folder / "slurm.conf"
+    for number in range(8):  # GPUs by name alone
+        (folder / f"gpu{number}").touch()
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-7]\n")
     conf.write_text(CONF.format(node=NODE, ports=ports, user=getpass.getuser(), folder=folder))
     settings = {"SLURM_CONF": str(conf), "PATH": PATH}
     files = {"key-file": "key", "socket": "munge", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
@@ -97,9 +101,9 @@ def slurms(folder, slurm, *words):
     return done.stdout.strip()
 
 
-def submitted(folder, slurm, program):
+def submitted(folder, slurm, program, *words):
     """The number of a job, by a script that hvdlaunch has written."""
-    done = finished(folder, argv("--sbatch", "job.sbatch", program=program), **path(slurm))
+    done = finished(folder, argv("--sbatch", "job.sbatch", *words, program=program), **path(slurm))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "submit it with: sbatch job.sbatch\n"
     return slurms(folder, slurm, "sbatch", "--parsable", "job.sbatch")
@@ -113,7 +117,7 @@ def status_of(folder, slurm, job):
         return facts["JobState"] in ("COMPLETED", "FAILED") and facts["ExitCode"]
 
     status = wait_until(ended, TIMEOUT_S)
-    (file,) = folder.glob("python*-*.out")
+    (file,) = folder.glob(f"*-{job}.out")
     return status, [line for line in file.read_text().splitlines() if line != ON_CPUS]
 
 
@@ -123,6 +127,34 @@ def test_a_batch_script_runs_on_the_nodes_of_its_allocation(tmp_path, slurm):
     places = ranks(tmp_path)
     assert [(one["rank"], one["local_rank"], one["planned_on"]) for one in places] == [(0, 0, NODE), (1, 1, NODE)]
     assert [one["blocked"] for one in places] == [["SIGUSR1"]] * 2
+
+
+def test_slurm_takes_the_options_of_a_script(tmp_path, slurm):
+    options = {"time": "7", "partition": "all", "comment": "a 'b' & c", "cpus-per-task": "1", "mem": "50M"}
+    words = [word for key, value in options.items() for word in ("--sbatch-option", f"{key}={value}")]
+    job = submitted(tmp_path, slurm, PLACE, *words, "--sbatch-option", "exclusive")
+    shown = slurms(tmp_path, slurm, "scontrol", "show", "job", job)
+    wanted = ("JobName=place", "TimeLimit=00:07:00", "Partition=all", "Comment=a 'b' & c", "CPUs/Task=1", "50M")
+    assert [word for word in (*wanted, "OverSubscribe=NO") if word not in shown] == [], shown
+    assert status_of(tmp_path, slurm, job) == ("0:0", [])
+
+
+def test_one_task_for_all_gpus_of_a_node_has_a_slot_for_each(tmp_path, slurm):
+    options = ("nodes=1", "ntasks-per-node=1", "gpus-per-node=8")
+    words = [word for option in options for word in ("--sbatch-option", option)]
+    job = submitted(tmp_path, slurm, PLACE, "-np", "3", *words)
+    assert status_of(tmp_path, slurm, job) == ("0:0", [])
+    assert [(one["rank"], one["planned_on"]) for one in ranks(tmp_path, 3)] == [(rank, NODE) for rank in range(3)]
+
+
+def test_a_script_needs_no_activated_shell(tmp_path, slurm):
+    done = finished(tmp_path, argv("--sbatch", "job.sbatch", program=["python", *PLACE[1:]]), **path(slurm))
+    assert done.returncode == 0, done.stderr
+    bare = {"SLURM_CONF": slurm["SLURM_CONF"], "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    submit = ["sbatch", "--parsable", "job.sbatch"]
+    done = subprocess.run(submit, cwd=tmp_path, env=bare, capture_output=True, text=True, check=True)
+    assert status_of(tmp_path, slurm, done.stdout.strip()) == ("0:0", [])
+    assert len(ranks(tmp_path)) == 2
 
 
 def test_a_failing_rank_fails_the_job_with_its_status(tmp_path, slurm):
@@ -151,7 +183,7 @@ def test_a_job_that_slurm_warns_saves_and_goes_on_when_it_is_submitted_again(tmp
     slurms(tmp_path, slurm, "scancel", "--batch", "--signal=USR1", job)
     status, said = status_of(tmp_path, slurm, job)
     step = saved()
-    name = f"{Path(sys.executable).name}-{job}"
+    name = f"steps-{job}"
     line = (
         f"hvdlaunch: stopped and saved at step {step}: HVDLAUNCH_JOB={name} before the same command goes on from there"
     )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from launch.cli import main as cli
 from launch.cli.options import parser
+from launch.errors import HostError
 from tests.unit.machines import NO_GPU, PIX4, machine
 
 
@@ -50,6 +51,7 @@ PROGRAM = ("--", "prog")
 HOSTFILE = ("hostfile", "-H")
 TOPO = ("topo", "--from", "pix4.txt")
 GPUS = ("gpus", "--from", "pix4.txt", "-k", "2")
+SBATCH = ("run", "-np", "2", "--sbatch", "job")
 
 
 @pytest.mark.parametrize(
@@ -145,10 +147,29 @@ GPUS = ("gpus", "--from", "pix4.txt", "-k", "2")
         ((*PLAN, "--ranks-per-replica", "3", *PROGRAM), "--ranks-per-replica 3: -np 2 is no multiple of it"),
         ((*PLAN, "--ranks-per-replica", "x", *PROGRAM), "argument --ranks-per-replica: invalid int value: 'x'"),
         ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: there is no such image"),
-        (("run", *PLAN[1:], *PROGRAM), "--topology is for plan and --dry-run: a run asks its hosts"),
+        (("run", *PLAN[1:], *PROGRAM), "--topology is for plan, --dry-run and --sbatch: a run asks its hosts"),
         (("run", "-np", "1", "--allow-run-as-root", *PROGRAM), "no mpirun on PATH"),
         (("run", "-np", "1", "--sbatch", "missing/job", *PROGRAM), "missing/job cannot be written"),
         (("run", "-np", "1", "--sbatch", "job"), "no program: put it after --"),
+        ((*SBATCH, "-np", "0", *PROGRAM), "-np 0: a run has at least one rank"),
+        ((*SBATCH, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
+        ((*SBATCH, "-H", "a:2", "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
+        ((*SBATCH, "-x", "MISSING", *PROGRAM), "-x MISSING: there is no such variable"),
+        ((*SBATCH, "--sbatch-option", "a\nb=1", *PROGRAM), "--sbatch-option 'a\\nb=1': give KEY=VALUE"),
+        ((*SBATCH, "--topology", "a=cpu.json", "--gpus", "0,1", *PROGRAM), "host a has no GPU, but --gpus asks"),
+        (("run", "-np", "1", "--sbatch-option", "time=1", *PROGRAM), "--sbatch-option is for the script that --sbatch"),
+        ((*PLAN, "--ssh-option", "Port", *PROGRAM), "argument --ssh-option: 'Port' is not KEY=VALUE without blanks"),
+        ((*PLAN, "--ssh-option", "ProxyCommand=a b", *PROGRAM), "argument --ssh-option: 'ProxyCommand=a b' is not"),
+        ((*PLAN, "--ssh-option", "Port=$(x)", *PROGRAM), "argument --ssh-option: 'Port=$(x)' is not"),
+        ((*PLAN, "--silence-s", "0", *PROGRAM), "argument --silence-s: '0' is no number of seconds from 1 to 86400"),
+        ((*PLAN, "--silence-s", "inf", *PROGRAM), "argument --silence-s: 'inf' is no number of seconds"),
+        ((*PLAN, "--driver-timeout-s", "nan", *PROGRAM), "argument --driver-timeout-s: 'nan' is no number of seconds"),
+        ((*PLAN, "--apptainer=--writable-tmpfs", *PROGRAM), "argument --apptainer: '--writable-tmpfs' is no image"),
+        (("topo", "--from", "/dev/zero"), "/dev/zero cannot be read: it is a device: give a file"),
+        (("hostfile", "--from", "/dev/zero"), "/dev/zero cannot be read: it is a device: give a file"),
+        ((*PLAN, "--hostfile", "/dev/zero", *PROGRAM), "/dev/zero cannot be read: it is a device: give a file"),
+        (("topo", "--from", "pix4.txt", "--picture", "out.png"), "out.png: a picture's name ends in .svg"),
+        (("topo", "a\x1b[2Jb"), "unrecognized arguments: a?[2Jb"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, monkeypatch, folder, words, message):
@@ -361,27 +382,12 @@ def test_a_dry_run_prints_the_command_of_the_plan_and_remarks_apart(capsys):
     assert out.count("\n") == 1
 
 
-def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, folder):
-    monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    words = [
-        "run",
-        "-np",
-        "4",
-        "-H",
-        "n1:2,n2:2",
-        "--sbatch",
-        "job",
-        "-x",
-        "NCCL_DEBUG",
-        "--",
-        "/bin/my prog",
-        "--sbatch",
-        "x",
-    ]
-    for spelled in (words, [*words[:5], "--sbatch=job", *words[7:]]):
-        monkeypatch.setattr(sys, "argv", ["hvdlaunch", *spelled])
+def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
+    words = [*("run", "-np", "4", "-H", "n1:2,n2:2", "--sbatch", "job", "--sbatch-option", "time=4:00:00"), "-x"]
+    words += ["NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
+    for spelled in (words, [*words[:5], "--sbatch=job", "--sbatch-option=time=4:00:00", *words[9:]]):
         assert output(capsys, *spelled) == "submit it with: sbatch job\n"
-        *head, change, name, start = Path("job").read_text().splitlines()
+        *head, path, change, name, start = Path("job").read_text().splitlines()
         assert head == [
             "#!/bin/bash",
             "#SBATCH --job-name=my_prog",
@@ -393,7 +399,9 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, fo
             "#SBATCH --nodes=2",
             "#SBATCH --nodelist=n1,n2",
             "#SBATCH --gpus-per-task=1",
+            "#SBATCH --time=4:00:00",
         ]
+        assert path == f"export PATH={folder / 'bin'}"
         assert change == f"cd {folder} || exit 2"
         assert name == 'export HVDLAUNCH_JOB="${HVDLAUNCH_JOB:-my_prog-$SLURM_JOB_ID}"'
         kept = ["-np", "4", "-H", "n1:2,n2:2", "-x", "NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
@@ -406,6 +414,7 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, monkeypatch, fo
         (("-np", "5", "-H", "n1:2,n2:2"), "-np 5 is more than the 4 slots there are"),
         (("-np", "4", "-H", "n1:2,n2:2", "--gpus", "3"), "--gpus names 1 for the 2 ranks on host n1"),
         (("-np", "1", "-x", "missing"), "-x missing: there is no such variable"),
+        (("-np", "5", "--sbatch-option", "ntasks=4"), "-np 5 is more than the 4 slots there are"),
     ],
 )
 def test_what_could_not_run_is_refused_before_a_script_is_written(capsys, folder, words, message):
@@ -413,6 +422,49 @@ def test_what_could_not_run_is_refused_before_a_script_is_written(capsys, folder
     assert (status, out) == (2, "")
     assert message in err
     assert not Path("job").exists()
+
+
+def test_a_job_whose_name_leads_elsewhere_is_refused_before_a_script_is_written(capsys, monkeypatch, folder):
+    monkeypatch.setitem(os.environ, "HVDLAUNCH_JOB", "../x")
+    status, _, err = ended(capsys, "run", "-np", "1", "--sbatch", "job", *PROGRAM)
+    assert (status, Path("job").exists()) == (2, False)
+    assert "HVDLAUNCH_JOB='../x': give a plain name" in err
+
+
+def test_with_the_nodes_topology_sbatch_asks_for_its_cores_and_checks_its_gpus(capsys):
+    sbatch = ("run", "-np", "2", "--sbatch", "job", *PLAN[3:])
+    output(capsys, *sbatch, *PROGRAM)
+    script = Path("job").read_text()
+    assert "#SBATCH --cpus-per-task=8\n" in script  # of 16 cores
+    assert "--topology" not in script
+    assert "host a has no GPU 4" in ended(capsys, *sbatch, "--gpus", "0,4", *PROGRAM)[2]
+
+
+def test_how_hosts_are_reached_comes_from_options_and_open_mpis_variable(capsys, monkeypatch):
+    from launch.start import prepare
+
+    asked = []
+    monkeypatch.setattr(prepare, "prepare", lambda request, *_: asked.append(request) or 1 / 0)
+    monkeypatch.setitem(os.environ, "OMPI_MCA_plm_rsh_agent", "/bin/enter -q")
+    options = ("--ssh-option", "Port=2222", "--ssh-option", "User=me", "--silence-s", "4", "--driver-timeout-s", "60")
+    for words in ((), options):
+        with pytest.raises(ZeroDivisionError):
+            cli.main(["run", "-np", "1", *words, *PROGRAM])
+    plain, ours = asked
+    assert (plain.reach.options, plain.reach.silence_s, plain.driver_timeout_s) == ((), 30, 10)
+    assert ours.reach.agent == ("/bin/enter", "-q")
+    assert (ours.reach.options, ours.reach.silence_s, ours.driver_timeout_s) == (("Port=2222", "User=me"), 4, 60)
+
+
+def test_what_others_said_stands_below_the_line(capsys, monkeypatch):
+    from launch.start import prepare
+
+    def refuse(*_):
+        raise HostError("host h2: no\x1b[2J\n way", ["Welcome \x1b[31m", "", "Permission denied"])
+
+    monkeypatch.setattr(prepare, "prepare", refuse)
+    below = "    Welcome ?[31m\n\n    Permission denied\n"
+    assert ended(capsys, "run", "-np", "1", *PROGRAM) == (2, "", f"hvdlaunch: host h2: no?[2J way\n{below}")
 
 
 def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):

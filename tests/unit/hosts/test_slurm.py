@@ -1,6 +1,6 @@
 import pytest
 
-from launch.hosts.slurm import from_slurm
+from launch.hosts.slurm import from_slurm, gpus_of_one_task
 from tests.unit.hosts.lists import hosts, refusal
 
 
@@ -78,3 +78,22 @@ def test_refuses_slurm_tasks_that_it_does_not_know(tasks):
 )
 def test_refuses_slurm_node_lists(nodes, words):
     assert words in refusal(from_slurm, nodes)
+
+
+@pytest.mark.parametrize(
+    ("environment", "gpus"),
+    [
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "8"}, 8),
+        ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_PER_NODE": "8"}, 8),
+        ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_PER_NODE": "a100:8"}, 8),
+        ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_PER_NODE": "a100:4,v100:2"}, 6),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "1"}, None),  # each task its own GPU
+        ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "8"}, None),
+        ({"SLURM_TASKS_PER_NODE": "1,2", "SLURM_GPUS_ON_NODE": "8"}, None),
+        ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "many"}, None),
+        ({"SLURM_TASKS_PER_NODE": "1"}, None),
+        ({"SLURM_GPUS_ON_NODE": "8"}, None),
+    ],
+)
+def test_one_task_for_all_gpus_of_a_node_means_a_slot_for_each(environment, gpus):
+    assert gpus_of_one_task(environment) == gpus

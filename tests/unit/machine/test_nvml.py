@@ -295,3 +295,13 @@ def test_the_library_is_let_go_after_the_question(monkeypatch):
     assert topology is not None
     assert (topology.source, topology.gpus) == ("NVML", ())
     assert ended == [True]
+
+
+def test_what_a_driver_says_moves_no_cursor(sysfs):
+    nvml = Nvml()
+    nvml.nvmlDeviceGetUUID = lambda gpu: f"GPU-\x1b[2J{gpu}"
+    nvml.nvmlDeviceGetName = lambda _: "V100\x07"
+    (first, *_) = from_nvml(nvml, sysfs=sysfs).gpus
+    assert (first.uuid, first.name) == ("GPU-?[2J0", "V100?")
+    (first, *_) = from_nvidia_smi(MATRIX, QUERY.replace("GPU-00", "GPU-\x1b[2J"), APPS).gpus
+    assert first.uuid == "GPU-?[2J"

@@ -4,67 +4,96 @@ import pytest
 
 from launch.errors import HostError
 from launch.machine.mpi import Mpi
-from launch.process import Answer
 from launch.reach import ask
 from launch.reach.probe import HostFacts, facts_to_json
 from tests.unit.machines import machine
 
+FOUR, FIVE = (Mpi(path="/bin/mpirun", name="Open MPI", version=(v, 0)) for v in (4, 5))
 
-def test_hosts_with_another_mpi_are_refused_by_name(monkeypatch):
-    four, five = (Mpi(path="/bin/mpirun", name="Open MPI", version=(v, 0)) for v in (4, 5))
-    facts = HostFacts(host="localhost", hostname="here", topology=machine(0), mpi=four)
-    there = {"h1": four, "h2": five, "h3": None}
+
+class Reached:
+    """Hosts that answer over no ssh: each with its MPI, or with an error."""
+
+    def __init__(self, **there):
+        self.there, self.asked = there, []
+
+    def ask(self, host, words, folder, *, mark, timeout_s):
+        self.asked.append((words, timeout_s))
+        if isinstance(self.there[host], Exception):
+            raise self.there[host]
+        return facts_to_json(HostFacts(host=host, hostname=host, topology=machine(), mpi=self.there[host]))
+
+    def reaches(self, host):
+        return self.there[host] is not None
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    facts = HostFacts(host="localhost", hostname="here", topology=machine(0), mpi=FOUR)
     monkeypatch.setattr(ask, "local_facts", lambda _, **__: facts)
     monkeypatch.setattr(ask, "is_local", lambda host: host == "me")
-    monkeypatch.setattr(
-        ask,
-        "_facts_over_ssh",
-        lambda host, *_: HostFacts(host=host, hostname=host, topology=machine(), mpi=there[host]),
+
+
+def ask_for(reach, *hosts):
+    return ask.ask_hosts(hosts, reach=reach, mpirun=FOUR, python="python", folder="/", gpus=True, driver_timeout_s=60)
+
+
+def test_hosts_with_another_mpi_are_refused_by_name():
+    reach = Reached(h1=FOUR, h2=FIVE, h3=None)
+    assert {host: facts.host for host, facts in ask_for(reach, "h1", "me").items()} == {"h1": "h1", "me": "me"}
+    with pytest.raises(HostError, match=r"^host h2: /bin/mpirun is Open MPI 5.0, here it is Open MPI 4.0: install"):
+        ask_for(reach, "h1", "h2")
+    with pytest.raises(HostError, match=r"^host h3: /bin/mpirun is missing, here it is Open MPI 4.0: install"):
+        ask_for(reach, "h3", "me")
+
+
+def test_all_hosts_that_cannot_be_used_are_named_at_once_with_each_reason_once():
+    prompts = {
+        name: HostError(f"host {name}: ssh asks for a password: `ssh-copy-id {name}`", [f"root@{name}: denied"])
+        for name in ("h1", "h4")
+    }
+    with pytest.raises(HostError) as refused:
+        ask_for(Reached(**prompts, h2=FOUR, h3=FIVE), "h1", "h2", "h3", "h4")
+    assert str(refused.value) == "3 of 4 hosts cannot be used: h1, h3, h4: mend them, or leave them out"
+    assert refused.value.details == (
+        "host h1: ssh asks for a password: `ssh-copy-id h1`; the same on h4",
+        "    root@h1: denied",
+        "host h3: /bin/mpirun is Open MPI 5.0, here it is Open MPI 4.0: install the same MPI at the same path",
     )
 
-    def ask_for(*hosts):
-        return ask.ask_hosts(hosts, mpirun=four, python="python", folder="/", gpus=True)
 
-    assert {host: facts.host for host, facts in ask_for("h1", "me").items()} == {"h1": "h1", "me": "me"}
-    with pytest.raises(HostError, match=r"^host h2: /bin/mpirun is Open MPI 5.0, here it is Open MPI 4.0: install"):
-        ask_for("h1", "h2")
-    with pytest.raises(HostError, match=r"^host h3: /bin/mpirun is missing, here it is Open MPI 4.0: install"):
-        ask_for("h3", "h2")
+def test_a_host_may_take_as_long_as_its_driver_and_some_seconds():
+    reach = Reached(h1=FOUR)
+    ask_for(reach, "h1")
+    ((words, timeout_s),) = reach.asked
+    assert words == ["python", "-P", "-m", "launch.reach.probe", "/bin/mpirun", "gpus", "60"]
+    assert 60 < timeout_s < 70
 
 
 def test_other_hosts_are_not_bound_by_the_gpus_that_are_visible_here(monkeypatch):
-    asked = {}
-    mpi = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 0))
-    facts = HostFacts(host="localhost", hostname="here", topology=machine(), mpi=mpi)
-
-    def over_ssh(host, words, *_, **__):
-        asked[host] = words
-        return facts_to_json(facts)
-
-    monkeypatch.setattr(ask, "is_local", lambda _: False)
-    monkeypatch.setattr(ask, "ask_over_ssh", over_ssh)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    there = ask.ask_hosts(["h1", "h2"], mpirun=mpi, python="python", folder="/", gpus=True)
+    reach = Reached(h1=FOUR, h2=FOUR)
+    there = ask_for(reach, "h1", "h2")
     assert {host: len(answer.topology.gpus) for host, answer in there.items()} == {"h1": 4, "h2": 4}
-    assert {words[-1] for words in asked.values()} == {"gpus"}
+    assert {tuple(words[-2:]) for words, _ in reach.asked} == {("gpus", "60")}
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.5"])
-def test_names_and_addresses_of_this_machine_are_local(host):
+def test_names_and_addresses_of_this_machine_are_local(host, monkeypatch):
+    monkeypatch.undo()
     assert ask.is_local(host)
 
 
-def test_an_address_of_the_documentation_is_not_local():
+def test_an_address_of_the_documentation_is_not_local(monkeypatch):
+    monkeypatch.undo()
     assert not ask.is_local("192.0.2.1")
 
 
-def test_the_first_host_that_does_not_answer_is_silent(monkeypatch):
-    status = {"h1": 0, "h2": 255, "h3": 255}
-    monkeypatch.setattr(ask, "is_local", lambda host: host == "me")
-    monkeypatch.setattr(ask, "ask", lambda argv, **_: Answer(status=status[argv[-2]], out="", err=""))
-    assert ask.silent_host(["me", "h1", "h3", "h2", "h3"]) == "h3"
-    assert ask.silent_host(["me", "h1"]) is None
-    assert ask.silent_host([]) is None
+def test_the_first_host_that_does_not_answer_is_silent():
+    reach = Reached(h1=FOUR, h2=None, h3=None)
+    assert ask.silent_host(["me", "h1", "h3", "h2", "h3"], reach) == "h3"
+    assert ask.silent_host(["me", "h1"], reach) is None
+    assert ask.silent_host([], reach) is None
 
 
 def test_at_most_64_hosts_are_asked_at_a_time():

@@ -31,7 +31,7 @@ REPORT = json.loads(probe.facts_to_json(FACTS))
 )
 def test_a_host_says_where_ssh_reached_it(monkeypatch, connection, address):
     monkeypatch.setenv("SSH_CONNECTION", connection)
-    facts = probe.local_facts(None, gpus=False)
+    facts = probe.local_facts(None, gpus=False, driver_timeout_s=1)
     assert facts.address == address
     assert facts.topology.gpus == ()
     assert sum(len(node.cores) for node in facts.topology.numa_nodes) <= len(os.sched_getaffinity(0))
@@ -44,7 +44,7 @@ def test_each_host_goes_by_its_own_cuda_visible_devices(monkeypatch, capsys, vis
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    probe.main("/bin/mpirun", "gpus")
+    probe.main("/bin/mpirun", "gpus", "10")
     facts = probe.facts_from_json(capsys.readouterr().out.removeprefix(probe.MARK), "h1")
     assert [gpu.index for gpu in facts.topology.gpus if gpu.unusable is None] == free
 
@@ -72,7 +72,7 @@ def refusal(text):
 def test_what_is_no_report_is_refused_with_its_host_and_what_to_look_at(text):
     line = refusal(text)
     assert "its report" in line
-    assert line.endswith(": see what `python -m launch.reach.probe mpirun gpus` prints there")
+    assert line.endswith(": see what `python -m launch.reach.probe mpirun gpus 10` prints there")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 import pytest
 
+from launch.errors import HostError
 from launch.process import Answer
-from launch.reach.ssh import why_not
+from launch.reach import ssh
+from launch.reach.ssh import Ssh, agent_of, why_not
 
 # The texts of OpenSSH 9.2 and of bash.
 CHANGED = """\
@@ -56,3 +58,71 @@ def test_each_trouble_of_ssh_has_its_line_and_remedy(err, line):
     assert reason.startswith(line)
     assert "\n" not in reason
     assert "{" not in reason.replace("{words}", "")
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """What ssh is made to answer, and the words with which it was started."""
+    known = {"answer": Answer(status=0, out="motd\nmark 7\n", err=""), "words": []}
+
+    def ask(words, *, timeout_s):
+        known["words"] = words
+        return known["answer"]
+
+    monkeypatch.setattr(ssh, "ask", ask)
+    return known
+
+
+def test_a_host_is_asked_strictly_and_the_users_options_come_first(answered):
+    reach = Ssh(options=("StrictHostKeyChecking=accept-new", "Port=2222"))
+    assert reach.ask("h2", ["python", "-m", "x y"], "/my runs", mark="mark ", timeout_s=5) == "7"
+    assert answered["words"][:5] == ["ssh", "-o", "StrictHostKeyChecking=accept-new", "-o", "Port=2222"]
+    assert answered["words"][5:-2] == [
+        *("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=5"),
+        *("-o", "ServerAliveInterval=8", "-o", "ServerAliveCountMax=4"),
+    ]
+    assert answered["words"][-2:] == ["h2", "cd '/my runs' && exec python -m 'x y'"]
+
+
+@pytest.mark.parametrize(("silence_s", "every_s"), [(30, 8), (4, 1), (1, 1), (4.5, 2), (600, 150)])
+def test_no_silence_that_is_shorter_ends_a_link(silence_s, every_s):
+    reach = Ssh(silence_s=silence_s)
+    assert reach.sign_every_s == every_s
+    assert f"ServerAliveInterval={every_s}" in reach.arguments
+    assert every_s * ssh.UNANSWERED >= silence_s
+
+
+def test_the_whole_text_of_a_refused_login_is_kept_and_none_of_a_program_there(answered):
+    answered["answer"] = Answer(status=255, out="", err=f"Welcome\n{UNKNOWN}")
+    with pytest.raises(HostError, match=r"^host h2: its host key is unknown") as refused:
+        Ssh().ask("h2", ["python"], "/", mark="mark ", timeout_s=5)
+    assert refused.value.details == ("Welcome", *UNKNOWN.splitlines())
+    answered["answer"] = Answer(status=2, out="", err="banner\nhvdlaunch: no GPU\n")
+    with pytest.raises(HostError, match=r"^host h2: no GPU$") as refused:
+        Ssh().ask("h2", ["python"], "/", mark="mark ", timeout_s=5)
+    assert refused.value.details == ()
+
+
+def test_an_agent_of_open_mpi_reaches_hosts_without_the_options_of_ssh(answered):
+    reach = Ssh(agent=("/opt/enter", "-q"), options=("Port=2222",))
+    assert reach.reaches("h2")
+    assert answered["words"] == ["/opt/enter", "-q", "-o", "Port=2222", "h2", "true"]
+    answered["answer"] = Answer(status=255, out="", err="")
+    assert not reach.reaches("h2")
+    assert "BatchMode=yes" in Ssh(agent=("/usr/local/bin/ssh", "-4")).arguments
+
+
+@pytest.mark.parametrize(
+    ("environment", "agent"),
+    [
+        ({}, ("ssh",)),
+        ({"OMPI_MCA_plm_rsh_agent": ""}, ("ssh",)),
+        ({"OMPI_MCA_plm_rsh_agent": " : "}, ("ssh",)),
+        ({"OMPI_MCA_plm_rsh_agent": "missing -a : there -b c : later"}, ("there", "-b", "c")),
+        ({"OMPI_MCA_plm_rsh_agent": "missing"}, ("missing",)),
+        ({"PRTE_MCA_plm_ssh_agent": "there"}, ("there",)),
+    ],
+)
+def test_hosts_are_reached_by_the_program_that_open_mpi_takes(monkeypatch, environment, agent):
+    monkeypatch.setattr(ssh, "find", lambda program: program if program != "missing" else None)
+    assert agent_of(environment) == agent

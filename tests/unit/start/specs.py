@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from launch.choose.placement import place
 from launch.machine.mpi import Mpi
+from launch.reach.ssh import SSH
 from launch.start.plan import Launcher, Plan
 from launch.start.render import render
 from tests.unit.machines import hosts, machine
@@ -16,8 +17,8 @@ HOROVODRUN = "/opt/venv/bin/horovodrun"
 TRAIN = ("python", "-m", "hvdtrain.effnet", "--data", "digits")
 
 
-def launcher(mpi=MPI4, horovodrun=None):
-    return Launcher(python="/opt/venv/bin/python", mpi=mpi, horovodrun=horovodrun)
+def launcher(mpi=MPI4, horovodrun=None, reach=SSH):
+    return Launcher(python="/opt/venv/bin/python", mpi=mpi, horovodrun=horovodrun, reach=reach)
 
 
 def plan(where=None, **changes):
@@ -47,5 +48,5 @@ def plan(where=None, **changes):
     return replace(plain, **changes)
 
 
-def rendered(mpi=MPI4, *, horovodrun=None, **changes):
-    return render(plan(**changes), launcher(mpi, horovodrun))
+def rendered(mpi=MPI4, *, horovodrun=None, reach=SSH, **changes):
+    return render(plan(**changes), launcher(mpi, horovodrun, reach))

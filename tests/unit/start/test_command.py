@@ -8,7 +8,7 @@ import pytest
 
 from launch.errors import CommandError
 from launch.hosts import hostfile
-from launch.reach.ssh import SSH_OPTIONS
+from launch.reach.ssh import SSH, Ssh
 from launch.start import command
 from launch.start.sbatch import sbatch
 from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, OURS, THREE, TRAIN, plan, rendered
@@ -33,12 +33,34 @@ SPECS = {
     "horovodrun_openmpi5_hosts": rendered(MPI5, where=THREE, horovodrun=HOROVODRUN),
 }
 LAUNCH = ["/opt/venv/bin/python", "-m", "launch", "run", "-np", "8", "-x", "NCCL_DEBUG", "--", *TRAIN, "--name", "it's"]
+NOTHING_MORE = {"cpus_per_task": None, "options": {}, "environment": {}}
 SCRIPTS = {
     "sbatch_anywhere": sbatch(
-        LAUNCH, name="hvdtrain.effnet", folder="/data/my runs", np=8, nodes=(), gpus=True, grace_s=25
+        LAUNCH,
+        name="hvdtrain.effnet",
+        folder="/data/my runs",
+        np=8,
+        nodes=(),
+        gpus=True,
+        grace_s=25,
+        cpus_per_task=16,
+        options={"time": "4:00:00", "comment": "a b", "exclusive": None, "no-requeue": None},
+        environment={"PATH": "/opt/my venv/bin:/bin", "PYTHONPATH": "", "SECRET": "s3cret!"},
     ),
     "sbatch_nodes": sbatch(
-        LAUNCH, name="python", folder="/data", np=8, nodes=("node01", "node02"), gpus=False, grace_s=0.5
+        LAUNCH, name="python", folder="/data", np=8, nodes=("node01", "node02"), gpus=False, grace_s=0.5, **NOTHING_MORE
+    ),
+    "sbatch_one_task_per_node": sbatch(
+        LAUNCH,
+        name="python",
+        folder="/data",
+        np=16,
+        nodes=(),
+        gpus=True,
+        grace_s=25,
+        cpus_per_task=None,
+        options={"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8", "job-name": "mine"},
+        environment={},
     ),
 }
 
@@ -100,9 +122,9 @@ def test_what_every_command_has(name):
     words = inner(started.argv)
     parameters = mca(words)
     ssh = parameters["plm_ssh_args" if started.launcher.mpi.version[0] == 5 else "plm_rsh_args"]
-    assert shlex.split(ssh) == list(SSH_OPTIONS)
-    assert {"BatchMode=yes", "StrictHostKeyChecking=yes", "ServerAliveInterval=2"} <= set(shlex.split(ssh))
-    assert {"oob_tcp_keepalive_time", "oob_tcp_keepalive_intvl", "oob_tcp_keepalive_probes"} <= parameters.keys()
+    assert shlex.split(ssh) == list(SSH.arguments)
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes", "ServerAliveInterval=8"} <= set(shlex.split(ssh))
+    assert [parameters[f"oob_tcp_keepalive_{name}"] for name in ("time", "intvl", "probes")] == ["8", "8", "4"]
     assert option(words, "--bind-to") == ["none"]
     assert option(words, "--map-by") == ["slot"]
     assert option(words, "-np") == [str(len(started.plan.slots))]
@@ -129,6 +151,21 @@ def test_what_every_command_has(name):
 def test_other_launchers_are_refused_with_their_path(mpi):
     with pytest.raises(CommandError, match=r"^/opt/openmpi/bin/mpirun is \S.* \d.*: Open MPI 4 or 5 is needed, put"):
         rendered(mpi)
+
+
+@pytest.mark.parametrize(("mpi", "version"), [(MPI4, "rsh"), (MPI5, "ssh")])
+@pytest.mark.parametrize("horovodrun", [None, HOROVODRUN])
+def test_mpirun_reaches_hosts_as_hvdlaunch_does(mpi, version, horovodrun):
+    def parameters(reach):
+        return mca(inner(rendered(mpi, where=THREE, horovodrun=horovodrun, reach=reach).argv))
+
+    found = parameters(Ssh(options=("StrictHostKeyChecking=accept-new",), silence_s=4))
+    assert found[f"plm_{version}_args"].startswith("-o StrictHostKeyChecking=accept-new -o BatchMode=yes ")
+    assert found["oob_tcp_keepalive_intvl"] == "1"
+    assert f"plm_{version}_agent" not in found
+    found = parameters(Ssh(agent=("/opt/enter", "-q")))
+    assert found[f"plm_{version}_agent"] == "/opt/enter -q"
+    assert f"plm_{version}_args" not in found
 
 
 def test_hosts_are_named_once_with_their_ranks():

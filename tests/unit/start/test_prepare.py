@@ -174,6 +174,8 @@ def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):
     slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     assert [slot.host for slot in prepared(tmp_path, slurm).plan.slots] == ["h1", "h2"]
     assert [slot.host for slot in prepared(tmp_path, slurm, hosts=hosts(localhost=2)).plan.slots] == ["localhost"] * 2
+    one_task = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "4"}
+    assert [slot.host for slot in prepared(tmp_path, one_task, np=6).plan.slots] == ["h1"] * 4 + ["h2"] * 2
     with pytest.raises(HostfileError, match="SLURM_TASKS_PER_NODE"):
         prepared(tmp_path, {**slurm, "SLURM_TASKS_PER_NODE": "x"})
 
@@ -286,6 +288,14 @@ def test_groups_of_ranks_are_for_placement_and_for_the_plan(tmp_path):
 def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):
     assert prepared(tmp_path, {"HVDLAUNCH_JOB": "mine"}).environment["HVDLAUNCH_JOB"] == "mine"
     assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", prepared(tmp_path).environment["HVDLAUNCH_JOB"])
+
+
+@pytest.mark.parametrize("job", ["../../../x", "a/b", "..", ".hidden", "-n", "a b", "a\nb", "a\x1b[2J"])
+def test_a_job_with_no_plain_name_is_refused_before_a_host_is_asked(tmp_path, world, job):
+    with pytest.raises(CommandError, match=r"^HVDLAUNCH_JOB='.*': give a plain name") as refused:
+        prepared(tmp_path, {"HVDLAUNCH_JOB": job})
+    assert str(refused.value).isprintable()
+    assert world["questions"] == []
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,114 @@
-from launch.start.sbatch import sbatch
+import pytest
+
+from launch.choose.placement import place
+from launch.errors import CommandError, PlacementError
+from launch.start.sbatch import cpus_per_task, job_name, parse_options, require_room, sbatch
+from tests.unit.machines import hosts, machine
+
+
+def script(**changes):
+    plain = {"name": "x", "folder": "/", "np": 1, "nodes": (), "gpus": False, "grace_s": 25}
+    return sbatch(["true"], **{**plain, "cpus_per_task": None, "options": {}, "environment": {}, **changes})
+
+
+def asked(text):
+    """What a script asks Slurm for."""
+    words = (line.removeprefix("#SBATCH --") for line in text.splitlines() if line.startswith("#SBATCH"))
+    return dict(word.partition("=")[::2] for word in words)
 
 
 def test_a_name_with_a_line_end_begins_no_line_of_the_script():
-    script = sbatch(["true"], name="a\nrm -rf x", folder="/a\nb", np=1, nodes=(), gpus=False, grace_s=25)
-    assert script.splitlines()[1] == "#SBATCH --job-name=a_rm_-rf_x"
-    assert "cd '/a\nb' || exit 2\n" in script
-    assert script.endswith('\nexport HVDLAUNCH_JOB="${HVDLAUNCH_JOB:-a_rm_-rf_x-$SLURM_JOB_ID}"\nexec true\n')
+    text = script(name="a\nrm -rf x", folder="/a\nb")
+    assert text.splitlines()[1] == "#SBATCH --job-name=a_rm_-rf_x"
+    assert "cd '/a\nb' || exit 2\n" in text
+    assert text.endswith('\nexport HVDLAUNCH_JOB="${HVDLAUNCH_JOB:-a_rm_-rf_x-$SLURM_JOB_ID}"\nexec true\n')
+    assert ":-hidden-$SLURM_JOB_ID" in script(name=".hidden")
+
+
+def test_the_users_options_stand_in_place_of_ours():
+    plain = asked(script(gpus=True, np=8, cpus_per_task=4))
+    assert plain["gpus-per-task"] == "1"
+    assert (plain["ntasks"], plain["cpus-per-task"], plain["requeue"]) == ("8", "4", "")
+    options = {"gres": "gpu:a100:8", "cpus-per-task": "12", "no-requeue": None, "mem": "0", "output": "o"}
+    own = asked(script(gpus=True, np=8, cpus_per_task=4, options=options))
+    assert options.items() <= {key: value or None for key, value in own.items()}.items()
+    assert not {"gpus-per-task", "requeue"} & own.keys()
+    per_node = {"nodes": "2", "ntasks-per-node": "4"}
+    assert "ntasks" not in asked(script(np=8, options=per_node))
+    assert "ntasks" in asked(script(np=8, options={"ntasks-per-node": "4"}))
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["", "=1", "time=", "a b=1", "--time=1", "Time=1", "time=1\n#SBATCH --uid=0", "time=\x1b[2J", "comment=\u202e"],
+)
+def test_what_is_no_option_of_sbatch_is_refused_in_one_line(word):
+    with pytest.raises(CommandError, match=r"^--sbatch-option '.*': give KEY=VALUE, or KEY alone") as refused:
+        parse_options([word])
+    assert str(refused.value).isprintable()
+
+
+def test_options_of_sbatch_are_read_once_each():
+    assert parse_options(["time=4:00:00", "exclusive", "comment=a=b c"]) == {
+        "time": "4:00:00",
+        "exclusive": None,
+        "comment": "a=b c",
+    }
+    with pytest.raises(CommandError, match="--sbatch-option time is there twice"):
+        parse_options(["time=1", "time=2"])
+
+
+@pytest.mark.parametrize(
+    ("np", "options", "slots"),
+    [
+        (9, {"nodes": "2", "ntasks-per-node": "4"}, 8),
+        (17, {"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "a100:8"}, 16),
+        (17, {"nodes": "2", "ntasks-per-node": "1", "gres": "gpu:8"}, 16),
+        (5, {"ntasks": "4"}, 4),
+    ],
+)
+def test_more_ranks_than_the_job_has_slots_are_refused_before_the_queue(np, options, slots):
+    with pytest.raises(PlacementError, match=rf"^-np {np} is more than the {slots} slots there are"):
+        require_room(np, options)
+    require_room(slots, options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nodes": "2-4", "ntasks-per-node": "4"},
+        {"nodes": "2", "ntasks-per-node": "1", "gres": "gpu:8,nvme:1"},
+    ],
+)
+def test_where_the_slots_are_not_known_slurm_decides(options):
+    require_room(9000, options)
+
+
+def test_each_task_gets_its_share_of_the_cores_of_the_smallest_host():
+    topologies = {"a": machine(), "b": machine(cores=range(9))}
+
+    def cpus(**slots):
+        where = hosts(**slots)
+        placed = place(where, topologies, np=sum(slots.values()), gpus="auto", binding="numa")
+        return cpus_per_task(placed, topologies)
+
+    assert cpus(a=4) == 4
+    assert cpus(a=4, b=2) == 4
+    assert cpus(a=4, b=4) == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        (("python", "-m", "hvdtrain.effnet", "--data", "digits"), "hvdtrain.effnet"),
+        (("/opt/venv/bin/python3.11", "-u", "-X", "dev", "-m", "hvdtrain.effnet"), "hvdtrain.effnet"),
+        (("python", "-W", "error", "/my/train.py", "-m", "x"), "train"),
+        (("python", "-c", "print(1)"), "python"),
+        (("python", "-m"), "python"),
+        (("python",), "python"),
+        (("/bin/my prog", "a.py"), "my prog"),
+    ],
+)
+def test_a_job_is_called_like_what_it_runs(program, name):
+    assert job_name(program) == name

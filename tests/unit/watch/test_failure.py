@@ -19,7 +19,7 @@ def slots():
 
 @pytest.fixture(autouse=True)
 def hosts_answer(monkeypatch):
-    monkeypatch.setattr(failure, "silent_host", lambda _: None)
+    monkeypatch.setattr(failure, "silent_host", lambda *_: None)
 
 
 def story_of(stderr):
@@ -53,7 +53,7 @@ def test_a_lost_host_is_named_with_its_ranks(slots, monkeypatch):
     assert explain(205, story_of(CLOSED), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
     lost = CLOSED.replace(b"h2", b"h1")
     assert explain(205, story_of(lost), slots, read_report(nowhere)) == "host h1 no longer answers; it had ranks 0, 1"
-    monkeypatch.setattr(failure, "silent_host", lambda _: "h2")
+    monkeypatch.setattr(failure, "silent_host", lambda *_: "h2")
     assert explain(205, Story({"h1", "h2"}), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
     assert explain(3, story_of(STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
 
@@ -67,7 +67,7 @@ def test_a_host_that_ssh_calls_by_another_name_is_found(slots, monkeypatch, tmp_
     assert explain(1, story_of(alias), slots, read_report(report)).startswith(
         "rank 0 on h1 ended the run with status 1; its last"
     )
-    monkeypatch.setattr(failure, "silent_host", lambda _: "h2")
+    monkeypatch.setattr(failure, "silent_host", lambda *_: "h2")
     assert explain(205, story_of(alias), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
 
 

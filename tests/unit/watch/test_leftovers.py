@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,24 +59,24 @@ def test_it_ends_neither_itself_nor_who_has_started_it(start):
 def test_each_host_says_how_many_or_why_not(monkeypatch):
     silent = HostError("host h2: no route to it")
 
-    def ask_over_ssh(host, words, folder, *, mark, timeout_s):
-        assert (words, folder) == (["python", "-P", "-m", "launch.watch.leftovers", "my job"], "/here")
-        if host == "h2":
-            raise silent
-        return "3"
+    class Reached:
+        def ask(self, host, words, folder, *, mark, timeout_s):
+            assert (words, folder) == (["python", "-P", "-m", "launch.watch.leftovers", "my job"], "/here")
+            if host == "h2":
+                raise silent
+            return "3"
 
-    monkeypatch.setattr(leftovers, "ask_over_ssh", ask_over_ssh)
     monkeypatch.setattr(leftovers, "is_local", lambda host: host == "localhost")
-    found = leftovers.end_on(["localhost", "h1", "h2"], "my job", python="python", folder="/here")
-    assert found == {"localhost": 0, "h1": 3, "h2": silent}
-    assert leftovers.end_on([], "my job", python="python", folder="/here") == {}
+    ours = {"reach": Reached(), "python": "python", "folder": "/here"}
+    assert leftovers.end_on(["localhost", "h1", "h2"], "my job", **ours) == {"localhost": 0, "h1": 3, "h2": silent}
+    assert leftovers.end_on([], "my job", **ours) == {}
 
 
 @pytest.mark.parametrize("answer", ["", "three", "-1", "3.5", "9" * 5000, "\x1b[31m3"])
 def test_an_answer_that_is_no_number_names_the_host(monkeypatch, answer):
-    monkeypatch.setattr(leftovers, "ask_over_ssh", lambda *_, **__: answer)
+    reach = SimpleNamespace(ask=lambda *_, **__: answer)
     monkeypatch.setattr(leftovers, "is_local", lambda _: False)
-    found = leftovers.end_on(["h1"], "my job", python="python", folder="/here")["h1"]
+    found = leftovers.end_on(["h1"], "my job", reach=reach, python="python", folder="/here")["h1"]
     assert isinstance(found, HostError)
     assert str(found).startswith("host h1: ")
     assert str(found).isprintable()

@@ -11,6 +11,7 @@ from typing import ClassVar
 import pytest
 
 from launch.errors import ProcessError
+from launch.reach.ssh import SSH
 from launch.watch import run
 from tests.unit.watch.test_story import STATUS_3
 
@@ -77,6 +78,7 @@ PREPARED = SimpleNamespace(
     argv=["mpirun"],
     environment={"HVDLAUNCH_JOB": "mine"},
     plan=SimpleNamespace(network=None, slots=[SimpleNamespace(rank=rank, host="h1") for rank in range(3)]),
+    launcher=SimpleNamespace(reach=SSH),
 )
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 

@@ -123,12 +123,12 @@ class World:
             raise end
         return end
 
-    def answers(self, names, *, mpirun, python, folder, gpus):
+    def answers(self, names, *, reach, mpirun, python, folder, gpus, driver_timeout_s):
         assert (mpirun, python, gpus) == (MPI, "python", self.on_gpus)
         self.asked.append(list(names))
         return {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
 
-    def end_on(self, names, job, *, python, folder):
+    def end_on(self, names, job, *, reach, python, folder):
         assert job == "job"
         why = {name: HostError(f"host {name}: no route\nto it") for name in self.silent}
         return {name: why.get(name, self.left.pop(name, 0)) for name in names}
