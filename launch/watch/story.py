@@ -60,7 +60,7 @@ class Story:
             self._block = [line] if framing else [before, line]
             return before if framing else b""
         text = line.decode(errors="replace")
-        return before + (b"" if FORWARDS.fullmatch(text) or self._is_consequence(text) else line)
+        return before + (b"" if REMARKS.fullmatch(text) or self._is_consequence(text) else line)
 
     def _is_replaced(self, text: str) -> bool:
         """Whether a framed message of mpirun is one that a line of ours will replace; what it tells is kept."""
@@ -98,7 +98,11 @@ BANNERS = (
     r"Primary job  terminated normally, but \d+ process",
     r"lost communication with a remote daemon.*Remote daemon: *\S+ on node (?P<host>\S+)",
 )
-FORWARDS = re.compile(r"(?:mpirun|prterun): Forwarding signal \d+ to job\s*")
+# What mpirun says of itself: signals that it passes on, and a call on a busy machine that its child was faster than.
+REMARKS = re.compile(
+    r"(?:mpirun|prterun): Forwarding signal \d+ to job\s*"
+    r"|\[[^]\s]+\] plm:\w+: Warning: setpgid\([^)]*\) failed in parent .*\s*"
+)
 SSH_LOST = re.compile(r"(?:Timeout, server|Connection to) (?P<host>\S+) (?:not responding|closed by remote host)")
 # What mpirun adds when a host or a rank is gone.
 CONSEQUENCES = re.compile(

@@ -185,6 +185,12 @@ def test_what_mpirun_says_of_our_own_signals_is_swallowed(launcher):
     assert fed(b"mpirun: Forwarding nothing\n")[1] == b"mpirun: Forwarding nothing\n"
 
 
+@pytest.mark.parametrize("plm", [b"rsh", b"ssh"])
+def test_what_mpirun_says_of_a_busy_machine_is_swallowed(plm):
+    line = b"[outside:00024] plm:%s: Warning: setpgid(31,31) failed in parent with errno=Permission denied(13)\n" % plm
+    assert fed(line + b"mine\n")[1] == b"mine\n"
+
+
 def test_a_long_message_that_never_ends_comes_out():
     stderr = DASHES + b"mpirun is\n" + b"talkative\n" * 60
     story = Story({"h1", "h2"})
