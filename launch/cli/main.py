@@ -225,7 +225,11 @@ def _request(options: argparse.Namespace) -> "RunRequest":
         network=options.network,
         exports=tuple(options.exports),
         as_root=options.allow_run_as_root,
-        reach=Ssh(agent=agent_of(os.environ), options=tuple(options.ssh_options), silence_s=options.silence_s),
+        reach=Ssh(
+            agent=agent_of(os.environ, options.ssh_options),
+            options=tuple(options.ssh_options),
+            silence_s=options.silence_s,
+        ),
         driver_timeout_s=options.driver_timeout_s,
     )
 

@@ -1,4 +1,7 @@
-"""Other hosts over ssh, or the program that stands for it: a question to one, and why it got no answer."""
+"""Other hosts over ssh, or the program that stands for it: a question to one, and why it got no answer.
+
+The twin for Slurm is such a program, launch.reach.srun.
+"""
 
 import math
 import shlex
@@ -8,6 +11,7 @@ from pathlib import PurePath
 
 from launch.errors import HostError, ProcessError
 from launch.process import Answer, ask, find
+from launch.reach import srun
 
 # No prompt, no host key that is not known already.
 STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=5")
@@ -32,6 +36,8 @@ TROUBLES = {
     "not responding": "ssh gets no answer: see whether the host and its sshd are well",
     "No route to host": "no route to it: see whether the host is up",
     "Network is unreachable": "its network cannot be reached from here",
+    "Invalid node name": "it is no node of this Slurm allocation: name one of SLURM_JOB_NODELIST",
+    "node configuration is not available": "it is no node of this Slurm allocation: name one of SLURM_JOB_NODELIST",
     "No module named": "{python} there has no hvdlaunch: install the project there as here",
     "cd: ": "it has no folder {folder}: share this folder with the host, or start from one that both have",
     "not found": "it has no {python}: install the project there at the same path as here",
@@ -88,9 +94,14 @@ class Ssh:
 SSH = Ssh()
 
 
-def agent_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The program by which the user lets Open MPI reach hosts, and its arguments; ssh where nothing is said."""
-    given = next((environment[name] for name in AGENTS if environment.get(name)), "ssh")
+def agent_of(environment: Mapping[str, str], options: Sequence[str]) -> tuple[str, ...]:
+    """The program by which hosts are reached, and its arguments: the one that the user gives Open MPI, or ssh.
+
+    In a Slurm allocation it is srun, since ssh may be forbidden there, unless the user has `options` for ssh.
+    """
+    given = next((environment[name] for name in AGENTS if environment.get(name)), None)
+    if given is None:
+        return srun.AGENT if srun.inside(environment) and not options else SSH.agent
     programs = [tuple(words.split()) for words in given.split(":") if words.strip()] or [SSH.agent]
     return next((program for program in programs if find(program[0])), programs[0])
 
@@ -101,4 +112,4 @@ def why_not(answer: Answer, *, host: str, python: str, folder: str) -> str:
     for sign, meaning in TROUBLES.items():
         if sign in answer.err:
             return meaning.format(host=host, python=python, folder=folder, last=last.removeprefix("hvdlaunch: "))
-    return f"asked over ssh, it said: {last}"
+    return f"when it was asked, it said: {last}"

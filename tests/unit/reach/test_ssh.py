@@ -2,7 +2,7 @@ import pytest
 
 from launch.errors import HostError
 from launch.process import Answer
-from launch.reach import ssh
+from launch.reach import srun, ssh
 from launch.reach.ssh import Ssh, agent_of, why_not
 
 # The texts of OpenSSH 9.2 and of bash.
@@ -49,8 +49,8 @@ UNKNOWN = "No ED25519 host key is known for h2 and you have requested strict che
             "hvdlaunch: nvidia-smi topo -m failed with status 4 and said: Permission denied, lib not found\n",
             "nvidia-smi topo -m failed with status 4 and said: Permission denied, lib not found",
         ),
-        ("kex_exchange_identification: read: hm\nlast {words}\n", "asked over ssh, it said: last {words}"),
-        ("", "asked over ssh, it said: ended with status 255 without a word"),
+        ("kex_exchange_identification: read: hm\nlast {words}\n", "when it was asked, it said: last {words}"),
+        ("", "when it was asked, it said: ended with status 255 without a word"),
     ],
 )
 def test_each_trouble_of_ssh_has_its_line_and_remedy(err, line):
@@ -125,4 +125,21 @@ def test_an_agent_of_open_mpi_reaches_hosts_without_the_options_of_ssh(answered)
 )
 def test_hosts_are_reached_by_the_program_that_open_mpi_takes(monkeypatch, environment, agent):
     monkeypatch.setattr(ssh, "find", lambda program: program if program != "missing" else None)
-    assert agent_of(environment) == agent
+    assert agent_of(environment, []) == agent
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "agent"),
+    [
+        ({"SLURM_JOB_ID": "7"}, [], srun.AGENT),
+        ({"SLURM_JOB_ID": "7"}, ["Port=2222"], ("ssh",)),
+        ({"SLURM_JOB_ID": "7", "OMPI_MCA_plm_rsh_agent": "ssh -4"}, [], ("ssh", "-4")),
+        ({"SLURM_CONF": "/etc/slurm.conf"}, [], ("ssh",)),
+    ],
+)
+def test_nodes_of_an_allocation_are_reached_by_srun_unless_the_user_says_ssh(monkeypatch, environment, options, agent):
+    monkeypatch.setattr(ssh, "find", lambda program: program)
+    monkeypatch.setattr(srun, "find", lambda program: program)
+    assert agent_of(environment, options) == agent
+    monkeypatch.setattr(srun, "find", lambda _: None)
+    assert agent_of(environment, options) != srun.AGENT

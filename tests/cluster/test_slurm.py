@@ -1,0 +1,144 @@
+"""hvdlaunch in an allocation of a real Slurm on several hosts without sshd: srun asks them and starts the ranks."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import Cluster
+from tests.cluster.namespaces import tool
+from tests.cluster.test_launch import ENV, HVDLAUNCH, NOTE, TRAIN, one_line
+
+NEEDED = ("munged", "slurmctld", "slurmd", "srun", "salloc")
+MISSING = [program for program in NEEDED if tool(program) is None]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+
+CONF = """\
+ClusterName=test
+SlurmctldHost=h1({addresses[h1]})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=/run/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir=/run/spool
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+{nodes}
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+class Slurm:
+    """A controller on h1 and a node on every host, without ssh."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        addresses = {name: cluster.address(name) for name in cluster.names}
+        nodes = "\n".join(
+            f"NodeName={name} NodeHostname={name} NodeAddr={address} CPUs=2 State=UNKNOWN"
+            for name, address in addresses.items()
+        )
+        conf, key = folder / "slurm.conf", folder / "key"
+        (folder / "state").mkdir()
+        conf.write_text(CONF.format(folder=folder, addresses=addresses, nodes=nodes))
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        self.env = {**ENV, "SLURM_CONF": str(conf)}
+        files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        munged = ["munged", "--foreground", "--force", f"--key-file={key}"]
+        munged += [f"--{name}=/run/munge.{file}" for name, file in files.items()]
+        for name in cluster.names:
+            cluster.refuse_ssh(name)
+            self._start(name, *munged)
+        self._until(lambda: all(map(self._has_munge, cluster.names)))
+        self._start("h1", "slurmctld", "-D")
+        self._until(lambda: self.run("h1", "scontrol", "ping").returncode == 0)
+        for name in cluster.names:
+            self._start(name, "slurmd", "-D")
+        self._until(lambda: set(self.run("h1", "sinfo", "-hN", "-o%T").stdout.split()) == {"idle"})
+
+    def _start(self, host: str, *argv: str) -> None:
+        with (self.folder / f"{argv[0]}-{host}.out").open("w") as out:
+            self.cluster.start(host, argv, env=self.env, stdout=out, stderr=out)
+
+    def _has_munge(self, host: str) -> bool:
+        return self.run(host, "munge", "--no-input", "--socket=/run/munge.socket").returncode == 0
+
+    def _until(self, true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 30
+        while not true():
+            assert time.monotonic() < end, [(file.name, file.read_text()) for file in self.folder.glob("*.out")]
+            time.sleep(0.1)
+
+    def run(self, host: str, *argv: str, cwd: Path | None = None):
+        return self.cluster.run(host, argv, env=self.env, cwd=cwd, timeout_s=120)
+
+    def hvdlaunch(self, *words: str | Path, nodes: int = 2, start: str = "h1"):
+        """In an allocation with a slot on each node; salloc runs it where it runs itself."""
+        command = [HVDLAUNCH, "run", "--allow-run-as-root", *words]
+        return self.run(
+            start, "salloc", "--quiet", f"--nodes={nodes}", f"--ntasks={nodes}", *map(str, command), cwd=self.folder
+        )
+
+
+@pytest.fixture
+def slurm(cluster: Callable[..., Cluster], tmp_path: Path) -> Callable[..., Slurm]:
+    def make(hosts: int = 2) -> Slurm:
+        folder = tmp_path / "slurm"
+        folder.mkdir()
+        return Slurm(cluster(hosts=hosts), folder)
+
+    return make
+
+
+def test_srun_asks_the_nodes_and_starts_the_ranks_where_ssh_is_not(slurm: Callable[..., Slurm]) -> None:
+    three = slurm(hosts=3)
+    done = three.hvdlaunch("-np", "3", "--", "python", NOTE, three.folder, nodes=3)
+    assert done.returncode == 0, done.stderr
+    notes = [json.loads(path.read_text()) for path in sorted(three.folder.glob("rank-*.json"))]
+    assert [(note["host"], note["local_rank"]) for note in notes] == [("h1", 0), ("h2", 0), ("h3", 0)]
+    assert [note["NCCL_SOCKET_IFNAME"] for note in notes] == [three.cluster.nic(note["host"]) for note in notes]
+
+
+def test_ranks_on_several_nodes_train_together_and_nothing_is_left(slurm: Callable[..., Slurm]) -> None:
+    two = slurm()
+    done = two.hvdlaunch("-np", "2", "--", *TRAIN)
+    assert done.returncode == 0, done.stderr
+    (result,) = two.folder.glob("runs/effnet/*/result.json")
+    assert json.loads(result.read_text())["exit_reason"] == "finished"
+    left = {host: [" ".join(one.argv) for one in two.cluster.processes(host)] for host in two.cluster.names}
+    assert {line for lines in left.values() for line in lines if "slurm" not in line and "munge" not in line} == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (
+            ["-np", "2", "-H", "h1:1,h3:1", "--", "true"],
+            2,
+            "hvdlaunch: host h3: it is no node of this Slurm allocation: ",
+        ),
+        (
+            ["-np", "2", "--", "sh", "-c", "exit $((3 * OMPI_COMM_WORLD_RANK))"],
+            3,
+            "hvdlaunch: rank 1 on h2 ended with status 3",
+        ),
+    ],
+    ids=["a-node-of-others", "a-rank-that-fails"],
+)
+def test_trouble_is_one_line(slurm: Callable[..., Slurm], words: list[str], status: int, line: str) -> None:
+    done = slurm(hosts=3).hvdlaunch(*words)
+    assert done.returncode == status
+    assert one_line(done.stderr).startswith(line)
