@@ -53,9 +53,9 @@ class HostError(LaunchError):
 
 def in_one_line(error: LaunchError) -> str:
     """An error as one line for a terminal."""
-    return printable(" ".join(str(error).split()))
+    return harmless(" ".join(str(error).split()))
 
 
-def printable(text: str) -> str:
-    """The text with a ? for each character that a terminal would act on; texts of hosts and drivers may hold some."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+def harmless(text: str) -> str:
+    """The text, which may be a stranger's, with all escaped that moves the cursor, ends the line or cannot be seen."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from launch.cli.options import parser
-from launch.errors import CommandError, LaunchError, in_one_line, printable
+from launch.errors import CommandError, LaunchError, harmless, in_one_line
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         status = _do(options)
         sys.stdout.flush()
     except LaunchError as error:
-        below = (f"    {printable(line)}".rstrip() for line in error.details)
+        below = (f"    {harmless(line)}".rstrip() for line in error.details)
         print("\n".join([f"hvdlaunch: {in_one_line(error)}", *below]), file=sys.stderr)
         sys.exit(error.status)
     except OSError as error:
@@ -263,7 +263,7 @@ def _run(options: argparse.Namespace) -> int:
         return supervise(_request_reader(options), policy, os.environ)
     prepared = _prepared(options)
     for remark in prepared.plan.remarks:
-        print(f"hvdlaunch: {printable(remark)}", file=sys.stderr, flush=True)
+        print(f"hvdlaunch: {harmless(remark)}", file=sys.stderr, flush=True)
     if options.dry_run:
         from launch.start.shown import shell_line
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.cores import parse_numbers
-from launch.errors import printable
+from launch.errors import harmless
 from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.reach.ssh import SILENCE_S
 from launch.watch.stops import GRACE_S
@@ -17,7 +17,7 @@ MOST_SECONDS = 86_400
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"hvdlaunch: {printable(' '.join(message.split()))}; see {self.prog} --help", file=sys.stderr)
+        print(f"hvdlaunch: {harmless(' '.join(message.split()))}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
 
 

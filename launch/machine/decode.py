@@ -5,7 +5,7 @@ import types
 import typing
 from functools import cache
 
-from launch.errors import TopologyError
+from launch.errors import TopologyError, harmless
 
 MAX_CHARACTERS = 256  # of one text
 MAX_WHOLE_FLOAT = 1 << 16  # JSON may write 40.0 as 40
@@ -41,18 +41,15 @@ def decode(value: object, kind: typing.Any, where: str) -> typing.Any:
     if type(value) is not wanted:
         names = " or ".join("null" if option is types.NoneType else option.__name__ for option in options)
         raise TopologyError(f"{where}: expected {names}, found {short(value)}")
-    return harmless(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    text = harmless(value)
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."
 
 
 @cache
 def _hints(record: typing.Any) -> dict[str, typing.Any]:
     return typing.get_type_hints(record)
-
-
-def harmless(text: str) -> str:
-    """The text, cut if it is long, in which nothing moves the cursor, ends the line or looks like something else."""
-    plain = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
-    return plain if len(plain) <= MAX_CHARACTERS else f"{plain[: MAX_CHARACTERS - 3]}..."
 
 
 def short(value: object) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from launch.cores import parse_cores
-from launch.errors import TopologyError, printable
+from launch.errors import TopologyError, harmless
 from launch.machine.speeds import Speeds, link, speeds_by_name, speeds_of_model
 from launch.machine.topology import P2P_WORDS, Gpu, Link, Nic, PeerAccess, Topology, why_unusable
 
@@ -251,7 +251,7 @@ def _described(gpus: tuple[Gpu, ...], query: str, pids: dict[str, set[int]]) -> 
         unknown = {"[N/A]", "N/A", "[Not Supported]"}
         fault = next((cell.strip("[]") for cell in cells if cell.startswith("[") and cell not in unknown), None)
         _, uuid, model, pci, mig = (
-            None if cell in unknown or cell.startswith("[") else printable(cell) for cell in cells
+            None if cell in unknown or cell.startswith("[") else harmless(cell) for cell in cells
         )
         facts[int(cells[0])] = {
             "uuid": uuid,

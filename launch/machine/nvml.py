@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.errors import TopologyError, printable
+from launch.errors import TopologyError, harmless
 from launch.machine import system
 from launch.machine.speeds import Speeds, between_sockets, link, speeds_by_name, with_pcie
 from launch.machine.topology import Gpu, Link, Nic, Topology, why_unusable
@@ -117,7 +117,7 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
     remapped = device.ask("RemappedRows")  # corrected, uncorrected, is one pending, has one failed
     mig = device.ask("MigMode")  # now, after the next reset
     processes = device.ask("ComputeRunningProcesses") or ()
-    uuid, name = (text and printable(text) for text in (device.ask("UUID"), device.ask("Name")))
+    uuid, name = (text and harmless(text) for text in (device.ask("UUID"), device.ask("Name")))
     fault = device.fault
     if fault is None and ecc:
         fault = f"{ecc} uncorrected memory errors since its driver was loaded"

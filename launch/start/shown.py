@@ -3,7 +3,7 @@
 import shlex
 
 from launch.cores import core_list
-from launch.errors import printable
+from launch.errors import harmless
 from launch.hosts import hostfile
 from launch.machine.show.table import aligned
 from launch.start.command import hosts_of
@@ -42,7 +42,7 @@ def plan_text(prepared: PreparedRun) -> str:
         + f"given to every rank: {', '.join(prepared.plan.exports)}\n",
         "command": shlex.join(prepared.argv) + "\n",
     }
-    remarks = "".join(f"{printable(remark)}\n" for remark in prepared.plan.remarks)
+    remarks = "".join(f"{harmless(remark)}\n" for remark in prepared.plan.remarks)
     return "\n".join([remarks + aligned(rows), "", *(f"# {title}\n{text}" for title, text in parts.items())]).rstrip()
 
 

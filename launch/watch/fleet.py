@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch.errors import LaunchError, PlacementError, in_one_line, printable
+from launch.errors import LaunchError, PlacementError, harmless, in_one_line
 from launch.hosts.host import Host
 from launch.machine.topology import Topology, restrict
 from launch.reach.ask import answers
@@ -170,7 +170,7 @@ def pause_s(times: int) -> float:
 
 def say(line: str) -> None:
     """Print one line for the user while a run is supervised."""
-    print(f"hvdlaunch: {printable(line)}", file=sys.stderr, flush=True)
+    print(f"hvdlaunch: {harmless(line)}", file=sys.stderr, flush=True)
 
 
 def _restricted(topology: Topology, gpus: str | Collection[int]) -> Topology:

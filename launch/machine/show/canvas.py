@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.errors import TopologyError, printable
+from launch.errors import TopologyError, harmless
 from launch.files import write_whole
 
 _CURVE_POINTS = 64
@@ -114,7 +114,7 @@ def svg(shapes: Sequence[Shape], *, width: float, height: float) -> str:
                     f'stroke-width="{shape.width:g}" stroke-linejoin="round"/>'
                 )
             case Text():
-                text = escape(printable(shape.text))
+                text = escape(harmless(shape.text))
                 lines.append(
                     f'<text x="{shape.x:g}" y="{shape.y:g}" dy="0.35em" font-size="{shape.size:g}" '
                     f'text-anchor="{"start" if shape.left else "middle"}" fill="{shape.color}" '

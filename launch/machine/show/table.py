@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from launch.cores import core_list
-from launch.errors import TopologyError, printable
+from launch.errors import TopologyError, harmless
 from launch.machine.topology import (
     P2P_WORDS,
     PCIE_KINDS,
@@ -47,17 +47,17 @@ def describe_pair(topology: Topology, a: int, b: int) -> str:
         nodes = core_list(first.numa), core_list(second.numa)
         sentences.append(f"GPU {a} is at NUMA node {nodes[0]}, GPU {b} at {nodes[1]}.")
     sentences += [f"GPU {gpu.index} cannot be used: {gpu.unusable}." for gpu in (first, second) if gpu.unusable]
-    return printable(" ".join(sentences))
+    return harmless(" ".join(sentences))
 
 
 def table(topology: Topology) -> str:
     """All of a topology as aligned text that ends with a newline."""
     if not topology.gpus:
-        blocks = [printable(f"No GPU ({topology.source})")]
+        blocks = [harmless(f"No GPU ({topology.source})")]
     else:
         kinds = sorted({gpu.name for gpu in topology.gpus if gpu.name})
         title = f"{_many(len(topology.gpus), 'GPU')} ({topology.source})"
-        blocks = [printable(f"{title}: {', '.join(kinds)}" if kinds else title), _matrix(topology), _legend(topology)]
+        blocks = [harmless(f"{title}: {', '.join(kinds)}" if kinds else title), _matrix(topology), _legend(topology)]
         if any(link.gbps is not None for row in topology.links for link in row):
             blocks.append(
                 "GB/s one way\n" + _grid(topology, lambda link: "-" if link.gbps is None else f"{link.gbps:g}")
@@ -78,7 +78,7 @@ def peer_table(access: PeerAccess) -> str:
     used = [f"  {key:<3}  {meaning}" for key, meaning in P2P_WORDS.items() if any(key in row for row in access.words)]
     title = f"May these GPUs copy straight to each other? ({access.source})"
     header = ["", *(f"GPU{gpu}" for gpu in access.gpus)]
-    return "\n".join([printable(title), "", aligned([header, *rows]), "", *used]) + "\n"
+    return "\n".join([harmless(title), "", aligned([header, *rows]), "", *used]) + "\n"
 
 
 def nearest(topology: Topology, nic: int) -> tuple[str, tuple[int, ...]]:
@@ -152,7 +152,7 @@ def _gpus(topology: Topology) -> str:
 
 def aligned(rows: list[list[str]]) -> str:
     """Rows of cells as lines, each column as wide as its widest cell."""
-    rows = [[printable(cell) for cell in row] for row in rows]
+    rows = [[harmless(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
