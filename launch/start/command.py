@@ -3,9 +3,10 @@
 One table for each launcher: Open MPI 4, Open MPI 5, and horovodrun, which starts one of them.
 """
 
+import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -108,9 +109,21 @@ def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
     else:
         ranks = {}  # horovodrun gives the same ones itself
     return [
-        *(word for name, value in daemons.items() for word in (runtime.option, name, value)),
-        *(word for name, value in ranks.items() for word in ("--mca", name, value)),
+        *(word for name, value in _unless_set(daemons, plan.mca) for word in (runtime.option, name, value)),
+        *(word for name, value in _unless_set(ranks, plan.mca) for word in ("--mca", name, value)),
     ]
+
+
+def set_parameters(environment: Iterable[str]) -> frozenset[str]:
+    """The parameters of Open MPI that these variables set."""
+    found = (re.fullmatch(r"(?:OMPI|PRTE)_MCA_(\w+)", name) for name in environment)
+    return frozenset(match[1] for match in found if match)
+
+
+def _unless_set(ours: Mapping[str, str], mca: frozenset[str]) -> list[tuple[str, str]]:
+    """Those of ours that the user has not set; what is to be included and what excluded exclude each other."""
+    twins = {name: name.replace("_include", "_exclude") for name in ours}
+    return [(name, value) for name, value in ours.items() if mca.isdisjoint({name, twins[name]})]
 
 
 def hosts_of(slots: Iterable[RankSlot]) -> tuple[Host, ...]:

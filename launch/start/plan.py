@@ -21,6 +21,7 @@ class Plan:
     daemon_networks: str | None  # the same, and the network over which mpirun reaches them
     rendezvous: Mapping[str, str]  # MASTER_ADDR and MASTER_PORT of rank 0's host, unless the user gives them
     exports: tuple[str, ...]  # names of variables that every rank gets
+    mca: frozenset[str]  # parameters of Open MPI that the user's environment sets: ours are left out
     environment: Mapping[str, str]  # what the launcher gets of ours
     as_root: bool
     remarks: tuple[str, ...]  # what the user should know, one line each

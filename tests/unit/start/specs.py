@@ -41,6 +41,7 @@ def plan(where=None, **changes):
         daemon_networks=network,
         rendezvous={"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"},
         exports=OURS,
+        mca=frozenset(),
         environment={},
         as_root=False,
         remarks=(),

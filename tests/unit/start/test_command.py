@@ -145,6 +145,24 @@ def test_what_every_command_has(name):
     assert ("--prefix" in words) is bool(started.launcher.horovodrun and started.plan.network)
 
 
+@pytest.mark.parametrize("mpi", [MPI4, MPI5])
+@pytest.mark.parametrize(
+    ("variable", "left_out"),
+    [
+        ("OMPI_MCA_btl", "btl"),
+        ("OMPI_MCA_btl_tcp_if_include", "btl_tcp_if_include"),
+        ("OMPI_MCA_btl_tcp_if_exclude", "btl_tcp_if_include"),  # Open MPI takes one of the two
+        ("PRTE_MCA_ras", "ras"),
+        ("OMPI_MCA_oob_tcp_keepalive_time", "oob_tcp_keepalive_time"),
+        ("OMPI_MCA_mpi_yield_when_idle", None),
+        ("XOMPI_MCA_btl", None),
+    ],
+)
+def test_what_the_user_has_set_of_open_mpi_stays(mpi, variable, left_out):
+    before, after = rendered(mpi, where=THREE), rendered(mpi, where=THREE, mca=command.set_parameters({variable: "1"}))
+    assert mca(before.argv).keys() - mca(after.argv).keys() == {left_out} - {None}
+
+
 @pytest.mark.parametrize(
     "mpi", [replace(MPI4, name="MPICH", version=(4, 1)), replace(MPI4, version=(3, 1, 6)), replace(MPI4, version=(6,))]
 )

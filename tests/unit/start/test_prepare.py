@@ -74,6 +74,13 @@ def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
         prepared(tmp_path, np=10**12, gpus="none")
 
 
+def test_what_the_user_has_set_of_open_mpi_is_not_given_on_the_command_line(tmp_path):
+    assert "btl" in prepared(tmp_path).argv
+    run = prepared(tmp_path, {**ENVIRONMENT, "OMPI_MCA_btl": "self,vader"})
+    assert "btl" not in run.argv
+    assert run.environment["OMPI_MCA_btl"] == "self,vader"
+
+
 def test_only_the_hosts_that_get_ranks_are_asked(tmp_path, world):
     prepared(tmp_path, np=2, hosts=hosts(h1=2, nowhere=2))
     assert world["questions"][0][0] == ["h1"]
