@@ -4,7 +4,6 @@ Ranks fill the hosts in the order given, as `mpirun --map-by slot` does. On a ho
 i-th GPU of the best ring, and the cores of that GPU's NUMA node.
 """
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +13,7 @@ from launch.choose.selection import ring_order, select
 from launch.cores import runs_of
 from launch.errors import PlacementError, SelectionError
 from launch.hosts.host import Host
-from launch.machine.topology import PCIE_KINDS, Gpu, Topology
+from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, named
 
 Cores = tuple[int, ...]
 Binding = Literal["numa", "cores", "none"]
@@ -29,11 +28,12 @@ class RankSlot:
     local_rank: int  # 0, 1, 2... on its host
     gpu: int | None  # index in PCI order; None: the rank runs on CPUs
     gpu_uuid: str | None
+    shared: bool  # its GPU is busy, and named by --gpus: it is used all the same
     numa: tuple[int, ...]  # NUMA nodes of its cores; empty where not known
     cores: Cores  # empty: the rank is not bound
     threads: int | None  # its share of these cores; None where not known
     interface: str | None  # on the network that several hosts share
-    adapters: tuple[str, ...]  # where there are several hosts: InfiniBand or RoCE, near the GPUs of its host's ranks
+    unfit_ports: tuple[str, ...]  # where there are several hosts: of InfiniBand or RoCE, for NCCL to leave alone
     environment: Mapping[str, str | None]  # what launch.rank.bind sets besides, or unsets where it is None
 
 
@@ -52,11 +52,11 @@ def place(
 
     Each `ranks_per_replica` consecutive ranks are on one host, in the order of its ring. `interfaces` are those on the
     network that several hosts share, by host; variables that are `set_by_user` stay as they are. With 'auto' the ranks
-    run on CPUs if no host has a GPU. Raises PlacementError where ranks do not fit.
+    run on CPUs if no host has a GPU; a GPU that is named may be busy. Raises PlacementError where ranks do not fit.
     """
     share = ranks_per_host(hosts, np)
     require_whole_replicas(ranks_per_replica, [host for host in hosts if host.name in share], np)
-    used = {host: topologies[host] for host in share}
+    used = {host: named(topologies[host], gpus) for host in share}
     with_gpus = [host for host, topology in used.items() if topology.gpus]
     on_cpus = gpus == "none" or (gpus == "auto" and not with_gpus)
     if not on_cpus and len(with_gpus) < len(used):
@@ -67,7 +67,6 @@ def place(
     slots: list[RankSlot] = []
     for host, ranks in share.items():
         chosen = [None] * ranks if on_cpus else _gpus(host, used[host], ranks, gpus)
-        near = nearest_nics(used[host], [gpu.index for gpu in chosen if gpu is not None]) if len(share) > 1 else ()
         slots += _slots_of(
             host,
             used[host],
@@ -75,7 +74,7 @@ def place(
             first=len(slots),
             binding=binding,
             interface=(interfaces or {}).get(host),
-            adapters=near,
+            unfit=unfit_ports(used[host]) if len(share) > 1 and not on_cpus else (),
             set_by_user=set_by_user,
         )
     return tuple(slots)
@@ -126,9 +125,10 @@ def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]
         free = [gpu for gpu in topology.gpus if gpu.unusable is None]
         if len(free) < ranks:
             taken = "; ".join(f"GPU {gpu.index}: {gpu.unusable}" for gpu in topology.gpus if gpu.unusable)
+            slices = f"; MIG: {MIG}" if any(gpu.unusable == IN_MIG_MODE for gpu in topology.gpus) else ""
             raise PlacementError(
                 f"host {host} has {len(free)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
-                "start fewer ranks there, or give --gpus none"
+                f"start fewer ranks there, or give --gpus none{slices}"
             )
         return [by_index[index] for index in _ring(host, topology, ranks)]
     gpus = tuple(gpus)[:ranks]
@@ -136,14 +136,19 @@ def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]
         raise PlacementError(f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, by_index))}")
     for index in gpus:
         if (why := by_index[index].unusable) is not None:
-            raise PlacementError(f"GPU {index} of host {host} cannot be used ({why}): choose others with --gpus")
+            slices = f"; MIG: {MIG}" if why == IN_MIG_MODE else ""
+            raise PlacementError(
+                f"GPU {index} of host {host} cannot be used ({why}): choose others with --gpus{slices}"
+            )
     return [by_index[index] for index in _ring(host, topology, gpus)]
 
 
 def _ring(host: str, topology: Topology, wanted: int | tuple[int, ...]) -> tuple[int, ...]:
     """The ring over so many free GPUs, or over these ones; hosts of one kind are looked at once."""
     # What differs between them decides nothing.
-    gpus = tuple(replace(gpu, uuid=None, unusable=gpu.unusable and "taken") for gpu in topology.gpus)
+    gpus = tuple(
+        replace(gpu, uuid=None, unusable=gpu.unusable and "taken", shared=None, drawbacks=()) for gpu in topology.gpus
+    )
     try:
         return _ring_of_kind(replace(topology, gpus=gpus, numa_nodes=(), interfaces=()), wanted)
     except SelectionError as error:
@@ -163,7 +168,7 @@ def _slots_of(
     first: int,
     binding: Binding,
     interface: str | None,
-    adapters: tuple[str, ...],
+    unfit: tuple[str, ...],
     set_by_user: Collection[str],
 ) -> list[RankSlot]:
     """The slots of one host, whose ranks start at `first`."""
@@ -188,27 +193,28 @@ def _slots_of(
                 local_rank=local_rank,
                 gpu=None if gpu is None else gpu.index,
                 gpu_uuid=None if gpu is None else gpu.uuid,
+                shared=gpu is not None and gpu.shared is not None,
                 numa=tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(cores))
                 or (gpu.numa if gpu is not None else ()),
                 cores=cores if bound else (),
                 threads=threads,
                 interface=interface,
-                adapters=adapters,
-                environment=rank_environment(gpu, threads, interface, adapters, set_by_user),
+                unfit_ports=unfit,
+                environment=rank_environment(threads, interface, unfit, set_by_user),
             )
         )
     return slots
 
 
 def rank_environment(
-    gpu: Gpu | None, threads: int | None, interface: str | None, adapters: Sequence[str], set_by_user: Collection[str]
+    threads: int | None, interface: str | None, unfit: Sequence[str], set_by_user: Collection[str]
 ) -> dict[str, str | None]:
     """What launch.rank.bind sets on one rank besides its GPU; the user's settings of NCCL and OpenMP stay."""
-    # The "=" keeps mlx5_1 from meaning mlx5_10 as well. The ranks of a host must agree on its adapters.
+    # All but these; the "=" keeps mlx5_1 from meaning mlx5_10 as well.
     ours = {
         "OMP_NUM_THREADS": None if threads is None else str(threads),
         **dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"), interface),
-        "NCCL_IB_HCA": f"={','.join(adapters)}" if adapters and gpu is not None else None,
+        "NCCL_IB_HCA": f"^={','.join(unfit)}" if unfit else None,
     }
     return {name: value for name, value in ours.items() if value is not None and name not in set_by_user}
 
@@ -244,15 +250,12 @@ def split_cores(cores: Cores, parts: int) -> list[Cores]:
     ]
 
 
-def nearest_nics(topology: Topology, gpus: Collection[int]) -> tuple[str, ...]:
-    """The InfiniBand or RoCE adapters that are nearest to one of these GPUs (by index), in the topology's order.
+def unfit_ports(topology: Topology) -> tuple[str, ...]:
+    """The ports of InfiniBand and RoCE adapters that NCCL is to leave alone, as mlx5_4:1, in the topology's order.
 
-    Empty where a saved text lacks the legend with their real names.
+    They are down, or Ethernet beside InfiniBand: there they serve management and storage. Of the others NCCL finds the
+    near ones itself.
     """
-    near: set[str] = set()
-    nics = [nic for nic in topology.nics if not re.fullmatch(r"NIC\d+", nic.name)]
-    for position, gpu in enumerate(topology.gpus):
-        if gpu.index in gpus and nics:
-            away = {nic.name: PCIE_KINDS.index(nic.links[position].kind) for nic in nics}
-            near |= {name for name, steps in away.items() if steps == min(away.values())}
-    return tuple(nic.name for nic in nics if nic.name in near)
+    ports = [(nic.name, port) for nic in topology.nics for port in nic.ports]
+    infiniband = any(port.active and not port.ethernet for _, port in ports)
+    return tuple(f"{name}:{port.number}" for name, port in ports if not port.active or (port.ethernet and infiniband))

@@ -8,7 +8,8 @@ each of which decides only where all before it are equal:
    in their bond. Where NV# counts a GPU's links to an NVSwitch (over all its peers it adds up to more links than the
    GPU has), there are as many rings as the smallest NV#.
 2. The slowest link of the ring, if there is no NVLink ring, by weight: SYS 10, NODE 20, PHB 30, PXB 40, PIX 50, NVLink
-   100 (as NVIDIA's go-gpuallocator scores them).
+   100 (as NVIDIA's go-gpuallocator scores them). A pair that the driver does not let copy straight (no P2P) goes
+   through the memory of the host: half the weight of its PCIe path, for NVLinks half that of PIX.
 3. The sum of the same weights over all pairs, each NVLink counted.
 4. The fewest NUMA nodes: distinct values of `Gpu.numa`; all unknown ones count as one.
 5. Near NICs: the sum over the GPUs of the weight of the link to the nearest NIC.
@@ -146,6 +147,8 @@ def _in_pci_order(topology: Topology, positions: Collection[int]) -> list[int]:
 
 
 def _weight(link: Link) -> int:
+    if not link.p2p:
+        return WEIGHTS.get(link.kind, WEIGHTS["PIX"]) // 2
     return NVLINK * link.count if link.kind == "NV" else WEIGHTS[link.kind]
 
 
@@ -256,7 +259,8 @@ class _Scoreboard:
             return None
         rings, speed = self.rings(mask), self.speed(mask)
         if not rings:
-            return self.slowest_of_ring(ring).gbps
+            slowest = self.slowest_of_ring(ring)
+            return slowest.gbps if slowest.p2p else None
         return None if speed is None else rings * speed / 1000
 
     def choice(self, mask: int, reason: str) -> Choice:
@@ -282,6 +286,7 @@ def _why_best(board: _Scoreboard, best: int, runner_up: int | None, worst: int |
     if board.alike:
         link = board.table[0][1]
         kind = f"{link.kind}{link.count}" if link.kind == "NV" else link.kind
+        kind += "" if link.p2p else " without P2P"
         return (
             f"{what}. Every two free GPUs are connected alike ({kind}), so as far as the links go the choice does not "
             f"matter; decided {last if first == last else f'{first} first, {last} last'}."
@@ -311,7 +316,8 @@ def _what_it_is(board: _Scoreboard, mask: int) -> str:
         words = "one GPU, which needs no ring"
     elif not rings:
         none = "no NVLink ring, " if board.speeds else ""
-        words = f"{none}slowest link of the ring {board.slowest_of_ring(ring).kind}"
+        slowest = board.slowest_of_ring(ring)
+        words = f"{none}slowest link of the ring {slowest.kind}{'' if slowest.p2p else ' without P2P'}"
     elif board.switched:
         words = f"{number} NVLink{'s' * (rings > 1)} from each GPU to the switch"
     elif len(chosen) == 2:

@@ -1,6 +1,7 @@
 """The NVIDIA driver's own library -> a topology."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ _UNCORRECTED, _VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
 _NO_DRIVER, _NO_LIBRARY = 9, 12  # NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND
 _LOST, _NEEDS_RESET = 15, 16  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
 _MASK_WORDS = 128  # of 64 cores each
+_MEMORY_V2 = 0x02000028  # nvmlMemory_v2
+_READ, _WRITE = 0, 1  # nvmlGpuP2PCapsIndex_t
+_P2P_OK, _P2P_UNKNOWN = 0, 6  # nvmlGpuP2PStatus_t
 
 
 class _Device:
@@ -89,10 +93,12 @@ def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | No
         ends: Sequence[Speeds] = (speeds[a], speeds[b])
         if a == b:
             return Link(kind="X")
+        p2p = _p2p(devices[a], devices[b])
         if nvlinks[a][b]:
-            return link("NV", nvlinks[a][b], ends, sockets_gbps)
+            return replace(link("NV", nvlinks[a][b], ends, sockets_gbps), p2p=p2p)
         level = -1 if devices[b].handle is None else devices[a].ask("TopologyCommonAncestor", devices[b].handle)
-        return link(_KINDS.get(level, "") or system.pcie_kind(folders[a], folders[b]), 0, ends, sockets_gbps)
+        kind = _KINDS.get(level, "") or system.pcie_kind(folders[a], folders[b])
+        return replace(link(kind, 0, ends, sockets_gbps), p2p=p2p)
 
     places = range(len(gpus))
     half = {(a, b): between(a, b) for a in places for b in places[: a + 1]}
@@ -101,7 +107,11 @@ def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | No
         gpus=gpus,
         links=tuple(tuple(half[max(a, b), min(a, b)] for b in places) for a in places),
         nics=tuple(
-            Nic(name=name, links=tuple(Link(kind=system.pcie_kind(folder, adapter)) for folder in folders))
+            Nic(
+                name=name,
+                links=tuple(Link(kind=system.pcie_kind(folder, adapter)) for folder in folders),
+                ports=system.rdma_ports(sysfs, name),
+            )
             for name, adapter in system.rdma_devices(sysfs)
         ),
     )
@@ -130,8 +140,46 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
         uuid=uuid,
         name=name,
         pci=pci,
-        unusable=why_unusable(mig=bool(mig and mig[0]), fault=fault, pids=[process.pid for process in processes]),
+        unusable=why_unusable(
+            mig=bool(mig and mig[0]),
+            fault=fault,
+            pids=[process.pid for process in processes],
+            hidden_mib=_hidden_mib(device),
+        ),
+        drawbacks=_drawbacks(device),
     )
+
+
+def _hidden_mib(device: _Device) -> int:
+    """MiB in use that no listed process explains; 0 where that tells nothing of other runs."""
+    # A display takes some for its picture. Where GPUs are NUMA nodes the system's own pages are counted as well.
+    if device.ask("DisplayActive") or device.ask("GraphicsRunningProcesses") or device.ask("NumaNodeId") is not None:
+        return 0
+    memory = device.ask("MemoryInfo", _MEMORY_V2) or device.ask("MemoryInfo")
+    # Not `used`: drivers differ on whether that counts what is reserved.
+    return 0 if memory is None else (memory.total - memory.free - getattr(memory, "reserved", 0)) >> 20
+
+
+def _drawbacks(device: _Device) -> tuple[str, ...]:
+    """What may slow a GPU."""
+    width, widest = device.ask("CurrPcieLinkWidth"), device.ask("MaxPcieLinkWidth")
+    current, possible = device.ask("CurrPcieLinkGeneration"), device.ask("MaxPcieLinkGeneration")  # here
+    own = device.ask("GpuMaxPcieLinkGeneration")  # in the best of slots
+    if device.ask("PerformanceState") != 0:
+        current = possible  # an idle GPU lowers it to save power
+    facts = {
+        f"{width} of {widest} PCIe lanes": width and widest and width < widest,
+        f"PCIe generation {current} of {own or possible}": current and current < (own or possible or 0),
+        "drives a display": device.ask("DisplayActive"),
+    }
+    return tuple(text for text, applies in facts.items() if applies)
+
+
+def _p2p(a: _Device, b: _Device) -> bool:
+    """Whether two GPUs may copy straight to each other: read and write; yes where the driver does not tell."""
+    if b.handle is None:
+        return True
+    return {a.ask("P2PStatus", b.handle, access) for access in (_READ, _WRITE)} <= {None, _P2P_OK, _P2P_UNKNOWN}
 
 
 def _nvlinks(devices: list[_Device], pcis: list[str | None], max_links: int) -> list[list[int]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launch.cores import parse_cores
-from launch.machine.topology import Interface, NumaNode
+from launch.machine.topology import Interface, NumaNode, Port
 
 SYSFS = Path("/sys")
 
@@ -101,6 +101,19 @@ def rdma_devices(sysfs: Path) -> tuple[tuple[str, Path], ...]:
     """Name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; software adapters are left out."""
     found = [(link.name, (link / "device").resolve()) for link in (sysfs / "class/infiniband").glob("*")]
     return tuple(sorted(((name, at) for name, at in found if _bridges(at)), key=lambda device: _natural(device[0])))
+
+
+def rdma_ports(sysfs: Path, adapter: str) -> tuple[Port, ...]:
+    """The ports of an InfiniBand or RoCE adapter, by number."""
+    folders = (sysfs / "class/infiniband" / adapter / "ports").glob("[0-9]*")
+    return tuple(
+        Port(
+            number=int(folder.name),
+            active=_read(folder / "state") in ("4: ACTIVE", ""),  # "": it cannot be read here
+            ethernet=_read(folder / "link_layer") == "Ethernet",
+        )
+        for folder in sorted(folders, key=lambda folder: int(folder.name))
+    )
 
 
 def numa_of(device: Path | None) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from itertools import combinations
@@ -16,6 +16,16 @@ from launch.machine.decode import decode, short
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # the nearest first
 NVLINKS = {"P100": 4, "V100": 6, "A100": 12}  # of one GPU, by a part of its name
 MAX_NVLINKS = 18  # of any other, up to and with Blackwell
+# MiB that a GPU without a run may hold: a driver counts 256 of its firmware as used (NVIDIA/open-gpu-kernel-modules
+# issue 357), a rank that trains holds more than this.
+IDLE_MIB = 1024
+IN_MIG_MODE = "in MIG mode"
+OUTSIDE = "outside your CUDA_VISIBLE_DEVICES"
+# NCCL: "Duplicate GPU detected", since 2.5 (NVIDIA/nccl issues 418 and 1716).
+MIG = (
+    "one process runs on a slice, started without hvdlaunch, with the UUID of the slice (nvidia-smi -L) in "
+    "CUDA_VISIBLE_DEVICES; several ranks on slices of one GPU do not, NCCL refuses them"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +35,7 @@ class Link:
     kind: str  # X (itself), NV, PIX, PXB, PHB, NODE or SYS
     count: int = 0  # bonded NVLinks; 0 on PCIe and between sockets
     gbps: float | None = None  # GB/s one way; None where the generation is not known
+    p2p: bool = True  # False: the driver does not let the two copy straight to each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,17 @@ class Gpu:
     name: str | None = None
     pci: str | None = None  # domain:bus:device.function, lower case, as in 0000:3b:00.0
     unusable: str | None = None  # why no run may have it: busy, in MIG mode, lost; None if it is free
+    shared: str | None = None  # why it was busy, where --gpus names it all the same
+    drawbacks: tuple[str, ...] = ()  # what may slow it: a display, a PCIe link below what it could be
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """One port of an InfiniBand or RoCE adapter."""
+
+    number: int  # from 1
+    active: bool  # its link is up
+    ethernet: bool  # else InfiniBand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +68,7 @@ class Nic:
 
     name: str  # as NCCL_IB_HCA wants it: mlx5_0
     links: tuple[Link, ...]  # to each GPU, in the order of Topology.gpus
+    ports: tuple[Port, ...] = ()  # empty where not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,14 +120,18 @@ P2P_WORDS = {
 }
 
 
-def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int]) -> str | None:
-    """Why no run may have a GPU, by what its driver says of it; None if it is free."""
+def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int], hidden_mib: int = 0) -> str | None:
+    """Why no run may have a GPU, by what its driver says of it; None if it is free.
+
+    `hidden_mib` of its memory are in use by processes that the driver does not name, as those of other containers.
+    """
     if fault is not None:
         return f"unhealthy: {fault}"
     if mig:
-        return "in MIG mode"
-    busy = sorted(set(pids))
-    return "busy: pid " + ", ".join(str(pid) for pid in busy) if busy else None
+        return IN_MIG_MODE
+    if busy := sorted(set(pids)):
+        return "busy: pid " + ", ".join(str(pid) for pid in busy)
+    return f"busy: {hidden_mib} MiB in use by a process that is not seen from here" if hidden_mib > IDLE_MIB else None
 
 
 def restrict(topology: Topology, visible: str | None) -> Topology:
@@ -124,6 +151,8 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
             if entry == str(gpu.index) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
         ]
         if len(matches) != 1:
+            if entry.startswith("MIG-"):
+                raise ProcessError(f"CUDA_VISIBLE_DEVICES names {short(entry)}, a slice of a GPU in MIG mode: {MIG}")
             raise ProcessError(
                 f"CUDA_VISIBLE_DEVICES names {entry!r}, which is no GPU of this host: give indices or UUIDs of "
                 "`nvidia-smi -L`, or unset it"
@@ -132,10 +161,31 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
     gpus = tuple(
         gpu
         if gpu.index in inside
-        else dataclasses.replace(gpu, unusable=gpu.unusable or "outside your CUDA_VISIBLE_DEVICES")
+        else dataclasses.replace(gpu, unusable=OUTSIDE if is_busy(gpu) else gpu.unusable or OUTSIDE)
         for gpu in topology.gpus
     )
     return dataclasses.replace(topology, gpus=gpus)
+
+
+def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
+    """The topology with the GPUs that --gpus does not name marked as unusable, and those that are busy as shared.
+
+    Where it names none, as with 'auto', nothing is marked.
+    """
+    if isinstance(gpus, str):
+        return topology
+
+    def marked(gpu: Gpu) -> Gpu:
+        if gpu.index not in gpus:
+            return dataclasses.replace(gpu, unusable=gpu.unusable or "not named by --gpus")
+        return dataclasses.replace(gpu, unusable=None, shared=gpu.unusable) if is_busy(gpu) else gpu
+
+    return dataclasses.replace(topology, gpus=tuple(map(marked, topology.gpus)))
+
+
+def is_busy(gpu: Gpu) -> bool:
+    """Whether a run may not have the GPU only because another one has it."""
+    return (gpu.unusable or "").startswith("busy")
 
 
 def position(topology: Topology, index: int) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from launch.choose import network
 from launch.choose.placement import place, ranks_per_host
+from launch.choose.remarks import gpu_remarks
 from launch.errors import CommandError, HostError
 from launch.hosts.host import MAX_SLOTS, Host
 from launch.machine.topology import Topology
@@ -39,7 +40,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     if request.apptainer is not None:
         program = command.in_apptainer(program, request.apptainer)
     why = "--gpus none" if request.gpus == "none" else "no GPU found"
-    remarks = [] if slots[0].gpu is not None else [f"{why}: the ranks run on CPUs"]
+    remarks = [f"{why}: the ranks run on CPUs"] if slots[0].gpu is None else [*gpu_remarks(slots, topologies)]
     if shared and (behind := left_behind(environment, exports)):
         remarks.append(behind)
     meeting = rendezvous(slots[0].host, used, shared)

@@ -76,11 +76,12 @@ def _entry(slots: Sequence[RankSlot], of_this_host: Mapping[str, None]) -> dict[
         {
             "gpu": slot.gpu,
             "gpu_uuid": slot.gpu_uuid,
+            "shared": slot.shared,
             "numa": slot.numa,
             "cores": [(run[0], run[-1]) for run in runs_of(slot.cores)],  # so that bind has no list to parse
             "threads": slot.threads,
             "interface": slot.interface,
-            "adapters": slot.adapters,
+            "unfit_ports": slot.unfit_ports,
             "environment": {**slot.environment, **of_this_host},
         }
         for slot in slots

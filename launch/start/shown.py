@@ -19,7 +19,7 @@ def plan_text(prepared: PreparedRun) -> str:
     header = ["rank", "host", "local rank", "GPU", "UUID", "NUMA", "cores", "NIC"]
     rows = [[*header, "group", "place"] if size else header]
     for slot in slots:
-        nics = [name for name in (slot.interface, *slot.adapters) if name]
+        nics = [*([slot.interface] if slot.interface else []), *(f"^{port}" for port in slot.unfit_ports)]
         gpu = "-" if slot.gpu is None else str(slot.gpu)
         rows.append(
             [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launch.errors import LaunchError, PlacementError, harmless, in_one_line
 from launch.hosts.host import Host
-from launch.machine.topology import Topology, restrict
+from launch.machine.topology import Topology, is_busy, named
 from launch.reach.ask import answers
 from launch.reach.probe import HostFacts
 from launch.start.command import hosts_of
@@ -72,10 +72,10 @@ class Fleet:
         listed = request.hosts or allocation(environment)
         names = [host.name for host in listed] if listed else ["localhost"]
         facts = self._ask([name for name in names if all_hosts or self._is_due(name)])
-        if self._on_gpus and any(_is_busy(known.topology) for known in facts.values()):
+        if self._on_gpus and any(is_busy(gpu) for known in facts.values() for gpu in known.topology.gpus):
             time.sleep(SETTLE_S)
             facts = self._ask(list(facts))
-        topologies = {name: _restricted(known.topology, request.gpus) for name, known in facts.items()}
+        topologies = {name: named(known.topology, request.gpus) for name, known in facts.items()}
         group = request.ranks_per_replica or 1
         hosts = usable_hosts(
             listed or own_slots(request, topologies), topologies, on_gpus=self._on_gpus, ranks_per_replica=group
@@ -171,14 +171,3 @@ def pause_s(times: int) -> float:
 def say(line: str) -> None:
     """Print one line for the user while a run is supervised."""
     print(f"hvdlaunch: {harmless(line)}", file=sys.stderr, flush=True)
-
-
-def _restricted(topology: Topology, gpus: str | Collection[int]) -> Topology:
-    """The topology with the GPUs that --gpus does not name marked as not to be used."""
-    if isinstance(gpus, str):
-        return topology
-    return restrict(topology, ",".join(str(gpu.index) for gpu in topology.gpus if gpu.index in gpus))
-
-
-def _is_busy(topology: Topology) -> bool:
-    return any((gpu.unusable or "").startswith("busy") for gpu in topology.gpus)

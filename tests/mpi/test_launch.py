@@ -76,7 +76,7 @@ def test_nvml_and_nvidia_smi_tell_of_the_same_machine(tmp_path, nvidia_smi):
     assert [(gpu["uuid"], gpu["name"]) for gpu in told["NVML"]["gpus"]] == [
         (f"GPU-{gpu}{gpu}", NAME) for gpu in range(len(BUSES))
     ]
-    assert told["NVML"]["links"][0][3] == {"kind": "NV", "count": 2, "gbps": 40.0}
+    assert told["NVML"]["links"][0][3] == {"kind": "NV", "count": 2, "gbps": 40.0, "p2p": True}
 
 
 @DRIVER

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from launch.hosts.host import Host
-from launch.machine.topology import Gpu, Interface, Link, Nic, NumaNode, Topology
+from launch.machine.topology import Gpu, Interface, Link, Nic, NumaNode, Port, Topology
 from launch.start.request import RunRequest
 
 # The ring that avoids SYS goes 0-2-1-3. GPU 0 and 1 are at node 0, GPU 2 and 3 at node 1.
@@ -44,6 +44,19 @@ def machine(gpus=4, *, nics=(), interfaces=(), unusable=None, cores=range(16)):
         ),
         interfaces=tuple(Interface(name=name, cidr=cidr) for name, cidr in interfaces),
     )
+
+
+def with_ports(topology, **words):
+    """The machine with InfiniBand adapters, the ports of each in words: InfiniBand, Ethernet, down or down-Ethernet."""
+    near = tuple(Link(kind="SYS") for _ in topology.gpus)
+    ports = {
+        name: tuple(
+            Port(number=number, active="down" not in word, ethernet="Ethernet" in word)
+            for number, word in enumerate(own.split(), start=1)
+        )
+        for name, own in words.items()
+    }
+    return replace(topology, nics=tuple(Nic(name=name, links=near, ports=own) for name, own in ports.items()))
 
 
 def hosts(**slots):

@@ -41,6 +41,8 @@ def describe_pair(topology: Topology, a: int, b: int) -> str:
     link = topology.links[position(topology, a)][position(topology, b)]
     speed = f"{link.gbps:g} GB/s one way." if link.gbps is not None else _why_no_speed(link, first, second)
     sentences = [f"GPU {a} and GPU {b} are connected by {_way(link, through_switch(topology))}: {speed}"]
+    if not link.p2p:
+        sentences.append("The driver does not let them copy straight to each other (no P2P).")
     if first.numa and first.numa == second.numa:
         sentences.append(f"Both are at NUMA node {core_list(first.numa)}.")
     elif first.numa and second.numa:
@@ -144,6 +146,7 @@ def _gpus(topology: Topology) -> str:
         "PCI": [gpu.pci or "" for gpu in topology.gpus],
         "UUID": [gpu.uuid or "" for gpu in topology.gpus],
         "not usable": [gpu.unusable or "" for gpu in topology.gpus],
+        "drawbacks": ["; ".join(gpu.drawbacks) for gpu in topology.gpus],
         "NICs near it": [", ".join(names) if len(names) < 5 else f"{len(names)}" for names in near.values()],
     }
     known = {title: cells for title, cells in columns.items() if any(cells)}

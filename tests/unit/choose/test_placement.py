@@ -6,14 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.choose import placement
-from launch.choose.placement import nearest_nics, place, rank_environment, ranks_per_host, split_cores
+from launch.choose.placement import place, rank_environment, ranks_per_host, split_cores, unfit_ports
 from launch.choose.selection import ring_order, select
 from launch.errors import PlacementError
 from launch.hosts.host import Host
-from launch.machine.topology import Gpu, Link, NumaNode, Topology
-from tests.unit.machines import RING, hosts, machine
+from launch.machine.topology import MIG, Gpu, Link, NumaNode, Topology
+from tests.unit.machines import RING, hosts, machine, with_ports
 
 KINDS = ("NV", "PIX", "NODE", "SYS")
+REMEDY = "start fewer ranks there, or give --gpus none"
 
 
 def placed(where, topologies, np, *, gpus="auto", binding="numa"):
@@ -144,6 +145,11 @@ def test_a_host_without_ranks_may_have_any_slots():
     assert len(place(where, {"a": machine()}, np=2, gpus="auto", binding="numa", ranks_per_replica=2)) == 2
 
 
+def test_a_busy_gpu_that_is_named_is_shared():
+    slots = placed(hosts(a=2), {"a": machine(unusable={3: "busy: pid 7", 0: "busy: pid 8"})}, 2, gpus=(3, 1))
+    assert [(slot.gpu, slot.shared) for slot in slots] == [(1, False), (3, True)]
+
+
 @pytest.mark.parametrize(
     ("slots", "np", "share"),
     [
@@ -198,7 +204,11 @@ def test_hosts_without_ranks_are_left_out(slots, np, share):
         ({"a": 1, "b": 4}, {"a": machine(), "b": machine(2)}, 2, (3,), "host b has no GPU 3, it has 0, 1"),
         (
             *({"a": 1}, {"a": machine(unusable={1: "in MIG mode"})}, 1, (1, 0)),
-            "GPU 1 of host a cannot be used (in MIG mode): choose others with --gpus",
+            f"GPU 1 of host a cannot be used (in MIG mode): choose others with --gpus; MIG: {MIG}",
+        ),
+        (
+            *({"a": 1}, {"a": machine(1, unusable={0: "in MIG mode"})}, 1, "auto"),
+            f"host a has 0 free GPUs for 1 ranks (GPU 0: in MIG mode): {REMEDY}; MIG: {MIG}",
         ),
     ],
 )
@@ -228,16 +238,22 @@ def test_cores_are_cut_into_equal_parts(cores, parts, expected):
     assert split_cores(cores, parts) == expected
 
 
-def test_the_nearest_adapters_of_the_gpus_of_a_run():
-    near = machine(
-        nics=(("mlx5_0", "PIX PIX NODE SYS"), ("mlx5_10", "PIX NODE SYS NODE"), ("mlx5_1", "SYS SYS PHB PXB"))
-    )
-    assert nearest_nics(near, [0]) == ("mlx5_0", "mlx5_10")
-    assert nearest_nics(near, [1, 3]) == ("mlx5_0", "mlx5_1")
-    assert nearest_nics(near, []) == ()
-    gaps = replace(near, gpus=tuple(replace(gpu, index=2 * gpu.index + 1) for gpu in near.gpus))
-    assert nearest_nics(gaps, [5]) == ("mlx5_1",)
-    assert nearest_nics(machine(), [0, 1]) == ()
+@pytest.mark.parametrize(
+    ("ports", "unfit"),
+    [
+        ({"mlx5_0": "down", "mlx5_10": "InfiniBand", "mlx5_1": "InfiniBand"}, ("mlx5_0:1",)),
+        (
+            {"mlx5_0": "InfiniBand", "mlx5_4": "InfiniBand Ethernet", "mlx5_5": "down-Ethernet"},
+            ("mlx5_4:2", "mlx5_5:1"),
+        ),
+        ({"mlx5_0": "Ethernet", "mlx5_1": "Ethernet"}, ()),  # RoCE
+        ({"mlx5_0": "down", "mlx5_1": "Ethernet"}, ("mlx5_0:1",)),  # no InfiniBand that works
+        ({"mlx5_0": "", "NIC1": ""}, ()),  # as in a saved text
+        ({}, ()),
+    ],
+)
+def test_nccl_leaves_ports_alone_that_are_down_or_ethernet_beside_infiniband(ports, unfit):
+    assert unfit_ports(with_ports(machine(), **ports)) == unfit
 
 
 @st.composite
@@ -254,7 +270,7 @@ def machines(draw):
     for i in range(count):
         near = tuple(sorted(draw(st.sets(st.sampled_from(sorted(owned)))))) if owned else ()
         cores = tuple(core for node in near for core in owned[node]) if draw(st.booleans()) else ()
-        sick = draw(st.sampled_from([None, None, None, "busy: pid 7"]))
+        sick = draw(st.sampled_from([None, None, None, None, "busy: pid 7", "unhealthy: lost"]))
         gpus.append(Gpu(index=draw(st.integers(0, 1)) + 2 * i, cores=cores, numa=near, uuid=f"GPU-{i}", unusable=sick))
     kinds = {(a, b): draw(st.sampled_from(KINDS)) for a in range(count) for b in range(a)}
     links = [
@@ -267,6 +283,12 @@ def machines(draw):
         for a in range(count)
     ]
     return Topology(source="drawn", gpus=tuple(gpus), links=tuple(links), numa_nodes=nodes)
+
+
+def usable_gpus(topology, gpus):
+    """Index and UUID of those that may be used; busy ones if GPUs are named."""
+    busy = set() if isinstance(gpus, str) else {"busy: pid 7"}
+    return {gpu.index: gpu.uuid for gpu in topology.gpus if gpu.unusable in {None, *busy}}
 
 
 def near_of(topology, slot):
@@ -299,7 +321,7 @@ def test_placement_keeps_its_promises(data):
     on_cpus = gpus == "none" or (gpus == "auto" and bare == used)
 
     def suffices(name):
-        free = [gpu.index for gpu in topologies[name].gpus if gpu.unusable is None]
+        free = usable_gpus(topologies[name], gpus)
         if gpus == "auto":
             return len(free) >= ranks[name]
         return set(gpus[: ranks[name]]) <= set(free) and len(gpus) >= ranks[name]
@@ -325,13 +347,15 @@ def test_placement_keeps_its_promises(data):
 
 
 def _promises_of_a_host(topology, own, gpus, binding, on_cpus):
-    free = {gpu.index: gpu.uuid for gpu in topology.gpus if gpu.unusable is None}
+    free = usable_gpus(topology, gpus)
+    busy = {gpu.index for gpu in topology.gpus if gpu.unusable == "busy: pid 7"}
     usable = {core for node in topology.numa_nodes for core in node.cores}
     if on_cpus:
         assert all(slot.gpu is None and slot.gpu_uuid is None for slot in own)
     else:
         ring = tuple(slot.gpu for slot in own)
         assert len(set(ring)) == len(own)
+        assert all(slot.shared == (slot.gpu in busy) for slot in own)
         assert all(free[slot.gpu] == slot.gpu_uuid for slot in own)
         assert gpus == "auto" or set(ring) == set(gpus[: len(own)])
         assert ring == (select(topology, len(own)).best.ring if gpus == "auto" else ring_order(topology, ring))
@@ -355,30 +379,29 @@ def _promises_of_a_host(topology, own, gpus, binding, on_cpus):
 
 
 def test_a_slot_holds_all_that_its_rank_needs():
-    nics = (("mlx5_0", "PIX PIX SYS SYS"), ("mlx5_1", "SYS SYS PIX PIX"))
-    known = {"a": machine(nics=nics), "b": machine(nics=nics)}
+    known = {"a": with_ports(machine(), mlx5_0="down", mlx5_1="InfiniBand Ethernet"), "b": machine()}
     own = {"OMP_NUM_THREADS": "8"}
+    unfit = ("mlx5_0:1", "mlx5_1:2")
 
-    def slot(where, **more):
+    def slot(where, gpus="auto"):
         np = sum(host.slots for host in where)
-        return place(where, known, np=np, gpus="auto", binding="numa", **more)[1]
+        interfaces = {"a": "eth0", "b": "ens5"} if len(where) > 1 else {}
+        return place(where, known, np=np, gpus=gpus, binding="numa", interfaces=interfaces)[1]
 
-    several = slot(hosts(a=2, b=1), interfaces={"a": "eth0", "b": "ens5"})
-    assert (several.interface, several.adapters) == ("eth0", ("mlx5_0", "mlx5_1"))
+    several = slot(hosts(a=2, b=1))
+    assert (several.interface, several.unfit_ports) == ("eth0", unfit)
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
-    assert several.environment == {**own, **dict.fromkeys(names, "eth0"), "NCCL_IB_HCA": "=mlx5_0,mlx5_1"}
-    assert slot(hosts(b=1, a=1)).adapters == ("mlx5_0",)
-    alone = slot(hosts(a=2))
-    assert (alone.interface, alone.adapters, alone.environment) == (None, (), own)
+    assert several.environment == {**own, **dict.fromkeys(names, "eth0"), "NCCL_IB_HCA": "^=mlx5_0:1,mlx5_1:2"}
+    assert slot(hosts(a=1, b=1)).environment == {**own, **dict.fromkeys(names, "ens5")}
+    for without in (slot(hosts(a=2)), slot(hosts(a=2, b=1), gpus="none")):  # one host; ranks on CPUs
+        assert without.unfit_ports == ()
+        assert "NCCL_IB_HCA" not in without.environment
+    assert slot(hosts(a=2)).environment == own
 
 
 def test_what_the_user_has_set_stays():
     set_by_user = ("OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "HOROVOD_GLOO_IFACE")
-    assert rank_environment(Gpu(index=2), 8, "eth0", ("mlx5_0",), set_by_user) == {"GLOO_SOCKET_IFNAME": "eth0"}
-
-
-def test_a_rank_on_cpus_needs_no_adapters():
-    assert rank_environment(None, None, None, ("mlx5_0",), ()) == {}
+    assert rank_environment(8, "eth0", ("mlx5_0:1",), set_by_user) == {"GLOO_SOCKET_IFNAME": "eth0"}
 
 
 def test_hosts_of_one_kind_are_looked_at_once(monkeypatch):

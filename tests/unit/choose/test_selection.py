@@ -51,6 +51,9 @@ SYS SYS NODE SYS PXB SYS PIX X    NODE
 
 
 def link(word, nvlink_gbps=20.0):
+    """As nvidia-smi spells it; NV2- is one without P2P."""
+    if word.endswith("-"):
+        return replace(link(word.removesuffix("-"), nvlink_gbps), p2p=False)
     if word.startswith("NV"):
         count = int(word[2:])
         return Link(kind="NV", count=count, gbps=nvlink_gbps and count * nvlink_gbps)
@@ -102,6 +105,8 @@ class Brute:
         return self.points_of(self.topology.links[a][b])
 
     def points_of(self, link):
+        if not link.p2p:
+            return 5 * self.POINTS.index(link.kind if link.kind in self.POINTS else "PIX")
         return link.count * 100 if link.kind == "NV" else self.POINTS.index(link.kind) * 10
 
     def cycles(self, places):
@@ -115,7 +120,7 @@ class Brute:
 
     def rings(self, places):
         bonds = {pair: self.topology.links[pair[0]][pair[1]] for pair in itertools.combinations(sorted(places), 2)}
-        counts = {pair: bond.count for pair, bond in bonds.items() if bond.kind == "NV"}
+        counts = {pair: bond.count for pair, bond in bonds.items() if bond.kind == "NV" and bond.p2p}
         if len(places) < 2:
             return 0
         if self.switch or len(places) == 2:
@@ -169,7 +174,8 @@ class Brute:
         if self.rings(places):
             return self.rings(places) * 20.0
         slowest = self.slowest(places)
-        speeds = {link.gbps for row in self.topology.links for link in row if self.points_of(link) == slowest}
+        links = [link for row in self.topology.links for link in row if self.points_of(link) == slowest]
+        speeds = {link.gbps if link.p2p else None for link in links}
         (speed,) = speeds
         return speed
 
@@ -183,8 +189,7 @@ def check(brute, free, k, selection):
         if choice:
             assert choice.ring == brute.ring(places)
             assert choice.bandwidth_gbps == brute.bandwidth_gbps(places)
-    words = {(brute.topology.links[a][b].kind, brute.topology.links[a][b].count) for a in free for b in free if a != b}
-    assert selection.indifferent == (len(words) < 2)
+    assert selection.indifferent == (len({brute.points(a, b) for a in free for b in free if a != b}) < 2)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -199,7 +204,7 @@ def test_is_the_best_for_every_k_and_every_busy_mask(name):
 
 
 @st.composite
-def machines(draw, largest=6, words=("SYS", "NODE", "PHB", "PXB", "PIX", "NV1", "NV1", "NV2", "NV3")):
+def machines(draw, largest=6, words=("SYS", "NODE", "PHB", "PXB", "PIX", "PIX-", "NV1", "NV1", "NV2", "NV2-", "NV3")):
     size = draw(st.integers(1, largest))
     some = st.sampled_from(
         draw(st.sampled_from([words, ("SYS", "NV1"), ("NV1", "NV2"), ("PIX", "SYS"), ("NV1", "PIX")]))
@@ -444,6 +449,24 @@ def test_faster_nvlinks_win_over_more_rings():
     links[2][3] = links[3][2] = Link(kind="NV", count=3)
     best = select(replace(topology, links=tuple(map(tuple, links))), 2).best
     assert (best.gpus, best.bandwidth_gbps) == ((2, 3), None)  # one speed is not known: each link counts alike
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [("PIX", "PIX-"), ("SYS", "SYS-"), ("PHB", "PIX-"), ("PIX-", "SYS"), ("PIX", "NV4-"), ("NV4-", "NODE")],
+)
+def test_a_pair_without_p2p_ranks_below_its_kind(better, worse):
+    rows = [["X" if a == b else "SYS-" for b in range(4)] for a in range(4)]
+    rows[0][1] = rows[1][0] = worse
+    rows[2][3] = rows[3][2] = better
+    assert select(machine(rows), 2).best.gpus == (2, 3)
+
+
+def test_says_where_the_ring_has_no_p2p():
+    best = select(uniform(3, "NV4-"), 2).best
+    assert best.reason.startswith("slowest link of the ring NV without P2P; leaves 2.")
+    assert "connected alike (NV4 without P2P)" in best.reason
+    assert best.bandwidth_gbps is None
 
 
 def test_unknown_speeds_are_not_made_up():

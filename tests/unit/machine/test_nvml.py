@@ -10,7 +10,7 @@ import pytest
 from launch.errors import TopologyError
 from launch.machine.nvidia_smi import from_nvidia_smi
 from launch.machine.nvml import from_nvml, read_nvml
-from launch.machine.topology import Link
+from launch.machine.topology import Link, Port
 
 # Eight V100 in a hybrid cube mesh; two switches on each socket, each with two GPUs and a NIC.
 DEVICES = [*(f"GPU{i}" for i in range(8)), *(f"NIC{i}" for i in range(4))]
@@ -259,6 +259,111 @@ class SlowSlots(Nvml):
 def test_a_slot_of_an_older_generation_slows_the_gpu(sysfs):
     links = from_nvml(SlowSlots(), sysfs=sysfs, sockets_gbps=16.0).links
     assert (links[0][5].kind, links[0][5].gbps) == ("SYS", 12.0)
+
+
+class InUse(Nvml):
+    """GPUs without processes, whose memory tells: by GPU, MiB in all, free and reserved."""
+
+    MIB = ((16384, 15000, 360), (16384, 15000, 359), (16384, 15104, 0), (16384, 9000, 0), (16384, 9000, 0), (1, 1, 0))
+    OLD_DRIVER = (2,)
+
+    def __init__(self):
+        super().__init__()
+        self.processes.clear()
+
+    def nvmlDeviceGetMemoryInfo(self, gpu, version=None):
+        if version and gpu in self.OLD_DRIVER:
+            raise NVMLError(13, "Function Not Found")
+        total, free, reserved = (mib << 20 for mib in self.MIB[min(gpu, 5)])
+        facts = SimpleNamespace(total=total, free=free, used=total - free)
+        if version:
+            assert version == 0x02000028
+            facts.reserved = reserved
+        return facts
+
+    def nvmlDeviceGetDisplayActive(self, gpu):
+        return int(gpu == 3)
+
+    def nvmlDeviceGetNumaNodeId(self, gpu):
+        return 8 if gpu == 4 else lacking()
+
+
+def test_memory_that_no_process_explains_is_in_use_by_one_that_is_hidden(sysfs):
+    found = [gpu.unusable for gpu in from_nvml(InUse(), sysfs=sysfs).gpus]
+    hidden = "busy: {} MiB in use by a process that is not seen from here"
+    # Then a driver of before reserved memory was told apart, a display's GPU, and one whose memory the system uses.
+    assert found[:5] == [None, hidden.format(1025), hidden.format(1280), None, None]
+
+
+class Blocked(Nvml):
+    """GPU 0 may read from GPU 1 but not write to it; of GPU 2 and 3 the driver does not know."""
+
+    def nvmlDeviceGetP2PStatus(self, a, b, access):
+        return {(1, 0): (0, 2)[access], (3, 2): 6, (7, 6): 1}.get((a, b), 0)
+
+
+def test_pairs_that_may_not_copy_straight_are_told(sysfs):
+    links = from_nvml(Blocked(), sysfs=sysfs).links
+    blocked = [(a, b) for a, row in enumerate(links) for b, link in enumerate(row) if not link.p2p]
+    assert blocked == [(0, 1), (1, 0), (6, 7), (7, 6)]
+    assert links[0][1] == Link(kind="NV", count=1, gbps=20.0, p2p=False)
+
+
+class Slowed(Nvml):
+    """By GPU: lanes now and at most, generation now, at most here, at most of the GPU, performance state, display."""
+
+    FACTS = (
+        (16, 16, 4, 4, 4, 0, 0),
+        (8, 16, 4, 4, 4, 0, 0),
+        (16, 16, 1, 4, 4, 8, 0),  # idle
+        (16, 16, 1, 4, 4, 0, 0),
+        (16, 16, 1, 3, 4, 8, 1),
+    )
+
+    def fact(self, gpu, number):
+        return self.FACTS[gpu][number] if gpu < len(self.FACTS) else lacking()
+
+    def nvmlDeviceGetCurrPcieLinkWidth(self, gpu):
+        return self.fact(gpu, 0)
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, gpu):
+        return self.fact(gpu, 1)
+
+    def nvmlDeviceGetCurrPcieLinkGeneration(self, gpu):
+        return self.fact(gpu, 2)
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu):
+        return self.fact(gpu, 3)
+
+    def nvmlDeviceGetGpuMaxPcieLinkGeneration(self, gpu):
+        return self.fact(gpu, 4)
+
+    def nvmlDeviceGetPerformanceState(self, gpu):
+        return self.fact(gpu, 5)
+
+    def nvmlDeviceGetDisplayActive(self, gpu):
+        return self.fact(gpu, 6)
+
+
+def test_says_what_may_slow_a_gpu(sysfs):
+    assert [gpu.drawbacks for gpu in from_nvml(Slowed(), sysfs=sysfs).gpus] == [
+        (),
+        ("8 of 16 PCIe lanes",),
+        (),
+        ("PCIe generation 1 of 4",),
+        ("PCIe generation 3 of 4", "drives a display"),
+        *[()] * 3,
+    ]
+
+
+def test_knows_the_ports_of_the_adapters(sysfs):
+    port = sysfs / "class/infiniband/mlx5_2/ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("1: DOWN\n")
+    (port / "link_layer").write_text("InfiniBand\n")
+    ports = {nic.name: nic.ports for nic in from_nvml(Nvml(), sysfs=sysfs).nics}
+    assert ports.pop("mlx5_2") == (Port(number=1, active=False, ethernet=False),)
+    assert set(ports.values()) == {()}
 
 
 def module(init):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from launch.errors import ProcessError
-from launch.machine.topology import restrict
+from launch.machine.topology import named, restrict
 from tests.unit.machines import machine
 
 OUTSIDE = "outside your CUDA_VISIBLE_DEVICES"
@@ -31,9 +31,27 @@ def test_gpus_outside_the_users_list_are_not_to_be_used(visible, left):
     assert (found.links, found.numa_nodes) == (topology.links, topology.numa_nodes)
 
 
-def test_what_a_gpu_lacks_already_is_still_told():
-    found = restrict(machine(unusable={0: "busy: pid 7", 1: "in MIG mode"}), "1,2")
-    assert [gpu.unusable for gpu in found.gpus] == ["busy: pid 7", "in MIG mode", None, OUTSIDE]
+def test_what_a_gpu_lacks_is_still_told_but_a_busy_one_outside_is_first_of_all_outside():
+    found = restrict(machine(unusable={0: "busy: pid 7", 1: "in MIG mode", 2: "busy: pid 8"}), "1,2")
+    assert [gpu.unusable for gpu in found.gpus] == [OUTSIDE, "in MIG mode", "busy: pid 8", OUTSIDE]
+
+
+def test_a_busy_gpu_that_is_named_is_shared_and_all_others_are_left_alone():
+    given = machine(unusable={0: "busy: pid 7", 1: "in MIG mode", 2: "busy: pid 8"})
+    found = named(given, (0, 1))
+    assert [gpu.unusable for gpu in found.gpus] == [None, "in MIG mode", "busy: pid 8", "not named by --gpus"]
+    assert [gpu.shared for gpu in found.gpus] == ["busy: pid 7", None, None, None]
+    assert named(given, "auto") == given
+
+
+def test_a_slice_is_refused_in_a_line_that_says_what_works():
+    with pytest.raises(ProcessError) as refused:
+        restrict(machine(unusable={0: "in MIG mode"}), "MIG-1111")
+    assert str(refused.value) == (
+        "CUDA_VISIBLE_DEVICES names 'MIG-1111', a slice of a GPU in MIG mode: one process runs on a slice, started "
+        "without hvdlaunch, with the UUID of the slice (nvidia-smi -L) in CUDA_VISIBLE_DEVICES; several ranks on "
+        "slices of one GPU do not, NCCL refuses them"
+    )
 
 
 def test_without_a_list_all_gpus_stay():
@@ -46,9 +64,7 @@ def test_an_empty_list_leaves_no_gpu(visible):
     assert restrict(machine(), visible) == replace(machine(), gpus=(), links=(), nics=())
 
 
-@pytest.mark.parametrize(
-    "visible", ["4", "0,9", "GPU-9", "GPU-", "x", "0,", "-2", "MIG-1111", "00", "0;rm", "0\n1", "1.0"]
-)
+@pytest.mark.parametrize("visible", ["4", "0,9", "GPU-9", "GPU-", "x", "0,", "-2", "00", "0;rm", "0\n1", "1.0"])
 def test_a_list_that_names_no_gpu_is_refused(visible):
     with pytest.raises(
         ProcessError, match=r"^CUDA_VISIBLE_DEVICES names '.*', which is no GPU of this host: give"

@@ -15,9 +15,10 @@ from launch.machine.system import (
     pci_device,
     pcie_kind,
     rdma_devices,
+    rdma_ports,
     speed_mbps,
 )
-from launch.machine.topology import Interface, NumaNode
+from launch.machine.topology import Interface, NumaNode, Port
 
 # Two sockets; on the first a switch with two GPUs and a NIC, a second switch below it, and a root port of its own.
 SWITCH = "pci0000:10/0000:10:01.0/0000:11:00.0"
@@ -80,6 +81,23 @@ def test_lists_adapters_of_hardware_by_number(sysfs):
     (sysfs / "class/infiniband/rxe0").mkdir()
     assert [name for name, _ in rdma_devices(sysfs)] == ["hfi1_0", "mlx5_2", "mlx5_10"]
     assert {folder for _, folder in rdma_devices(sysfs)} == {pci_device(sysfs, "0000:15:00.0")}
+
+
+def test_lists_the_ports_of_an_adapter_by_number(sysfs):
+    facts = {10: ("4: ACTIVE", "Ethernet"), 2: ("1: DOWN", "InfiniBand"), 3: ("5: ACTIVE_DEFER", "InfiniBand")}
+    for number, (state, layer) in facts.items():
+        folder = sysfs / f"class/infiniband/mlx5_0/ports/{number}"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(f"{state}\n")
+        (folder / "link_layer").write_text(f"{layer}\n")
+    (sysfs / "class/infiniband/mlx5_0/ports/11").mkdir()  # nothing of it may be read
+    assert rdma_ports(sysfs, "mlx5_0") == (
+        Port(number=2, active=False, ethernet=False),
+        Port(number=3, active=False, ethernet=False),
+        Port(number=10, active=True, ethernet=True),
+        Port(number=11, active=True, ethernet=False),
+    )
+    assert rdma_ports(sysfs, "mlx5_1") == ()
 
 
 def test_lists_numa_nodes_with_the_cores_that_may_be_used(tmp_path):

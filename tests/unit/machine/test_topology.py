@@ -15,6 +15,7 @@ from launch.machine.topology import (
     Nic,
     NumaNode,
     PeerAccess,
+    Port,
     Topology,
     from_json,
     position,
@@ -24,6 +25,8 @@ from launch.machine.topology import (
 )
 
 SELF, NV2, SYS = Link(kind="X"), Link(kind="NV", count=2, gbps=40.0), Link(kind="SYS", gbps=10.0)
+PORTS = (Port(number=1, active=True, ethernet=False), Port(number=2, active=False, ethernet=True))
+SLOW = "8 of 16 PCIe lanes"
 
 
 def machine(**changes):
@@ -33,10 +36,10 @@ def machine(**changes):
         gpus=(
             Gpu(index=0, cores=(0, 1), numa=(0,), uuid="GPU-a", name="Tesla V100-SXM2-16GB", pci="0000:06:00.0"),
             Gpu(index=2, cores=(0, 1), numa=(0,), name="Tesla V100-SXM2-16GB"),
-            Gpu(index=5, numa=(1,), name="Tesla V100-SXM2-16GB", unusable="busy: pid 7"),
+            Gpu(index=5, numa=(1,), name="Tesla V100-SXM2-16GB", unusable="busy: pid 7", drawbacks=(SLOW,)),
         ),
         links=((SELF, NV2, SYS), (NV2, SELF, SYS), (SYS, SYS, SELF)),
-        nics=(Nic(name="mlx5_0", links=(Link(kind="PIX"), Link(kind="NODE"), Link(kind="SYS"))),),
+        nics=(Nic(name="mlx5_0", links=(Link(kind="PIX"), Link(kind="NODE"), Link(kind="SYS")), ports=PORTS),),
         numa_nodes=(NumaNode(id=0, cores=(0, 1)), NumaNode(id=1, cores=())),
         interfaces=(Interface(name="eth0", cidr="10.0.0.3/24", speed_mbps=10_000),),
     )
@@ -94,6 +97,12 @@ def test_writes_the_shortest_list_of_cores():
         ({"mig": False, "fault": None, "pids": [9, 7, 9]}, "busy: pid 7, 9"),
         ({"mig": True, "fault": None, "pids": [7]}, "in MIG mode"),
         ({"mig": True, "fault": "lost", "pids": []}, "unhealthy: lost"),
+        ({"mig": False, "fault": None, "pids": [], "hidden_mib": 1024}, None),
+        (
+            {"mig": False, "fault": None, "pids": [], "hidden_mib": 1025},
+            "busy: 1025 MiB in use by a process that is not seen from here",
+        ),
+        ({"mig": False, "fault": None, "pids": [7], "hidden_mib": 9000}, "busy: pid 7"),
     ],
 )
 def test_says_why_a_gpu_cannot_be_had(facts, reason):
@@ -121,7 +130,21 @@ def test_unequal_links_do_not_go_through_a_switch():
 def test_json_gives_the_same_topology_back():
     whole = machine()
     assert from_json(json.loads(json.dumps(to_json(whole)))) == whole
-    assert to_json(whole)["links"][0][1] == {"kind": "NV", "count": 2, "gbps": 40.0}
+    assert to_json(whole)["links"][0][1] == {"kind": "NV", "count": 2, "gbps": 40.0, "p2p": True}
+
+
+def test_reads_files_from_before_some_facts_were_known():
+    plain = to_json(machine())
+    for gpu in plain["gpus"]:
+        del gpu["shared"], gpu["drawbacks"]
+    for row in (*plain["links"], *(nic["links"] for nic in plain["nics"])):
+        for link in row:
+            del link["p2p"]
+    del plain["nics"][0]["ports"]
+    whole = machine()
+    gpus = tuple(dataclasses.replace(gpu, drawbacks=()) for gpu in whole.gpus)
+    nics = (dataclasses.replace(whole.nics[0], ports=()),)
+    assert from_json(plain) == dataclasses.replace(whole, gpus=gpus, nics=nics)
 
 
 def test_a_file_of_an_earlier_version_lacks_the_speeds_of_interfaces():
@@ -191,6 +214,12 @@ def test_says_in_words_how_two_are_connected():
     )
 
 
+def test_says_that_a_pair_may_not_copy_straight():
+    blocked = dataclasses.replace(SYS, p2p=False)
+    words = describe_pair(two(blocked), 0, 1)
+    assert "10 GB/s one way. The driver does not let them copy straight to each other (no P2P)." in words
+
+
 def two(link, **facts):
     gpus = (Gpu(index=0, **facts), Gpu(index=1, **facts))
     return Topology(source="text", gpus=gpus, links=((SELF, link), (link, SELF)))
@@ -242,10 +271,10 @@ GPU0  -     40    10
 GPU2  40    -     10
 GPU5  10    10    -
 
-GPU  NUMA  cores    PCI           UUID   not usable   NICs near it
-0    0     0-1      0000:06:00.0  GPU-a  -            mlx5_0 (PIX)
-2    0     0-1      -             -      -            -
-5    1     unknown  -             -      busy: pid 7  -
+GPU  NUMA  cores    PCI           UUID   not usable   drawbacks           NICs near it
+0    0     0-1      0000:06:00.0  GPU-a  -            -                   mlx5_0 (PIX)
+2    0     0-1      -             -      -            -                   -
+5    1     unknown  -             -      busy: pid 7  8 of 16 PCIe lanes  -
 
 NUMA node  usable cores
 0          0-1

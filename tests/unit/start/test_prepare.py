@@ -11,13 +11,13 @@ from launch.machine.topology import Interface
 from launch.process import Answer
 from launch.reach.probe import HostFacts
 from launch.start import command, facts, prepare
-from tests.unit.machines import RING, hosts, machine, request
+from tests.unit.machines import RING, hosts, machine, request, with_ports
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 HIDDEN = "s3cret!"
 ENVIRONMENT = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "MY_TOKEN": HIDDEN}
 CLUSTER = {"h1": (("eth0", "10.0.0.1/24"), ("docker0", "172.17.0.1/16")), "h2": (("ens5", "10.0.0.2/24"),)}
-ADAPTERS = (("mlx5_0", "PIX PIX SYS SYS"), ("mlx5_1", "SYS SYS PIX PIX"))
+UNFIT = ("mlx5_0:2", "mlx5_1:1")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,10 @@ def world(monkeypatch):
     known = {
         "localhost": machine(),
         "bare": machine(0),
-        **{host: machine(interfaces=nics, nics=ADAPTERS) for host, nics in CLUSTER.items()},
+        **{
+            host: with_ports(machine(interfaces=nics), mlx5_0="InfiniBand down", mlx5_1="Ethernet")
+            for host, nics in CLUSTER.items()
+        },
     }
     paths = {"mpirun": MPI.path, "horovodrun": "/opt/venv/bin/horovodrun"}
     answers = {
@@ -58,7 +61,7 @@ def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
     assert [(slot.host, slot.gpu) for slot in run.plan.slots] == [("localhost", gpu) for gpu in RING]
     assert world["questions"][0][0] == ["localhost"]
     assert world["questions"][0][1]["folder"] == str(tmp_path)
-    assert {(slot.interface, slot.adapters) for slot in run.plan.slots} == {(None, ())}
+    assert {(slot.interface, slot.unfit_ports) for slot in run.plan.slots} == {(None, ())}
     assert (run.plan.network, run.plan.remarks) == (None, ())
     with pytest.raises(PlacementError, match=r"-np 5 is more than the 4 slots there are \(localhost 4\)"):
         prepared(tmp_path, np=5)
@@ -72,6 +75,14 @@ def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
     assert len(run.plan.slots) == 9
     with pytest.raises(PlacementError, match="-np 1000000000000 is more than the 4096 slots there are"):
         prepared(tmp_path, np=10**12, gpus="none")
+
+
+def test_a_busy_gpu_that_is_named_is_used_with_a_remark(tmp_path, world):
+    busy = machine(unusable={1: "busy: pid 7"})
+    world["facts"]["localhost"] = replace(world["facts"]["localhost"], topology=busy)
+    run = prepared(tmp_path, gpus=(0, 1))
+    assert run.plan.remarks == ("GPU 1 of localhost: busy: pid 7, used because --gpus names it",)
+    assert [rank["shared"] for rank in planned(run.environment["HVDLAUNCH_PLAN"])["ranks"]] == [False, True]
 
 
 def test_what_the_user_has_set_of_open_mpi_is_not_given_on_the_command_line(tmp_path):
@@ -89,13 +100,12 @@ def test_only_the_hosts_that_get_ranks_are_asked(tmp_path, world):
 def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
     run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
     assert (run.plan.network, run.plan.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24")
-    both = ("mlx5_0", "mlx5_1")
-    nics = [("eth0", both), ("eth0", both), ("ens5", ("mlx5_0",))]
-    assert [(slot.interface, slot.adapters) for slot in run.plan.slots] == nics
+    nics = [("eth0", UNFIT), ("eth0", UNFIT), ("ens5", UNFIT)]
+    assert [(slot.interface, slot.unfit_ports) for slot in run.plan.slots] == nics
     ranks = planned(run.environment["HVDLAUNCH_PLAN"])["ranks"]
     assert [rank["hostname"] for rank in ranks] == ["h1.local", "h1.local", "h2.local"]
     assert [rank["environment"]["NCCL_SOCKET_IFNAME"] for rank in ranks] == ["eth0", "eth0", "ens5"]
-    assert [rank["environment"]["NCCL_IB_HCA"] for rank in ranks] == ["=mlx5_0,mlx5_1", "=mlx5_0,mlx5_1", "=mlx5_0"]
+    assert {rank["environment"]["NCCL_IB_HCA"] for rank in ranks} == {"^=mlx5_0:2,mlx5_1:1"}
 
 
 def test_the_user_may_name_the_network(tmp_path, world, monkeypatch):

@@ -36,11 +36,12 @@ def test_the_plan_tells_each_rank_its_place():
         "local_rank": 1,
         "gpu": 2,
         "gpu_uuid": "GPU-2222",
+        "shared": False,
         "numa": [1],
         "cores": [[8, 15]],
         "threads": 8,
         "interface": None,
-        "adapters": [],
+        "unfit_ports": [],
         "environment": {"OMP_NUM_THREADS": "8"},
     }
 
@@ -73,6 +74,7 @@ def test_each_rank_and_the_run_folder_read_the_same_place(data):
             slot,
             gpu=draw(st.none() | st.integers(0, 3)),
             gpu_uuid=draw(UUIDS),
+            shared=draw(st.booleans()),
             numa=tuple(draw(st.sets(st.integers(0, 3)))),
             cores=tuple(sorted(draw(st.sets(st.integers(0, 40))))),
             threads=draw(st.none() | st.integers(1, 2)),
@@ -83,7 +85,7 @@ def test_each_rank_and_the_run_folder_read_the_same_place(data):
     made = plan(THREE, slots=tuple(slots), hostnames=dict.fromkeys(["h1", "h2.cluster.example"], here))
     text = render(made, launcher()).environment["HVDLAUNCH_PLAN"]
     for slot, rank in zip(slots, planned(text)["ranks"], strict=True):
-        for name in ("rank", "host", "local_rank", "gpu", "gpu_uuid", "threads", "environment"):
+        for name in ("rank", "host", "local_rank", "gpu", "gpu_uuid", "shared", "threads", "environment"):
             assert rank[name] == getattr(slot, name)
         assert tuple(rank["numa"]) == slot.numa
         own = bind.own_slot({"HVDLAUNCH_PLAN": text, "PMIX_RANK": str(slot.rank)})
@@ -91,6 +93,9 @@ def test_each_rank_and_the_run_folder_read_the_same_place(data):
         assert own["cores"] == set(slot.cores)
         assert own["environment"].items() >= {**torch, **slot.environment}.items()
         assert bind.visible_gpu(own) == (slot.gpu_uuid or ("" if slot.gpu is None else str(slot.gpu)))
+
+
+UNFIT = tuple(f"mlx5_{i}:2" for i in range(8))
 
 
 def large(count, gpus):
@@ -108,11 +113,11 @@ def large(count, gpus):
             gpu_uuid=f"GPU-{UUID(int=chance.getrandbits(128))}",
             cores=(*range(16 * local, 16 * local + 16), *range(128 + 16 * local, 144 + 16 * local)),
             interface="eth0",
-            adapters=tuple(f"mlx5_{i}" for i in range(8)),
+            unfit_ports=UNFIT,
             environment={
                 "OMP_NUM_THREADS": "32",
                 **dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"), "eth0"),
-                "NCCL_IB_HCA": "=mlx5_0,mlx5_1,mlx5_2",
+                "NCCL_IB_HCA": f"^={','.join(UNFIT)}",
             },
         )
         for n, name in enumerate(names)

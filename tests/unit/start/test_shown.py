@@ -3,10 +3,10 @@ from dataclasses import replace
 
 from launch.choose.placement import place
 from launch.start.shown import plan_text, shell_line
-from tests.unit.machines import hosts, machine
+from tests.unit.machines import hosts, machine, with_ports
 from tests.unit.start.specs import rendered
 
-TWO = {"h1": machine(nics=(("mlx5_0", "PIX PIX SYS SYS"), ("mlx5_1", "SYS SYS PIX PIX"))), "h2": machine()}
+TWO = {"h1": with_ports(machine(), mlx5_0="down", mlx5_1="down"), "h2": machine()}
 
 
 def prepared(where=None, *, gpus="auto", **changes):
@@ -41,8 +41,8 @@ def test_a_plan_is_a_table_the_files_the_environment_and_the_command():
     table, hostfile, rankfile, environment, line = found.values()
     assert table == [
         "rank  host  local rank  GPU  UUID      NUMA  cores  NIC",
-        "0     h1    0           0    GPU-0000  0     0-7    eth0,mlx5_0,mlx5_1",
-        "1     h1    1           2    GPU-2222  1     8-15   eth0,mlx5_0,mlx5_1",
+        "0     h1    0           0    GPU-0000  0     0-7    eth0,^mlx5_0:1,^mlx5_1:1",
+        "1     h1    1           2    GPU-2222  1     8-15   eth0,^mlx5_0:1,^mlx5_1:1",
         "2     h2    0           0    GPU-0000  0     0-7    ens5",
     ]
     assert hostfile == ["h1 slots=2", "h2 slots=1"]

@@ -247,6 +247,13 @@ def test_gpus_that_were_named_are_the_only_ones_that_may_be_used(world):
     assert world.gpus == [1, 0, 1]
 
 
+def test_a_busy_gpu_that_was_named_is_used_again(world):
+    world.gpus_option = (0, 1)
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable={0: "busy: pid 7"}))}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+
+
 def test_a_run_on_cpus_stays_there(world):
     world.topologies, world.on_gpus = {"h1": machine(0), "h2": machine(0)}, False
     world.meanwhile = {1: lambda: world.topologies.update(h2=machine())}

@@ -1,0 +1,59 @@
+from dataclasses import replace
+
+import pytest
+
+from launch.choose.placement import place
+from launch.choose.remarks import gpu_remarks
+from tests.unit.machines import hosts, machine
+
+SLOW, DISPLAY = "8 of 16 PCIe lanes", "drives a display"
+
+
+def with_facts(**facts):
+    """The machine of four GPUs with one fact of each GPU."""
+    whole = machine()
+    return replace(
+        whole,
+        gpus=tuple(replace(gpu, **{name: of_each[gpu.index] for name, of_each in facts.items()}) for gpu in whole.gpus),
+    )
+
+
+@pytest.mark.parametrize(
+    ("topologies", "gpus", "lines"),
+    [
+        ({"a": machine(), "b": machine()}, "auto", ()),
+        ({"a": machine(unusable={3: "busy: pid 7"})}, "auto", ()),
+        (
+            {"a": machine(unusable={1: "busy: pid 7", 3: "busy: pid 7"})},
+            (1, 2, 3),
+            ("GPU 1 of a, GPU 3 of a: busy: pid 7, used because --gpus names it",),
+        ),
+        (
+            {"a": with_facts(drawbacks=[(SLOW,), (), (SLOW, DISPLAY), ()])},
+            "auto",
+            (f"GPU 0 of a, GPU 2 of a: {SLOW}", f"GPU 2 of a: {DISPLAY}"),
+        ),
+        ({"a": with_facts(drawbacks=[(), (SLOW,), (), ()])}, (0, 2, 3), ()),  # it is not chosen
+        (
+            {"a": with_facts(drawbacks=[(SLOW,)] * 4), "b": with_facts(drawbacks=[(SLOW,)] * 4)},
+            "auto",
+            (f"GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 0 of b and 2 more: {SLOW}",),
+        ),
+        ({"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["A100"] * 4)}, "auto", ()),
+        (
+            {"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["L4\x1b"] * 4)},
+            (0,),
+            ("unlike GPUs, and each step waits for the slowest: A100 (GPU 0 of a); L4\\x1b (GPU 0 of b)",),
+        ),
+    ],
+)
+def test_tells_of_the_gpus_that_were_chosen(topologies, gpus, lines):
+    each = 3 if isinstance(gpus, str) else len(gpus)
+    where = hosts(**dict.fromkeys(topologies, each))
+    slots = place(where, topologies, np=each * len(topologies), gpus=gpus, binding="numa")
+    assert gpu_remarks(slots, topologies) == lines
+
+
+def test_ranks_on_cpus_need_no_remark():
+    slots = place(hosts(a=2), {"a": machine()}, np=2, gpus="none", binding="numa")
+    assert gpu_remarks(slots, {"a": machine()}) == ()
