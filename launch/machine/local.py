@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from launch.errors import ProcessError
-from launch.machine import nvidia_smi, nvml, system
+from launch.machine import locks, nvidia_smi, nvml, system
 from launch.machine.speeds import between_sockets
 from launch.machine.topology import Topology
 from launch.process import Answer, ask, find
@@ -22,10 +22,22 @@ def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
     ProcessError where a driver takes more than `timeout_s`.
     """
     return dataclasses.replace(
-        _gpu_topology(timeout_s) if gpus else Topology(source="none"),
+        _with_locks(_gpu_topology(timeout_s)) if gpus else Topology(source="none"),
         numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
         interfaces=system.interfaces(),
     )
+
+
+def _with_locks(topology: Topology) -> Topology:
+    """The topology with the GPUs that other runs of this user hold marked as busy."""
+    held = locks.held(gpu.uuid for gpu in topology.gpus if gpu.uuid is not None)
+    gpus = tuple(
+        dataclasses.replace(gpu, unusable="busy: another run of yours holds it")
+        if gpu.uuid in held and gpu.unusable is None
+        else gpu
+        for gpu in topology.gpus
+    )
+    return dataclasses.replace(topology, gpus=gpus)
 
 
 def _gpu_topology(timeout_s: float) -> Topology:

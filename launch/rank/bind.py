@@ -9,12 +9,14 @@ library only: this runs once per rank on every host.
 import base64
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import re
 import signal
 import socket
 import sys
+import time
 import zlib
 from typing import Any, NoReturn
 from uuid import UUID
@@ -23,6 +25,8 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK", "SLURM_LOCALID")
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 MAX_CORE = 65_535
+LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (the same for every login and job, unlike $TMPDIR; checked)
+LOOK_S = 0.1
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -32,6 +36,7 @@ def main(argv: list[str]) -> NoReturn:
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
+    hold_gpus(slot["to_hold"])
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(slot)
     for name, value in slot["environment"].items():
@@ -55,7 +60,10 @@ def own_slot(environment: Any) -> dict[str, Any]:
     """This rank's place in the plan, checked against where the launcher has really put it."""
     try:
         rank = int(next(environment[name] for name in RANKS if name in environment))
-        slot = slot_of(rank, json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"]))))
+        plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
+        slot = slot_of(rank, plan)
+        ranks_here = range(rank, rank + len(slot["ranks"])) if slot["local_rank"] == 0 else ()
+        slot["to_hold"] = [slot_of(other, plan) for other in ranks_here]  # by the first rank of a host for all
         local_rank = int(next((environment[name] for name in LOCAL_RANKS if name in environment), slot["local_rank"]))
     except (StopIteration, LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         refuse(
@@ -92,7 +100,7 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
     texts = [slot["host"], slot["hostname"], slot["gpu_uuid"], *slot["environment"].values()]
     names_fit = all(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) for name in slot["environment"])
     texts_fit = all(text is None or (isinstance(text, str) and text.isprintable()) for text in texts)
-    if not (names_fit and texts_fit and isinstance(slot["gpu"], int | None)):
+    if not (names_fit and texts_fit and isinstance(slot["gpu"], int | None) and isinstance(slot["shared"], bool)):
         raise ValueError(rank)
     cores = (range(max(low, 0), min(high, MAX_CORE) + 1) for low, high in slot["cores"])
     return {**slot, "cores": set().union(*cores)}
@@ -101,6 +109,59 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
 def visible_gpu(slot: dict[str, Any]) -> str:
     """The value of CUDA_VISIBLE_DEVICES."""
     return slot["gpu_uuid"] or ("" if slot["gpu"] is None else str(slot["gpu"]))
+
+
+def hold_gpus(slots: list[dict[str, Any]]) -> None:
+    """Keep a locked file for each GPU of these slots until the program has ended.
+
+    Of two launches at once the one gets all GPUs of a host, since one rank locks all in one order. Other users' runs
+    have another folder, and where /tmp takes none there are no locks: then only the driver tells who has a GPU.
+    """
+    wanted = {slot["gpu_uuid"]: slot for slot in slots if slot["gpu_uuid"]}
+    folder = lock_folder() if wanted else None
+    if folder is None:
+        return
+    for uuid, slot in sorted(wanted.items()):
+        name = f"{uuid.replace('/', '_')}.lock"
+        try:
+            file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        except OSError:
+            continue  # /tmp is full
+        os.set_inheritable(file, True)
+        if not is_locked(file) and not slot["shared"]:
+            line = f"GPU {slot['gpu']} of {slot['host']} was taken by another run of yours meanwhile: start again"
+            with contextlib.suppress(OSError), open(os.environ.get("HVDLAUNCH_REPORT", ""), "x") as report:  # noqa: PTH123
+                json.dump({"said": f"hvdlaunch: {line}"}, report)  # so that the launcher adds no line
+            refuse(line)
+    os.close(folder)
+
+
+def lock_folder() -> int | None:
+    """The opened folder of this user's locks, which nobody else can enter; None where /tmp takes none."""
+    with contextlib.suppress(OSError):  # it is there already, or cannot be
+        os.mkdir(LOCKS, 0o700)  # noqa: PTH102 (pathlib takes a rank longer to import than all else here)
+    try:
+        folder = os.open(LOCKS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        folder = None  # a link, a file, or another user's
+    facts = None if folder is None else os.fstat(folder)
+    if facts is None or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        refuse(f"{LOCKS} on {socket.gethostname()} is no folder of yours alone: remove it")
+    return folder
+
+
+def is_locked(file: int) -> bool:
+    """Whether this process has the lock now; a look at it by hvdlaunch, which is over at once, is waited for."""
+    for _ in range(3):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOOK_S)
+        else:
+            return True
+    return False
 
 
 def bind_to(cores: set[int]) -> None:

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from launch.rank import bind
 from tests.mpi.conftest import EFFNET
 from tests.mpi.launched import (
     LAUNCHERS,
@@ -19,7 +22,9 @@ from tests.mpi.launched import (
     lines,
     ranks,
     recorder,
+    running,
     stand_in,
+    started,
 )
 from tests.unit.machine.test_nvml import BUSES, MATRIX, NAME, QUERY
 
@@ -27,22 +32,30 @@ ROOT = Path(__file__).parents[2]
 HERE = os.uname().nodename
 # Both NVLinks of 0-3 and of 1-2 and one of each other pair of the four: two link-disjoint rings, one of them 0-1-2-3.
 RING = [0, 1, 2, 3]
-UUIDS = [f"GPU-{gpu}{gpu}" for gpu in RING]
+# A lock is held for each UUID: those of another worker of the tests are others.
+OURS = f"GPU-{os.getpid()}-"
+UUIDS = [f"{OURS}{gpu}{gpu}" for gpu in RING]
 DRIVER = pytest.mark.skipif(
     Path("/proc/driver/nvidia/version").exists(), reason="a real driver answers before a stand-in for nvidia-smi"
 )
 
 
-@pytest.fixture
-def nvidia_smi(tmp_path):
+def v100s(folder):
     """A machine with eight V100, as nvidia-smi tells it; hvdlaunch asks exactly this."""
     answers = {
         "topo -m": MATRIX,
-        "--query-gpu=index,uuid,name,pci.bus_id,mig.mode.current --format=csv,noheader": QUERY,
+        "--query-gpu=index,uuid,name,pci.bus_id,mig.mode.current --format=csv,noheader": QUERY.replace("GPU-", OURS),
         "--query-compute-apps=gpu_uuid,pid --format=csv,noheader": "",
     }
     script = f"import sys\nsys.stdout.write({answers!r}[' '.join(sys.argv[1:])])\n"
-    return stand_in(tmp_path, "nvidia-smi", script)
+    return stand_in(folder, "nvidia-smi", script)
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path):
+    yield v100s(tmp_path)
+    for file in Path(bind.LOCKS).glob(f"{OURS}*"):
+        file.unlink()
 
 
 def fake_nvml(tmp_path):
@@ -53,6 +66,7 @@ def fake_nvml(tmp_path):
         "from tests.unit.machine.test_nvml import Nvml, NVMLError\n"
         "_nvml = Nvml()\n"
         "_nvml.processes.clear()\n"
+        f"_nvml.nvmlDeviceGetUUID = lambda gpu: f'{OURS}{{gpu}}{{gpu}}'\n"
         "nvmlInit = nvmlShutdown = lambda: None\n"
         "def __getattr__(name):\n    return getattr(_nvml, name)\n"
     )
@@ -74,7 +88,7 @@ def test_nvml_and_nvidia_smi_tell_of_the_same_machine(tmp_path, nvidia_smi):
         told[source] = topology
     assert told["NVML"] == told["nvidia-smi"]
     assert [(gpu["uuid"], gpu["name"]) for gpu in told["NVML"]["gpus"]] == [
-        (f"GPU-{gpu}{gpu}", NAME) for gpu in range(len(BUSES))
+        (f"{OURS}{gpu}{gpu}", NAME) for gpu in range(len(BUSES))
     ]
     assert told["NVML"]["links"][0][3] == {"kind": "NV", "count": 2, "gbps": 40.0, "p2p": True}
 
@@ -125,10 +139,52 @@ def test_mpirun_horovodrun_and_srun_give_the_same_place(tmp_path, nvidia_smi):
             assert threads == str(len(one["cores"])) or len(os.sched_getaffinity(0)) == 1
             assert own == {
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ("GPU-00", "GPU-33")[rank],  # the pair with two NVLinks
+                "CUDA_VISIBLE_DEVICES": (f"{OURS}00", f"{OURS}33")[rank],  # the pair with two NVLinks
                 "NCCL_DEBUG": "WARN",
             }, launcher
         assert [one["cores"] for one in places] == [one["cores"] for one in found["mpirun"]], launcher
+
+
+@DRIVER
+def test_launches_at_once_take_different_gpus(tmp_path, nvidia_smi):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        v100s(folder)
+    taken = [f"{OURS}00", f"{OURS}33"]
+    with started(first, argv("--gpus", "auto", program=[*PLACE, "--stay"])):
+        assert [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in running(first)] == taken
+        done = finished(second, argv("--gpus", "auto", program=PLACE))
+        assert done.returncode == 0, done.stderr
+        others = [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks(second)]
+        assert others == [f"{OURS}11", f"{OURS}22"]
+        done = finished(second, argv("--gpus", "0,3", program=PLACE))
+        assert done.returncode == 0
+        (line,) = lines(done)
+        why = "busy: another run of yours holds it, used because --gpus names it"
+        assert line == f"hvdlaunch: GPU 0 of localhost, GPU 3 of localhost: {why}"
+        assert [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks(second)] == taken
+    told = json.loads(finished(tmp_path, argv("gpus", "-k", "2", "--json")).stdout)
+    assert told["gpus"] == [0, 3]
+
+
+@DRIVER
+def test_a_lost_race_for_a_gpu_ends_in_one_line(tmp_path, nvidia_smi):
+    """The stand-in for mpirun takes the GPU after it was chosen, and keeps it as it becomes the real one."""
+    real = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    stand_in(
+        tmp_path,
+        "mpirun",
+        "import fcntl, os, sys\n"
+        f"os.makedirs({bind.LOCKS!r}, 0o700, exist_ok=True)\n"
+        f"file = os.open({f'{bind.LOCKS}/{OURS}33.lock'!r}, os.O_RDWR | os.O_CREAT)\n"
+        "os.set_inheritable(file, True)\n"
+        "if sys.argv[1:] != ['--version']:\n    fcntl.flock(file, fcntl.LOCK_EX)\n"
+        f"os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n",
+    )
+    done = finished(tmp_path, argv("--gpus", "auto", program=[*PLACE, "--stay"]))
+    assert done.returncode == 2
+    assert lines(done) == ["hvdlaunch: GPU 3 of localhost was taken by another run of yours meanwhile: start again"]
 
 
 def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):

@@ -8,6 +8,7 @@ import zlib
 
 import pytest
 
+from launch.machine import locks
 from launch.rank import bind
 from tests.unit.mutated import mutated
 
@@ -15,8 +16,10 @@ HERE = socket.gethostname()
 DIGITS = "f" * 32 + "00112233445566778899aabbccddeeff"
 UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 RANKS = [{"gpu": 3, "cores": [[0, 0]]}, {"gpu": 4, "cores": [[1, 2], [8, 8]]}]
-H0 = {"host": "h0", "hostname": "other", "gpu": 0, "gpu_uuid": None, "cores": [], "environment": {}, "ranks": [{}]}
-H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": {"OMP_NUM_THREADS": "2", "TMPDIR": None}}
+GPU0 = {"gpu": 0, "gpu_uuid": None, "shared": False}
+H0 = {"host": "h0", "hostname": "other", **GPU0, "cores": [], "environment": {}, "ranks": [{}]}
+OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
+H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "shared": False, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
 PLAIN = {"rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
@@ -128,6 +131,7 @@ def process(monkeypatch):
     """This process as one that bind can change: what it did is noted, in order."""
     noted = []
     monkeypatch.setattr(bind, "die_with_parent", lambda: noted.append("parent"))
+    monkeypatch.setattr(bind, "hold_gpus", lambda slots: noted.append([slot["gpu"] for slot in slots]))
     monkeypatch.setattr(bind, "bind_to", noted.append)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: noted.append((how, signals)))
     environment = {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "1", "CUDA_VISIBLE_DEVICES": "7", "TMPDIR": "/t"}
@@ -145,7 +149,7 @@ def process(monkeypatch):
 def test_a_rank_takes_its_place_then_becomes_the_program(process):
     bind.main(["--", "prog", "--", "-x"])
     *before, (program, argv, environment) = process
-    assert before == ["parent", {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
+    assert before == ["parent", [3, 4], {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == (
         "PCI_BUS_ID",
@@ -195,3 +199,92 @@ def test_a_plan_with_a_wrong_part_is_refused_in_one_line_or_has_the_place(proces
         assert (out, err.count("\n")) == ("", 0 if process[-1][0] == "prog" else 1), where
         assert "\x1b" not in err
     assert min(outcomes.values()) > 10
+
+
+@pytest.fixture
+def lock_folder(tmp_path, monkeypatch):
+    """A folder for locks of the test's own; what bind keeps open is closed at the end."""
+    opened = []
+    keep = os.set_inheritable
+
+    def kept(file, inheritable):
+        opened.append(file)
+        keep(file, inheritable)
+
+    monkeypatch.setattr(os, "set_inheritable", kept)
+    monkeypatch.setattr(bind, "LOOK_S", 0.001)
+    for module in (bind, locks):
+        monkeypatch.setattr(module, "LOCKS", str(tmp_path / "locks"))
+    yield tmp_path / "locks"
+    for file in opened:
+        os.close(file)
+
+
+def on(*uuids, shared=()):
+    return [{"host": "h1", "gpu": gpu, "gpu_uuid": uuid, "shared": uuid in shared} for gpu, uuid in enumerate(uuids)]
+
+
+def test_the_gpus_of_a_host_are_held_in_a_folder_that_is_closed_to_others(lock_folder):
+    bind.hold_gpus(on("GPU-b", "GPU-a", "../GPU-c"))
+    assert locks.held(["GPU-a", "GPU-b", "../GPU-c", "GPU-d"]) == {"GPU-a", "GPU-b", "../GPU-c"}
+    assert {file.name for file in lock_folder.iterdir()} == {"GPU-a.lock", "GPU-b.lock", ".._GPU-c.lock"}
+    assert lock_folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_gpu_that_another_run_has_taken_is_refused_in_a_line_that_is_reported(
+    lock_folder, tmp_path, monkeypatch, capsys
+):
+    report = tmp_path / "report.json"
+    monkeypatch.setenv("HVDLAUNCH_REPORT", str(report))
+    bind.hold_gpus(on("GPU-a", "GPU-b"))
+    line = refused(capsys, lambda: bind.hold_gpus(on("GPU-x", "GPU-b")))
+    assert line == "hvdlaunch: GPU 1 of h1 was taken by another run of yours meanwhile: start again\n"
+    assert json.loads(report.read_text()) == {"said": line.strip()}
+    report.write_text("{}")
+    refused(capsys, lambda: bind.hold_gpus(on("GPU-a")))
+    assert report.read_text() == "{}"  # somebody was first
+
+
+def test_a_gpu_that_was_named_although_busy_is_shared(lock_folder):
+    bind.hold_gpus(on("GPU-a"))
+    bind.hold_gpus(on("GPU-a", "GPU-b", shared=("GPU-a",)))
+    assert locks.held(["GPU-a", "GPU-b"]) == {"GPU-a", "GPU-b"}
+
+
+def test_ranks_on_cpus_hold_nothing(lock_folder):
+    bind.hold_gpus([{"host": "h1", "gpu": None, "gpu_uuid": None, "shared": False}])
+    assert not lock_folder.exists()
+
+
+@pytest.mark.parametrize("planted", ["link", "file", "open to all", "another user's"])
+def test_a_folder_for_locks_that_others_have_planted_is_refused(lock_folder, tmp_path, monkeypatch, capsys, planted):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if planted == "link":
+        lock_folder.symlink_to(elsewhere)
+    elif planted == "file":
+        lock_folder.touch()
+    else:
+        lock_folder.mkdir(mode=0o700)
+        if planted == "open to all":
+            lock_folder.chmod(0o777)
+        else:
+            monkeypatch.setattr(os, "getuid", lambda: 4242)
+    err = refused(capsys, lambda: bind.hold_gpus(on("GPU-a")))
+    assert err == f"hvdlaunch: {lock_folder} on {HERE} is no folder of yours alone: remove it\n"
+    assert not list(elsewhere.iterdir())
+
+
+def test_without_a_place_for_locks_there_are_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(bind, "LOCKS", str(tmp_path / "missing" / "locks"))
+    bind.hold_gpus(on("GPU-a"))
+
+
+@pytest.mark.parametrize(
+    ("rank", "held"), [("0", [None]), ("1", [f"GPU-{'f' * 8}-ffff-ffff-ffff-{'f' * 12}", UUID]), ("2", [])]
+)
+def test_the_first_rank_of_a_host_holds_all_its_gpus(rank, held):
+    slot = bind.own_slot(
+        {"HVDLAUNCH_PLAN": packed({**PLAIN, "hosts": [{**H0, "hostname": HERE}, PLAIN["hosts"][1]]}), "PMIX_RANK": rank}
+    )
+    assert [one["gpu_uuid"] for one in slot["to_hold"]] == held
