@@ -156,6 +156,20 @@ def test_a_host_that_cannot_take_part_is_named_before_anything_starts(
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=2)
 
 
+def test_visible_gpus_of_one_host_are_not_those_of_all(cluster: MakeCluster, tmp_path: Path) -> None:
+    hosts = cluster(hosts=2)
+    (tmp_path / "topo").write_text("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
+    shown = shlex.quote(str(tmp_path / "topo"))
+    for name in ("h2", "h1"):
+        smi = hosts.put_on_path(name, "nvidia-smi", f'#!/bin/sh\n[ "$1" = topo ] && exec cat {shown}\nexit 1\n')
+    own = {"PATH": f"{smi.parent}:{ENV['PATH']}", "CUDA_VISIBLE_DEVICES": "1"}
+    words = [HVDLAUNCH, "plan", "-np", "3", "-H", "h1:1,h2:2", "--allow-run-as-root", "--", "true"]
+    done = hosts.run("h1", words, env={**ENV, **own}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[1:4] for line in done.stdout.splitlines()[1:4]]
+    assert rows == [["h1", "0", "1"], ["h2", "0", "0"], ["h2", "1", "1"]]
+
+
 def test_an_unknown_host_name(cluster: MakeCluster, tmp_path: Path) -> None:
     done, _ = hvdlaunch(cluster(), "outside", tmp_path, "h1:2,h9:1", "--", "true")
     assert done.returncode == 2
