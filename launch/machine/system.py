@@ -86,6 +86,15 @@ def free_port() -> int | None:
     return None
 
 
+def address_toward(address: str) -> str:
+    """This machine's own address on the way to another one's; nothing is sent."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        trial.connect((address, 9))
+        return str(trial.getsockname()[0])
+
+
 def cpuinfo() -> str:
     """The text of /proc/cpuinfo; empty where there is none."""
     return _read(Path("/proc/cpuinfo"))

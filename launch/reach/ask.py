@@ -123,10 +123,3 @@ def silent_host(hosts: Collection[str], reach: Ssh) -> str | None:
     """The first of these hosts that cannot be reached; None if all can."""
     reached = at_once(reach.reaches, [host for host in dict.fromkeys(hosts) if not is_local(host)])
     return next((host for host, answered in reached.items() if not answered), None)
-
-
-def address_toward(address: str) -> str:
-    """This machine's own address on the way to another one's; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
-        trial.connect((address, 9))
-        return str(trial.getsockname()[0])

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address
@@ -20,7 +21,7 @@ from launch.errors import HostError, LaunchError, TopologyError
 from launch.machine.decode import decode, short
 from launch.machine.local import local_topology
 from launch.machine.mpi import Mpi, read_mpi
-from launch.machine.system import free_port
+from launch.machine.system import address_toward, free_port
 from launch.machine.topology import Topology, check, restrict
 
 MARK = "hvdlaunch-facts "  # before the JSON: a shell there may print other lines
@@ -34,7 +35,7 @@ class HostFacts:
     hostname: str | None  # what it calls itself; None if the host was not asked
     topology: Topology
     mpi: Mpi | None = None
-    address: str | None = None  # where ssh reached it; None on this host, and over IPv6
+    address: str | None = None  # where it was reached; None on this host, and over IPv6
     port: int | None = None  # one on which nobody listens there
 
 
@@ -48,7 +49,6 @@ def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float) -> Host
 
     GPUs outside CUDA_VISIBLE_DEVICES, where it is set here, count as taken: each host has its own, or a Slurm step's.
     """
-    connection = os.environ.get("SSH_CONNECTION", "").split()
     return HostFacts(
         host="localhost",
         hostname=socket.gethostname(),
@@ -56,9 +56,21 @@ def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float) -> Host
             local_topology(gpus=gpus, timeout_s=driver_timeout_s), os.environ.get("CUDA_VISIBLE_DEVICES")
         ),
         mpi=mpi,
-        address=connection[2] if len(connection) == 4 and ":" not in connection[2] else None,
+        address=_reached(os.environ),
         port=free_port(),
     )
+
+
+def _reached(environment: Mapping[str, str]) -> str | None:
+    """The IPv4 address of this host at which ssh or srun has reached it."""
+    connection = environment.get("SSH_CONNECTION", "").split()
+    if len(connection) == 4:
+        return None if ":" in connection[2] else connection[2]
+    asker = environment.get("SLURM_LAUNCH_NODE_IPADDR", ":")  # srun's
+    try:
+        return None if ":" in asker else address_toward(asker)
+    except OSError:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from launch.process import find
 AGENT = (sys.executable, "-P", "-m", "launch.reach.srun")
 STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--input=none", "--quiet")
 # What says which job it is. All else of Slurm's describes the step or the batch script that this runs in, and would
-# shape the new step, as SLURM_GPUS_PER_TASK; CUDA_VISIBLE_DEVICES is of this host.
+# shape the new step, as SLURM_GPUS_PER_TASK; CUDA_VISIBLE_DEVICES and how ssh came here are of this host.
 OF_THE_JOB = ("SLURM_JOB_ID", "SLURM_CONF")
 
 
@@ -26,7 +26,7 @@ def inside(environment: Mapping[str, str]) -> bool:
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of srun, which it hands on to the command."""
-    strange = ("SLURM_", "SLURMD_", "SRUN_", "CUDA_VISIBLE_DEVICES")
+    strange = ("SLURM_", "SLURMD_", "SRUN_", "SSH_", "CUDA_VISIBLE_DEVICES")
     return {name: value for name, value in environment.items() if name in OF_THE_JOB or not name.startswith(strange)}
 
 

@@ -129,7 +129,7 @@ def daemon_networks(shared: str, used: Mapping[str, HostFacts], facts: Facts) ->
         if network.name_on(facts.interfaces, shared):
             return shared
         raise HostError(
-            f"ssh reaches {', '.join(used)} over IPv6, mpirun needs IPv4: add `AddressFamily inet` to ~/.ssh/config"
+            f"{', '.join(used)} are reached over IPv6, mpirun needs IPv4: add `AddressFamily inet` to ~/.ssh/config"
         )
     own = facts.own_addresses.get(reached)
     toward = [interface for interface in facts.interfaces if str(network.address_of(interface)) == own]

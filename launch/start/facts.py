@@ -11,11 +11,11 @@ from launch.choose.placement import ranks_per_host
 from launch.errors import CommandError, HostError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi, parse_mpi, read_mpi
-from launch.machine.system import interfaces
+from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
 from launch.process import Answer, find
 from launch.process import ask as ask_program
-from launch.reach.ask import address_toward, ask_hosts, is_local
+from launch.reach.ask import ask_hosts, is_local
 from launch.reach.probe import HostFacts
 from launch.start.plan import Launcher
 from launch.start.request import RunRequest, allocation

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.hosts import Cluster
+from tests.cluster.hosts import OUTSIDE, Cluster
 from tests.cluster.namespaces import tool
 from tests.cluster.test_launch import ENV, HVDLAUNCH, NOTE, TRAIN, one_line
 
@@ -59,10 +59,10 @@ class Slurm:
         files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         munged = ["munged", "--foreground", "--force", f"--key-file={key}"]
         munged += [f"--{name}=/run/munge.{file}" for name, file in files.items()]
-        for name in cluster.names:
+        for name in (*cluster.names, OUTSIDE):
             cluster.refuse_ssh(name)
             self._start(name, *munged)
-        self._until(lambda: all(map(self._has_munge, cluster.names)))
+        self._until(lambda: all(map(self._has_munge, (*cluster.names, OUTSIDE))))
         self._start("h1", "slurmctld", "-D")
         self._until(lambda: self.run("h1", "scontrol", "ping").returncode == 0)
         for name in cluster.names:
@@ -103,9 +103,11 @@ def slurm(cluster: Callable[..., Cluster], tmp_path: Path) -> Callable[..., Slur
     return make
 
 
-def test_srun_asks_the_nodes_and_starts_the_ranks_where_ssh_is_not(slurm: Callable[..., Slurm]) -> None:
+@pytest.mark.parametrize("start", ["h1", OUTSIDE])
+def test_srun_asks_the_nodes_and_starts_the_ranks_where_ssh_is_not(slurm: Callable[..., Slurm], start: str) -> None:
+    """On a node of the job, or on a login node, where salloc runs its command."""
     three = slurm(hosts=3)
-    done = three.hvdlaunch("-np", "3", "--", "python", NOTE, three.folder, nodes=3)
+    done = three.hvdlaunch("-np", "3", "--", "python", NOTE, three.folder, nodes=3, start=start)
     assert done.returncode == 0, done.stderr
     notes = [json.loads(path.read_text()) for path in sorted(three.folder.glob("rank-*.json"))]
     assert [(note["host"], note["local_rank"]) for note in notes] == [("h1", 0), ("h2", 0), ("h3", 0)]

@@ -37,6 +37,13 @@ def test_a_host_says_where_ssh_reached_it(monkeypatch, connection, address):
     assert sum(len(node.cores) for node in facts.topology.numa_nodes) <= len(os.sched_getaffinity(0))
 
 
+@pytest.mark.parametrize(("asker", "address"), [("127.0.0.1", "127.0.0.1"), ("fd00::9", None), ("odd", None)])
+def test_a_node_says_where_srun_reached_it(monkeypatch, asker, address):
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", asker)
+    assert probe.local_facts(None, gpus=False, driver_timeout_s=1).address == address
+
+
 @pytest.mark.parametrize(("visible", "free"), [(None, [0, 1, 2, 3]), ("1,3", [1, 3]), ("GPU-2", [2])])
 def test_each_host_goes_by_its_own_cuda_visible_devices(monkeypatch, capsys, visible, free):
     monkeypatch.setattr(probe, "local_topology", lambda **_: machine())

@@ -10,6 +10,7 @@ def test_a_step_is_of_the_job_and_not_of_the_step_or_script_that_asks_for_it():
         "SLURMD_NODENAME": "n1",
         "SRUN_CPUS_PER_TASK": "1",
         "CUDA_VISIBLE_DEVICES": "3",
+        "SSH_CONNECTION": "10.0.0.1 5000 10.0.0.2 22",
         "LD_LIBRARY_PATH": "/opt/lib",
     }
     kept = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf", "LD_LIBRARY_PATH": "/opt/lib"}

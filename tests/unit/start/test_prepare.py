@@ -168,7 +168,7 @@ def test_a_login_node_meets_its_daemons_over_its_own_network(tmp_path, world, mo
 
 def test_hosts_that_are_reached_over_ipv6_alone_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
-    with pytest.raises(HostError, match="ssh reaches h1, h2 over IPv6, mpirun needs IPv4: add `AddressFamily inet`"):
+    with pytest.raises(HostError, match="h1, h2 are reached over IPv6, mpirun needs IPv4: add `AddressFamily inet`"):
         prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
 
 
