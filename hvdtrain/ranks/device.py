@@ -37,7 +37,7 @@ def choose_device(comm: Comm) -> torch.device:
 
 
 # From malloc.h of glibc.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
@@ -52,6 +52,7 @@ def keep_freed_memory() -> None:
         allocator = ctypes.CDLL(None)
         allocator.mallopt(_M_MMAP_MAX, 0)  # large pieces come from the heap too
         allocator.mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
+        allocator.mallopt(_M_ARENA_MAX, 1)  # there is one: those of threads, as Horovod's, hold 64 MiB and are unmapped
 
 
 def has_nccl() -> bool:
