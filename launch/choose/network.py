@@ -29,9 +29,9 @@ def shared_network(hosts: Hosts, reached: Mapping[str, str], wanted: str | None 
     """The network on which every host has an address of its own, else the smallest that covers an address of each.
 
     With `wanted`, a CIDR or an interface's name, it is that one. Of several networks that all hosts are on it is the
-    fastest, an unknown speed being the slowest, then the one over which ssh `reached` most hosts (host -> its address
-    there), then the first one of the first host. What covers them covers the addresses that ssh reached: routers are
-    trusted to carry what goes between them.
+    fastest, if the speeds of all are known (a tap or a bridge tells one where a virtual machine's own card does not),
+    then the one over which ssh `reached` most hosts (host -> its address there), then the first of the first host. What
+    covers them covers the addresses that ssh reached: routers are trusted to carry what goes between them.
 
     Raises:
         PlacementError: there is none, or none that other interfaces of the hosts are not on too, or not the `wanted`.
@@ -44,9 +44,11 @@ def shared_network(hosts: Hosts, reached: Mapping[str, str], wanted: str | None 
         return _covering(hosts, reached)
     votes = Counter(network for network in shared for address in reached.values() if IPv4Address(address) in network)
 
+    speeds = {network: [own.speed_mbps for own in _on(hosts, network).values()] for network in shared}
+    known = len(hosts) > 1 and all(None not in of_one for of_one in speeds.values())
+
     def worth(network: IPv4Network) -> tuple[int, int]:
-        slowest = min(own.speed_mbps or 0 for own in _on(hosts, network).values())
-        return slowest if len(hosts) > 1 else 0, votes[network]
+        return min(speed or 0 for speed in speeds[network]) if known else 0, votes[network]
 
     best = max(shared, key=worth)  # of equals the first
     return SharedNetwork(name=str(_of_two_or_more(best)), interfaces=_on(hosts, best))

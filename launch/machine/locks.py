@@ -31,8 +31,8 @@ def _is_locked(folder: int, name: str) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # until it is closed, at once
-    except BlockingIOError:
-        return True
+    except OSError as error:
+        return isinstance(error, BlockingIOError)  # else a file system without locks
     finally:
         os.close(file)
     return False

@@ -137,7 +137,7 @@ def hold_gpus(slots: list[dict[str, Any]]) -> None:
 
 
 def lock_folder() -> int | None:
-    """The opened folder of this user's locks, which nobody else can enter; None where /tmp takes none."""
+    """The opened folder of this user's locks, which nobody else can enter; None where /tmp takes none, or another's."""
     with contextlib.suppress(OSError):  # it is there already, or cannot be
         os.mkdir(LOCKS, 0o700)  # noqa: PTH102 (pathlib takes a rank longer to import than all else here)
     try:
@@ -148,7 +148,14 @@ def lock_folder() -> int | None:
         folder = None  # a link, a file, or another user's
     facts = None if folder is None else os.fstat(folder)
     if facts is None or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        refuse(f"{LOCKS} on {socket.gethostname()} is no folder of yours alone: remove it")
+        print(
+            f"hvdlaunch: {LOCKS} on {socket.gethostname()} is no folder of yours alone: GPUs are not locked",
+            file=sys.stderr,
+            flush=True,
+        )
+        if folder is not None:
+            os.close(folder)
+        return None
     return folder
 
 
@@ -159,6 +166,8 @@ def is_locked(file: int) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(LOOK_S)
+        except OSError:
+            return True  # a file system without locks
         else:
             return True
     return False

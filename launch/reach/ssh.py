@@ -23,6 +23,7 @@ REACH_TIMEOUT_S = 4.0  # to see whether a host is there at all
 SSH_FAILED = 255  # ssh's own status, all others are the program's there
 MAX_DETAILS = 100  # lines
 
+NOT_OURS = "it is no node of this Slurm allocation: name one of its nodes, or give --ssh-option BatchMode=yes for ssh"
 # Part of a text on standard error -> the line for the user.
 TROUBLES = {
     "hvdlaunch: ": "{last}",  # first: it may quote any of the others
@@ -36,8 +37,9 @@ TROUBLES = {
     "not responding": "ssh gets no answer: see whether the host and its sshd are well",
     "No route to host": "no route to it: see whether the host is up",
     "Network is unreachable": "its network cannot be reached from here",
-    "Invalid node name": "it is no node of this Slurm allocation: name one of SLURM_JOB_NODELIST",
-    "node configuration is not available": "it is no node of this Slurm allocation: name one of SLURM_JOB_NODELIST",
+    "Invalid node name": NOT_OURS,
+    "node configuration is not available": NOT_OURS,
+    "Invalid job id": "the Slurm job of this shell has ended: `unset SLURM_JOB_ID`, or start from one that runs",
     "No module named": "{python} there has no hvdlaunch: install the project there as here",
     "cd: ": "it has no folder {folder}: share this folder with the host, or start from one that both have",
     "not found": "it has no {python}: install the project there at the same path as here",

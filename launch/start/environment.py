@@ -13,7 +13,7 @@ EXPORTED = re.compile(
     r"|HOROVOD_(?!(LOCAL_|CROSS_)?(RANK|SIZE)|GLOO_RENDEZVOUS|HOSTNAME)\w+"  # these tell of another process
     r"|(?i:https?|ftp|all|no)_(?i:proxy)"
 )
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY", re.IGNORECASE)
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|(?<!_IB_P)KEY", re.IGNORECASE)
 PROXY = re.compile(r"\w+_proxy", re.IGNORECASE)  # as http://user:password@proxy:3128
 # What no program misses on another host: the session, what has set up this process, what an image was built with.
 OF_THE_SESSION = re.compile(

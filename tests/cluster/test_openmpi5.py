@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 import time
 
 import pytest
@@ -20,7 +21,7 @@ def env(tmp_path):
 
 def test_every_rank_is_where_it_was_planned(cluster, tmp_path, env):
     hosts = cluster()
-    done = hosts.run("outside", [*RUN, "python", str(NOTE), str(tmp_path)], env=env, cwd=tmp_path, timeout_s=100)
+    done = hosts.run("outside", [*RUN, sys.executable, str(NOTE), str(tmp_path)], env=env, cwd=tmp_path, timeout_s=100)
     assert done.returncode == 0, done.stderr
     notes = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
     assert [(note["host"], note["local_rank"]) for note in notes] == [("h1", 0), ("h1", 1), ("h2", 0)]

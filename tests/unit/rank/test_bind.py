@@ -1,5 +1,6 @@
 import base64
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -257,7 +258,7 @@ def test_ranks_on_cpus_hold_nothing(lock_folder):
 
 
 @pytest.mark.parametrize("planted", ["link", "file", "open to all", "another user's"])
-def test_a_folder_for_locks_that_others_have_planted_is_refused(lock_folder, tmp_path, monkeypatch, capsys, planted):
+def test_a_folder_for_locks_that_others_have_planted_is_not_used(lock_folder, tmp_path, monkeypatch, capsys, planted):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     if planted == "link":
@@ -270,9 +271,19 @@ def test_a_folder_for_locks_that_others_have_planted_is_refused(lock_folder, tmp
             lock_folder.chmod(0o777)
         else:
             monkeypatch.setattr(os, "getuid", lambda: 4242)
-    err = refused(capsys, lambda: bind.hold_gpus(on("GPU-a")))
-    assert err == f"hvdlaunch: {lock_folder} on {HERE} is no folder of yours alone: remove it\n"
+    bind.hold_gpus(on("GPU-a"))
+    line = f"hvdlaunch: {lock_folder} on {HERE} is no folder of yours alone: GPUs are not locked\n"
+    assert capsys.readouterr().err == line
     assert not list(elsewhere.iterdir())
+
+
+def test_a_file_system_without_locks_stops_no_rank(lock_folder, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(bind.fcntl, "flock", no_locks)
+    bind.hold_gpus(on("GPU-a"))
+    assert locks.held(["GPU-a"]) == frozenset()
 
 
 def test_without_a_place_for_locks_there_are_none(monkeypatch, tmp_path):

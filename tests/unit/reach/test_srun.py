@@ -20,9 +20,14 @@ def test_a_step_is_of_the_job_and_not_of_the_step_or_script_that_asks_for_it():
 
 def test_it_becomes_one_task_on_that_node_with_the_command_for_a_shell_there(monkeypatch):
     became = []
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
     monkeypatch.setattr(srun.os, "execvpe", lambda *words: became.append(words))
     srun.main("n2", "cd '/my runs' &&", "exec true")
     ((program, words, _),) = became
+    assert not [word for word in words if "gres" in word]
     assert (program, words[0]) == ("srun", "srun")
     assert {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n2"} < set(words)
     assert words[-3:] == ["sh", "-c", "cd '/my runs' && exec true"]
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    srun.main("n2", "true")
+    assert "--gres=gpu:8" in became[1][1]

@@ -12,7 +12,8 @@ ALLOWED = {
         "some value",
     ),
     **dict.fromkeys(
-        ("NCCL_DEBUG", "HOROVOD_CYCLE_TIME", "FI_PROVIDER", "UCX_TLS", "OPAL_PREFIX", "HF_HOME"), "some value"
+        ("NCCL_DEBUG", "NCCL_IB_PKEY", "HOROVOD_CYCLE_TIME", "FI_PROVIDER", "UCX_TLS", "OPAL_PREFIX", "HF_HOME"),
+        "some value",
     ),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     **dict.fromkeys(("http_proxy", "HTTPS_PROXY", "ALL_PROXY", "no_proxy"), "http://proxy:3128"),
