@@ -250,6 +250,8 @@ def _plan(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.topology and not (options.dry_run or options.sbatch):
         raise CommandError("--topology is for plan, --dry-run and --sbatch: a run asks its hosts")
+    if options.sbatch is not None and options.hostfile == "-":
+        raise CommandError("--hostfile -: the job has no such input: write it to a file, or give -H")
     if options.sbatch_options and options.sbatch is None:
         raise CommandError("--sbatch-option is for the script that --sbatch FILE writes: add that")
     if not 0 <= options.grace_s < math.inf:

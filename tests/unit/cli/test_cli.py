@@ -151,6 +151,10 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         (("run", "-np", "1", "--allow-run-as-root", *PROGRAM), "no mpirun on PATH"),
         (("run", "-np", "1", "--sbatch", "missing/job", *PROGRAM), "missing/job cannot be written"),
         (("run", "-np", "1", "--sbatch", "job"), "no program: put it after --"),
+        (
+            ("run", "-np", "1", "--sbatch", "job", "--hostfile", "-", *PROGRAM),
+            "--hostfile -: the job has no such input",
+        ),
         ((*SBATCH, "-np", "0", *PROGRAM), "-np 0: a run has at least one rank"),
         ((*SBATCH, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
         ((*SBATCH, "-H", "a:2", "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
