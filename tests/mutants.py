@@ -145,7 +145,7 @@ MUTANTS = [
     Mutant("launch/choose/rings.py", "in enumerate(row) if weight >= floor", "in enumerate(row) if weight > floor"),
     Mutant("launch/choose/selection.py", "-len({self.gpus[v].numa", "len({self.gpus[v].numa"),
     Mutant("launch/reach/ssh.py", "return answer.status == 0", "return answer.status != 0"),
-    Mutant("launch/reach/probe.py", "address=connection[2] if", "address=connection[0] if"),
+    Mutant("launch/reach/probe.py", "else connection[2]", "else connection[0]"),
     Mutant("launch/machine/nvidia_smi.py", 'mig=mig == "Enabled"', 'mig=mig != "Enabled"'),
     Mutant("launch/machine/nvidia_smi.py", "titles[1:] if len(tail)", "titles if len(tail)"),
     Mutant("launch/machine/system.py", "deepest <= 1", "deepest < 1"),
