@@ -101,6 +101,9 @@ def _slots(options: Options) -> int | None:
     """The slots that the user's options ask for; None where they do not say."""
     numbers = {key: int(value) for key, value in options.items() if value and re.fullmatch("[0-9]{1,6}", value)}
     each = numbers.get("ntasks-per-node")
+    counted = {"gpus", "gpus-per-task", "gpus-per-socket"} & options.keys()
+    if counted or (options.keys() & {"gpus-per-node", "gres"} and numbers.get("ntasks") == numbers.get("nodes", 0)):
+        return None  # one task may have all GPUs of a node, and as many slots
     if each == 1:  # for all GPUs of a node
         given = options.get("gpus-per-node") or options.get("gres") or "1"
         gpus = "" if "," in given else given.rpartition(":")[2]

@@ -79,6 +79,9 @@ def test_more_ranks_than_the_job_has_slots_are_refused_before_the_queue(np, opti
         {},
         {"nodes": "2-4", "ntasks-per-node": "4"},
         {"nodes": "2", "ntasks-per-node": "1", "gres": "gpu:8,nvme:1"},
+        {"nodes": "2", "ntasks-per-node": "1", "gpus-per-task": "8"},
+        {"nodes": "2", "ntasks-per-node": "1", "gpus": "16"},
+        {"nodes": "2", "ntasks": "2", "gpus-per-node": "8"},
     ],
 )
 def test_where_the_slots_are_not_known_slurm_decides(options):
