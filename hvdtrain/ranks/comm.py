@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.buckets import BUCKET_MB, BucketSync
 from hvdtrain.ranks.launchers import require_joined
+from hvdtrain.ranks.memory import keep_freed_memory
 from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.safety import watchdog
@@ -339,7 +340,7 @@ def connect(
     timeline: bool = False,
     hang_timeout_s: float | None = None,
 ) -> Comm:
-    """Join the ranks that were launched together, or be alone.
+    """Join the ranks that were launched together, or be alone; memory that is freed from now on is kept.
 
     Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
     are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
@@ -348,6 +349,7 @@ def connect(
     watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
     where there is no Horovod to write it, and where another launcher has started processes that do not meet.
     """
+    keep_freed_memory()  # before MPI and Horovod have threads
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
     if os.environ.get("HOROVOD_AUTOTUNE") != "1":  # which leaves a threshold that is given as it is

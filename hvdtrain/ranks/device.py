@@ -1,8 +1,5 @@
 """The device of each rank: one GPU for one rank, or the CPU."""
 
-import contextlib
-import ctypes
-import os
 import socket
 
 import torch
@@ -18,7 +15,6 @@ def choose_device(comm: Comm) -> torch.device:
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if visible == 0:
-        keep_freed_memory()
         return torch.device("cpu")
     if visible > 1 and comm.local_rank >= visible:
         raise BadInput(
@@ -34,25 +30,6 @@ def choose_device(comm: Comm) -> torch.device:
     device = torch.device("cuda", 0 if visible == 1 else comm.local_rank)
     torch.cuda.set_device(device)
     return device
-
-
-# From malloc.h of glibc.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tensors for the next ones, but for settings or allocators of the user.
-
-    glibc gives large pieces back to the kernel, which must clear them before each use: see "Page faults" in
-    docs/performance.md. Other C libraries are left as they are.
-    """
-    if any(name in ("GLIBC_TUNABLES", "LD_PRELOAD") or name.startswith("MALLOC_") for name in os.environ):
-        return
-    with contextlib.suppress(AttributeError):
-        allocator = ctypes.CDLL(None)
-        allocator.mallopt(_M_MMAP_MAX, 0)  # large pieces come from the heap too
-        allocator.mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
-        allocator.mallopt(_M_ARENA_MAX, 1)  # there is one: those of threads, as Horovod's, hold 64 MiB and are unmapped
 
 
 def has_nccl() -> bool:

@@ -1,7 +1,4 @@
-import os
 import socket
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -95,35 +92,3 @@ def test_ranks_may_share_a_cpu():
     ranks = saying(["one", None], ["one", None])
     require_own_device(ranks, torch.device("cpu"))
     assert ranks.said == [[socket.gethostname(), None]]
-
-
-# --- memory on the CPU
-
-FAULTS = """
-import resource, torch
-from hvdtrain.ranks.device import keep_freed_memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(20):
-        torch.ones(10 * 2**20)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-keep_freed_memory()
-faults()
-print(faults())
-"""
-
-
-@pytest.mark.skipif(not os.confstr("CS_GNU_LIBC_VERSION"), reason="another C library than glibc")
-@pytest.mark.parametrize(
-    ("setting", "few"),
-    [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False), ({"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}, False)],
-    ids=["by-itself", "users-threshold", "users-tunables"],
-)
-def test_memory_that_was_freed_is_not_given_back_unless_the_user_has_settings(setting, few):
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "LD_PRE"))}
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS], env={**own, **setting}, capture_output=True, text=True, check=True
-    )
-    assert (int(done.stdout) < 1000) == few  # of 4 KiB each: 40 MiB twenty times are 204,800
