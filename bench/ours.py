@@ -23,7 +23,7 @@ from workload import CLASSES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_k
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.watchdog import RankWatchdog

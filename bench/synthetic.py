@@ -8,7 +8,7 @@ import torch
 from mlp import mlp
 
 from hvdtrain import effnet
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.order import BatchSizes

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.allreduce import SUMS, InPlaceSum
-from hvdtrain.ranks.comm import Comm, connect
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.record.files import write_json
 from hvdtrain.safety import exits

@@ -16,7 +16,7 @@ class Rank(SerialComm):
     """Rank `rank` of `size`: it is told what the others would say, and keeps what it says itself.
 
     `answers` is what `allgather` returns: one list for each call in turn, with `...` for this rank's own value, or a
-    function of that value; without it all ranks say the same. `others` are added by `allreduce_async`. `allreduce` and
+    function of that value; without it all ranks say the same. `others` are added by `begin_sum`. `allreduce` and
     `average_` change nothing unless `sums` and `averages` do.
     """
 
@@ -52,7 +52,7 @@ class Rank(SerialComm):
         self.summed.append(values.clone())
         return self._sums(values)
 
-    def allreduce_async(self, values):
+    def begin_sum(self, values, name):
         self.summed.append(values.clone())
         total = values + sum(torch.tensor(other) for other in self._others)
         return lambda: total

@@ -52,7 +52,9 @@ class AgreedSavePoints:
 
     def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
-        begun = self._comm.allreduce_async(torch.tensor([due and self._comm.rank == 0, self._leave.is_set()]).int())
+        begun = self._comm.begin_sum(
+            torch.tensor([due and self._comm.rank == 0, self._leave.is_set()]).int(), "save_point"
+        )
         by_steps = self._every_steps is not None and step % self._every_steps == 0
 
         def decided() -> Decision:

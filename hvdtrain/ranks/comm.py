@@ -1,12 +1,7 @@
-"""Ranks and what they say to each other.
-
-`connect()` joins the ranks over MPI, so that they can agree on settings and data; `comm.start()` then starts
-Horovod. One process without a launcher gets SerialComm, which needs neither.
-"""
+"""Ranks and what they say to each other: HorovodComm, or for one process SerialComm."""
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -18,27 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.ranks.buckets import BUCKET_MB, BucketSync
-from hvdtrain.ranks.launchers import require_joined
-from hvdtrain.ranks.memory import keep_freed_memory
 from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync
 from hvdtrain.ranks.wire import Wire
-from hvdtrain.safety import watchdog
-from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
-
-# Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
-FUSION_THRESHOLD_MB = 128.0
 
 # Of a broadcast, at a time: MPI counts to 2 GiB.
 _CHUNK_BYTES = 2**28
-
-# Names of sums that Horovod remembers; beyond them it negotiates each anew at every step, and v2_l with --sync-bn has
-# 1,334, more than Horovod's own 1,024. More room is free: what ranks exchange is a bit for each name in use, and the
-# room itself takes 8 bytes a name (response_cache.cc of Horovod 0.28.1).
-CACHE_CAPACITY = 4096
-
-# Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog's fixed
-# limits: 11 minutes, unless --hang-timeout-s is more than a minute.
-AFTER_WATCHDOG_S = 60
 
 # Between looks at a sum. Horovod's own wait asks all the time, on a core that its thread may need: see "Waiting" in
 # docs/performance.md.
@@ -118,8 +97,8 @@ class Comm(Group, Protocol):
         Rank 0 writes Horovod's timeline to that file, if `connect` was told of one.
         """
 
-    def allreduce_async(self, values: Tensor) -> Callable[[], Tensor]:
-        """Begin `allreduce` of a tensor on the CPU, one at a time; the returned function waits for the sum."""
+    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        """Begin to replace a tensor by its sum over ranks; the returned function waits for it. Of `name` as above."""
 
 
 class SerialComm:
@@ -154,7 +133,7 @@ class SerialComm:
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         return values
 
-    def allreduce_async(self, values: Tensor) -> Callable[[], Tensor]:
+    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         return lambda: values
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
@@ -246,12 +225,7 @@ class HorovodComm:
             total: Tensor = hvd.allreduce(values, op=hvd.Sum, name=name)
         return total
 
-    def allreduce_async(self, values: Tensor) -> Callable[[], Tensor]:
-        import horovod.torch as hvd
-
-        return partial(self._sum_of, hvd.allreduce_async(values, op=hvd.Sum, name="sum_later"))
-
-    def _begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         import horovod.torch as hvd
 
         return partial(self._sum_of, hvd.allreduce_async_(values, op=hvd.Sum, name=name))
@@ -310,7 +284,7 @@ class HorovodComm:
             wire=wire,
             bucket_mb=BUCKET_MB if bucket_mb is None else bucket_mb,
             rank_zeros=lambda names: list(json.loads(self.broadcast(json.dumps(names).encode()))),
-            begin_sum=self._begin_sum,
+            begin_sum=self.begin_sum,
         )
 
 
@@ -331,76 +305,3 @@ def _broadcast_by_horovod(chunk: memoryview) -> None:
     hvd.broadcast_(sent, root_rank=0, name="broadcast.content")
     if not chunk.readonly:  # rank 0's is
         chunk[:] = sent.numpy().data
-
-
-def connect(
-    *,
-    fusion_threshold_mb: float | None,
-    cycle_time_ms: float | None,
-    timeline: bool = False,
-    hang_timeout_s: float | None = None,
-) -> Comm:
-    """Join the ranks that were launched together, or be alone; memory that is freed from now on is kept.
-
-    Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
-    are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
-    run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
-    remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
-    watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
-    where there is no Horovod to write it, and where another launcher has started processes that do not meet.
-    """
-    keep_freed_memory()  # before MPI and Horovod have threads
-    if fusion_threshold_mb is not None:
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
-    if os.environ.get("HOROVOD_AUTOTUNE") != "1":  # which leaves a threshold that is given as it is
-        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(FUSION_THRESHOLD_MB * 2**20)))
-    if cycle_time_ms is not None:
-        os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
-    os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(CACHE_CAPACITY))
-    stall_s = max(watchdog.SLOW_S, watchdog.slow_s(hang_timeout_s)) + AFTER_WATCHDOG_S
-    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(stall_s)))
-    if timeline:
-        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # the file's name comes with `start`
-
-    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
-        comm: Comm = HorovodComm(mpi=None)
-    elif any(name in os.environ for name in RANK_VARIABLES):
-        local_size = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-        if local_size >= cores_together(local_size):
-            # Open MPI spins as if each rank had a core to spare. It reads this at MPI_Init, which the import runs.
-            os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        if os.environ.get("OMPI_COMM_WORLD_SIZE") == str(local_size):
-            os.environ["OMPI_MCA_btl"] = _without_tcp(os.environ.get("OMPI_MCA_btl", ""))
-        from mpi4py import MPI
-
-        comm = HorovodComm(MPI.COMM_WORLD)
-        if comm.size == 1:
-            require_joined(os.environ)
-    else:
-        require_joined(os.environ)
-        if timeline:
-            raise BadInput("--timeline: only Horovod has one, so start with horovodrun or mpirun, or leave it out")
-        return SerialComm()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores_together(comm.local_size) // comm.local_size))
-    return comm
-
-
-def _without_tcp(transports: str) -> str:
-    """Open MPI's transports for the ranks of one host: its TCP would listen on every address. A list of them stays."""
-    if not transports:
-        return "^tcp"
-    return f"{transports},tcp" if transports.startswith("^") else transports
-
-
-def cores_together(local_size: int) -> int:
-    """How many cores the `local_size` ranks of this host may use between them.
-
-    A rank sees its own cores and the launcher's, which is not bound: ranks that were bound one by one have together as
-    many as they are, ranks that were not share what the launcher may use. The launcher is the parent, unless hvdlaunch
-    has told its cores.
-    """
-    own = os.sched_getaffinity(0)
-    told = os.environ.get("HVDLAUNCH_CORES")
-    launcher = set(map(int, told.split(","))) if told else os.sched_getaffinity(os.getppid())
-    return min(len(own) * local_size, len(own | launcher))

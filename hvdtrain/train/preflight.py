@@ -12,7 +12,8 @@ import torch
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
 from hvdtrain.ranks.agree import agreed, require_equal
-from hvdtrain.ranks.comm import Comm, connect
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.record.environment import code_hash, versions
 from hvdtrain.safety.exits import BadInput

@@ -75,7 +75,7 @@ CHANGED = """
 import fcntl, os, signal, sys, faulthandler
 if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
     fcntl.flock(os.open("locked", os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
-import hvdtrain.ranks.comm as comm
+import hvdtrain.ranks.connect as comm
 import torch
 os.environ["HOME"] = "/nowhere"
 os.environ["ADDED"] = "1"
@@ -95,7 +95,7 @@ hvd.init()
 
 TOLD = """
 import json, os, signal, sys, torch
-import hvdtrain.ranks.comm as comm
+import hvdtrain.ranks.connect as comm
 import horovod.torch as hvd
 print(json.dumps([
     dict(os.environ), os.getcwd(), sys.path[1:], sys.argv, str(signal.getsignal(signal.SIGTERM)),

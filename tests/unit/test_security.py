@@ -11,7 +11,7 @@ import pytest
 
 from hvdtrain.checkpoint.folder import open_folder
 from hvdtrain.compare import __main__ as compare
-from hvdtrain.ranks import comm
+from hvdtrain.ranks import connect
 from hvdtrain.record import environment
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision import models
@@ -163,7 +163,7 @@ def test_the_command_of_a_run_is_written_down_without_secrets(monkeypatch, word,
     [("", "^tcp"), ("^openib", "^openib,tcp"), ("self,vader", "self,vader"), ("self,tcp", "self,tcp")],
 )
 def test_ranks_of_one_host_leave_tcp_alone_unless_it_was_asked_for(given, used):
-    assert comm._without_tcp(given) == used
+    assert connect._without_tcp(given) == used
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "lock", "result.json.part", "events.out.tfevents.1.x.1.0"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from hvdtrain.ranks import comm as ranks
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 gathered = comm.allgather({"rank": comm.rank, "text": "ä" * (comm.rank + 1)})

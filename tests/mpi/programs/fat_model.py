@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 from hvdtrain.timing.phases import HostClock
 from hvdtrain.timing.profile import over_ranks
 from tests.steps import step_of, take

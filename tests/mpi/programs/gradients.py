@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()

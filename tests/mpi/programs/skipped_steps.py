@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 from hvdtrain.train import optim
 from hvdtrain.vision import models
 from tests.steps import step_of, take

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 from hvdtrain.record import gauges
 from hvdtrain.record.gauges import Gauges
 from hvdtrain.train import batch_norm as sync_bn

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 from hvdtrain.safety import exits
 from hvdtrain.train import optim
 from hvdtrain.train.batch_norm import layers

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from hvdtrain.ranks import comm, launchers
+from hvdtrain.ranks import connect, launchers
 from hvdtrain.ranks.comm import SerialComm
 from tests.refusals import refused
 
@@ -17,8 +17,8 @@ SRUN = {
 
 
 def alone(monkeypatch, environment):
-    monkeypatch.setattr(comm.os, "environ", {"OMP_NUM_THREADS": "1", **environment})
-    return comm.connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    monkeypatch.setattr(connect.os, "environ", {"OMP_NUM_THREADS": "1", **environment})
+    return connect.connect(fusion_threshold_mb=None, cycle_time_ms=None)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_one_process_may_be_alone(monkeypatch, environment):
     ],
 )
 def test_what_mpi_says_counts(monkeypatch, size, environment, refuses):
-    monkeypatch.setattr(comm, "HorovodComm", lambda _: type("Joined", (SerialComm,), {"size": size})())
+    monkeypatch.setattr(connect, "HorovodComm", lambda _: type("Joined", (SerialComm,), {"size": size})())
     monkeypatch.setitem(sys.modules, "mpi4py", type("mpi4py", (), {"MPI": type("MPI", (), {"COMM_WORLD": 0})}))
     if refuses:
         assert refused(lambda: alone(monkeypatch, environment)).startswith("srun has started 8 processes")

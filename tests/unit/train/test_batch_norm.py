@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from hvdtrain.ranks.comm import CACHE_CAPACITY, SerialComm
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.connect import CACHE_CAPACITY
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, convert, layers
 from hvdtrain.vision import models
@@ -206,7 +207,7 @@ def sums_of(name):
     """How many names the sums of a run with batch norm over all ranks have, as Horovod remembers them."""
     with torch.device("meta"):
         model = models.build(name, classes=10)
-    gradients, others = len(list(model.parameters())), len({"sum", "sum_later", "average"})
+    gradients, others = len(list(model.parameters())), len({"sum", "save_point", "average"})
     return gradients + 2 * len(layers(model)) + others
 
 

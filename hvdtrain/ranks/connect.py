@@ -1,0 +1,99 @@
+"""How ranks join: over MPI, so that they can agree on settings and data; `comm.start()` then starts Horovod.
+
+One process without a launcher gets SerialComm, which needs neither.
+"""
+
+import os
+
+import torch
+
+from hvdtrain.ranks.comm import Comm, HorovodComm, SerialComm
+from hvdtrain.ranks.launchers import require_joined
+from hvdtrain.ranks.memory import keep_freed_memory
+from hvdtrain.safety import watchdog
+from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
+
+# Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
+FUSION_THRESHOLD_MB = 128.0
+
+# Names of sums that Horovod remembers; beyond them it negotiates each anew at every step, and v2_l with --sync-bn has
+# 1,334, more than Horovod's own 1,024. More room is free: what ranks exchange is a bit for each name in use, and the
+# room itself takes 8 bytes a name (response_cache.cc of Horovod 0.28.1).
+CACHE_CAPACITY = 4096
+
+# Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog's fixed
+# limits: 11 minutes, unless --hang-timeout-s is more than a minute.
+AFTER_WATCHDOG_S = 60
+
+
+def connect(
+    *,
+    fusion_threshold_mb: float | None,
+    cycle_time_ms: float | None,
+    timeline: bool = False,
+    hang_timeout_s: float | None = None,
+) -> Comm:
+    """Join the ranks that were launched together, or be alone; memory that is freed from now on is kept.
+
+    Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
+    are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
+    run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
+    remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
+    watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
+    where there is no Horovod to write it, and where another launcher has started processes that do not meet.
+    """
+    keep_freed_memory()  # before MPI and Horovod have threads
+    if fusion_threshold_mb is not None:
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
+    if os.environ.get("HOROVOD_AUTOTUNE") != "1":  # which leaves a threshold that is given as it is
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(FUSION_THRESHOLD_MB * 2**20)))
+    if cycle_time_ms is not None:
+        os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
+    os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(CACHE_CAPACITY))
+    stall_s = max(watchdog.SLOW_S, watchdog.slow_s(hang_timeout_s)) + AFTER_WATCHDOG_S
+    os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(stall_s)))
+    if timeline:
+        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # the file's name comes with `start`
+
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
+        comm: Comm = HorovodComm(mpi=None)
+    elif any(name in os.environ for name in RANK_VARIABLES):
+        local_size = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
+        if local_size >= cores_together(local_size):
+            # Open MPI spins as if each rank had a core to spare. It reads this at MPI_Init, which the import runs.
+            os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        if os.environ.get("OMPI_COMM_WORLD_SIZE") == str(local_size):
+            os.environ["OMPI_MCA_btl"] = _without_tcp(os.environ.get("OMPI_MCA_btl", ""))
+        from mpi4py import MPI
+
+        comm = HorovodComm(MPI.COMM_WORLD)
+        if comm.size == 1:
+            require_joined(os.environ)
+    else:
+        require_joined(os.environ)
+        if timeline:
+            raise BadInput("--timeline: only Horovod has one, so start with horovodrun or mpirun, or leave it out")
+        return SerialComm()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores_together(comm.local_size) // comm.local_size))
+    return comm
+
+
+def _without_tcp(transports: str) -> str:
+    """Open MPI's transports for the ranks of one host: its TCP would listen on every address. A list of them stays."""
+    if not transports:
+        return "^tcp"
+    return f"{transports},tcp" if transports.startswith("^") else transports
+
+
+def cores_together(local_size: int) -> int:
+    """How many cores the `local_size` ranks of this host may use between them.
+
+    A rank sees its own cores and the launcher's, which is not bound: ranks that were bound one by one have together as
+    many as they are, ranks that were not share what the launcher may use. The launcher is the parent, unless hvdlaunch
+    has told its cores.
+    """
+    own = os.sched_getaffinity(0)
+    told = os.environ.get("HVDLAUNCH_CORES")
+    launcher = set(map(int, told.split(","))) if told else os.sched_getaffinity(os.getppid())
+    return min(len(own) * local_size, len(own | launcher))
