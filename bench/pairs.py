@@ -99,7 +99,7 @@ def torchrun(ranks: int) -> list[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     address = f"--master-addr 127.0.0.1 --master-port {port}"
-    return f"torchrun --nnodes 1 --nproc-per-node {ranks} {address} --no-python".split()
+    return f"timeout {PATIENCE_S} torchrun --nnodes 1 --nproc-per-node {ranks} {address} --no-python".split()
 
 
 @dataclass(kw_only=True)
