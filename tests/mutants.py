@@ -133,7 +133,7 @@ MUTANTS = [
     Mutant("launch/process.py", "for number in (signal.SIGTERM, signal.SIGKILL)", "for number in (signal.SIGTERM,)"),
     Mutant("launch/process.py", "found.started_s < before_s", "found.started_s > before_s"),
     Mutant("launch/cli/main.py", "sys.exit(128 + number)", "sys.exit(number)"),
-    Mutant("launch/cli/main.py", "if options.source is None:", "if options.source is not None:"),
+    Mutant("launch/cli/show.py", "if options.topology is None:", "if options.topology is not None:"),
     Mutant("launch/study/sweep.py", "1 if missing or drawn.status else 0", "1 if missing else 0"),
     Mutant("launch/study/sweep.py", '"HVDLAUNCH_SEED": str(seed)', '"HVDLAUNCH_SEED": str(np)'),
     Mutant("launch/watch/failure.py", "in fired if not traces[rank].waited", "in fired if traces[rank].waited"),

@@ -12,8 +12,9 @@ from typing import Literal
 from launch.choose.selection import ring_order, select
 from launch.cores import runs_of
 from launch.errors import PlacementError, SelectionError
-from launch.hosts.host import Host
-from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, named
+from launch.hosts.host import MAX_SLOTS, Host
+from launch.hosts.hostfile import to_option
+from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, named, sparing
 
 Cores = tuple[int, ...]
 Binding = Literal["numa", "cores", "none"]
@@ -42,23 +43,23 @@ def place(
     topologies: Mapping[str, Topology],
     *,
     np: int,
-    gpus: Literal["auto", "none"] | Collection[int],
+    gpus: Literal["all", "none"] | Collection[int],
     binding: Binding,
     ranks_per_replica: int | None = None,
     interfaces: Mapping[str, str] | None = None,
     set_by_user: Collection[str] = (),
 ) -> tuple[RankSlot, ...]:
-    """One slot per rank; `gpus` is 'auto' (the best free ones), 'none' (CPUs) or the indices to use on every host.
+    """One slot per rank; `gpus` are those to choose from: 'all' that are free, 'none' (CPUs) or indices on every host.
 
     Each `ranks_per_replica` consecutive ranks are on one host, in the order of its ring. `interfaces` are those on the
-    network that several hosts share, by host; variables that are `set_by_user` stay as they are. With 'auto' the ranks
+    network that several hosts share, by host; variables that are `set_by_user` stay as they are. With 'all' the ranks
     run on CPUs if no host has a GPU; a GPU that is named may be busy. Raises PlacementError where ranks do not fit.
     """
     share = ranks_per_host(hosts, np)
     require_whole_replicas(ranks_per_replica, [host for host in hosts if host.name in share], np)
     used = {host: named(topologies[host], gpus) for host in share}
     with_gpus = [host for host, topology in used.items() if topology.gpus]
-    on_cpus = gpus == "none" or (gpus == "auto" and not with_gpus)
+    on_cpus = gpus == "none" or (gpus == "all" and not with_gpus)
     if not on_cpus and len(with_gpus) < len(used):
         bare = next(host for host in used if host not in with_gpus)
         what = f"{with_gpus[0]} has" if with_gpus else "--gpus asks for some"
@@ -80,6 +81,45 @@ def place(
     return tuple(slots)
 
 
+def with_slots(
+    hosts: Sequence[Host],
+    topologies: Mapping[str, Topology],
+    *,
+    np: int | None,
+    gpus: Literal["all", "none"] | Collection[int],
+    ranks_per_replica: int | None = None,
+) -> tuple[Host, ...]:
+    """The hosts, of which those that are not counted get a slot for each GPU to choose from, in whole replicas.
+
+    Where their free GPUs are too few for `np`, all of them count, so that the placement can tell what is in the way. On
+    CPUs the slots stay as they are. PlacementError without `np` where there is neither a GPU nor a number of slots.
+    """
+    found = {host.name: topologies[host.name].gpus for host in hosts if not host.counted and gpus != "none"}
+    found = {name: own for name, own in found.items() if own}
+    unknown = [host.name for host in hosts if not host.counted]
+    if np is None and unknown and not found and isinstance(gpus, str):
+        why = "--gpus none" if gpus == "none" else "no GPU found"
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise PlacementError(f"{why} on {unknown[0]}{more}: give -np N, the number of ranks to run on CPUs")
+
+    def filled(slots: Mapping[str, int]) -> tuple[Host, ...]:
+        new = (
+            replace(host, slots=slots.get(host.name, host.slots), counted=host.counted or host.name in slots)
+            for host in hosts
+        )
+        return tuple(host for host in new if host.slots)
+
+    group = max(1, ranks_per_replica or 1)
+    wanted = {
+        name: sum(gpu.unusable is None for gpu in own) // group * group if isinstance(gpus, str) else len(gpus)
+        for name, own in found.items()
+    }
+    enough = filled(wanted)
+    if enough and (np is None or np <= sum(host.slots for host in enough)):
+        return enough
+    return filled({name: len(own) for name, own in found.items()})
+
+
 def ranks_per_host(hosts: Sequence[Host], np: int) -> dict[str, int]:
     """How many ranks each host gets, without the hosts that get none."""
     room = sum(host.slots for host in hosts)
@@ -87,12 +127,20 @@ def ranks_per_host(hosts: Sequence[Host], np: int) -> dict[str, int]:
         raise PlacementError(f"-np {np}: a run has at least one rank")
     if np > room:
         places = ", ".join(f"{host.name} {host.slots}" for host in hosts)
-        raise PlacementError(f"-np {np} is more than the {room} slots there are ({places}): give more hosts or slots")
+        raise PlacementError(f"-np {np} is more than the {room} slots there are ({places}): {_more_room(hosts, np)}")
     share: dict[str, int] = {}
     for host in hosts:
         share[host.name] = min(host.slots, np)
         np -= share[host.name]
     return {name: ranks for name, ranks in share.items() if ranks}
+
+
+def _more_room(hosts: Sequence[Host], np: int) -> str:
+    """The remedy where the hosts have too few slots for `np` ranks."""
+    each = -(-np // len(hosts)) if hosts else 0
+    if any(host.counted for host in hosts) or not 0 < each <= MAX_SLOTS:
+        return "give more hosts or slots"
+    return f"write {to_option(replace(host, slots=each) for host in hosts)}"
 
 
 def require_enough_named(gpus: str | Collection[int], share: Mapping[str, int]) -> None:
@@ -120,44 +168,48 @@ def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host],
 
 
 def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> list[Gpu | None]:
+    """The GPUs of so many ranks in the order of their ring; in `topology` those that are not named are unusable."""
     by_index = {gpu.index: gpu for gpu in topology.gpus}
-    if isinstance(gpus, str):
-        free = [gpu for gpu in topology.gpus if gpu.unusable is None]
-        if len(free) < ranks:
-            taken = "; ".join(f"GPU {gpu.index}: {gpu.unusable}" for gpu in topology.gpus if gpu.unusable)
-            slices = f"; MIG: {MIG}" if any(gpu.unusable == IN_MIG_MODE for gpu in topology.gpus) else ""
-            raise PlacementError(
-                f"host {host} has {len(free)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
-                f"start fewer ranks there, or give --gpus none{slices}"
-            )
-        return [by_index[index] for index in _ring(host, topology, ranks)]
-    gpus = tuple(gpus)[:ranks]
-    if unknown := sorted(set(gpus) - set(by_index)):
-        raise PlacementError(f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, by_index))}")
-    for index in gpus:
-        if (why := by_index[index].unusable) is not None:
-            slices = f"; MIG: {MIG}" if why == IN_MIG_MODE else ""
-            raise PlacementError(
-                f"GPU {index} of host {host} cannot be used ({why}): choose others with --gpus{slices}"
-            )
-    return [by_index[index] for index in _ring(host, topology, gpus)]
+    if sum(gpu.unusable is None for gpu in topology.gpus) < ranks:
+        raise PlacementError(_why_too_few(host, topology, ranks, gpus))
+    return [by_index[index] for index in _ring(host, sparing(topology, ranks), ranks)]
 
 
-def _ring(host: str, topology: Topology, wanted: int | tuple[int, ...]) -> tuple[int, ...]:
-    """The ring over so many free GPUs, or over these ones; hosts of one kind are looked at once."""
+def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> str:
+    """One line for a host that has fewer GPUs to choose from than ranks."""
+    unusable = {gpu.index: gpu.unusable for gpu in topology.gpus if gpu.unusable}
+    if not isinstance(gpus, str):
+        there = [gpu.index for gpu in topology.gpus]
+        if unknown := sorted(set(gpus) - set(there)):
+            return f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, there))}"
+        index = next(index for index in gpus if index in unusable)
+        slices = f"; MIG: {MIG}" if unusable[index] == IN_MIG_MODE else ""
+        return f"GPU {index} of host {host} cannot be used ({unusable[index]}): choose others with --gpus{slices}"
+    free = len(topology.gpus) - len(unusable)
+    taken = "; ".join(f"GPU {index}: {why}" for index, why in unusable.items())
+    slices = f"; MIG: {MIG}" if IN_MIG_MODE in unusable.values() else ""
+    return (
+        f"host {host} has {free} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
+        f"start fewer ranks there, or give --gpus none{slices}"
+    )
+
+
+def _ring(host: str, topology: Topology, ranks: int) -> tuple[int, ...]:
+    """The ring over the best of the free GPUs; hosts of one kind are looked at once."""
     # What differs between them decides nothing.
     gpus = tuple(
         replace(gpu, uuid=None, unusable=gpu.unusable and "taken", shared=None, drawbacks=()) for gpu in topology.gpus
     )
     try:
-        return _ring_of_kind(replace(topology, gpus=gpus, numa_nodes=(), interfaces=()), wanted)
+        return _ring_of_kind(replace(topology, gpus=gpus, numa_nodes=(), interfaces=()), ranks)
     except SelectionError as error:
         raise PlacementError(f"host {host}: {error}") from error
 
 
 @lru_cache
-def _ring_of_kind(topology: Topology, wanted: int | tuple[int, ...]) -> tuple[int, ...]:
-    return select(topology, wanted).best.ring if isinstance(wanted, int) else ring_order(topology, wanted)
+def _ring_of_kind(topology: Topology, ranks: int) -> tuple[int, ...]:
+    free = [gpu.index for gpu in topology.gpus if gpu.unusable is None]
+    return ring_order(topology, free) if len(free) == ranks else select(topology, ranks).best.ring
 
 
 def _slots_of(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from launch.choose.placement import RankSlot
 from launch.errors import harmless
-from launch.machine.topology import Topology
+from launch.machine.topology import OUTSIDE, Gpu, Topology
 
 MAX_NAMED = 4
 
@@ -12,24 +12,37 @@ MAX_NAMED = 4
 def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> tuple[str, ...]:
     """One line each for GPUs that are in use already, unlike models, and each drawback of some GPUs."""
     gpus = {(host, gpu.index): gpu for host, topology in topologies.items() for gpu in topology.gpus}
-    chosen = [(slot, gpus[slot.host, slot.gpu]) for slot in slots if slot.gpu is not None]
-    shared = _places(
-        (f"{gpu.shared or gpu.unusable}, used because --gpus names it", slot) for slot, gpu in chosen if slot.shared
+    chosen = [(slot.host, gpus[slot.host, slot.gpu], slot.shared) for slot in slots if slot.gpu is not None]
+    in_use = _places(
+        (f"{gpu.shared or gpu.unusable}, used because --gpus names it", host, gpu)
+        for host, gpu, shared in chosen
+        if shared
     )
-    drawbacks = _places((drawback, slot) for slot, gpu in chosen for drawback in gpu.drawbacks)
-    lines = [f"{places}: {what}" for what, places in (shared | drawbacks).items()]
-    models = _places((harmless(gpu.name), slot) for slot, gpu in chosen if gpu.name is not None)
+    drawbacks = _places((drawback, host, gpu) for host, gpu, _ in chosen for drawback in gpu.drawbacks)
+    lines = [f"{places}: {what}" for what, places in (in_use | drawbacks).items()]
+    models = _places((harmless(gpu.name), host, gpu) for host, gpu, _ in chosen if gpu.name is not None)
     if len(models) > 1:
         unlike = "; ".join(f"{name} ({places})" for name, places in models.items())
         lines.append(f"unlike GPUs, and each step waits for the slowest: {unlike}")
     return tuple(lines)
 
 
-def _places(facts: Iterable[tuple[str, RankSlot]]) -> dict[str, str]:
-    """Each fact with the GPUs that it is about."""
+def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
+    """One line for each reason why GPUs of these hosts get no rank, where all that are free get one."""
+    reasons = _places(
+        (gpu.unusable, host, gpu)
+        for host, topology in topologies.items()
+        for gpu in topology.gpus
+        if gpu.unusable and gpu.unusable != OUTSIDE
+    )
+    return tuple(f"{places}: {why}, left out" for why, places in reasons.items())
+
+
+def _places(facts: Iterable[tuple[str, str, Gpu]]) -> dict[str, str]:
+    """Each fact with the GPUs that it is about, from (fact, host, GPU)."""
     found: dict[str, list[str]] = {}
-    for fact, slot in facts:
-        found.setdefault(fact, []).append(f"GPU {slot.gpu} of {slot.host}")
+    for fact, host, gpu in facts:
+        found.setdefault(fact, []).append(f"GPU {gpu.index} of {host}")
     return {fact: _listed(places) for fact, places in found.items()}
 
 

@@ -1,7 +1,7 @@
 """The best k GPUs of a host, the order of their ring, and why.
 
-GPUs that are busy, or unusable by the topology, are never chosen. All sets of k other GPUs are compared by these rules,
-each of which decides only where all before it are equal:
+GPUs that are unusable by the topology, as busy ones, are never chosen. All sets of k other GPUs are compared by these
+rules, each of which decides only where all before it are equal:
 
 1. NVLink rings: the number of rings over all chosen GPUs that share no NVLink, times the speed of one NVLink (the
    slowest between chosen GPUs; if one on the host is not known, all count alike). Two GPUs have as many rings as links
@@ -67,13 +67,13 @@ class Selection:
     indifferent: bool  # every two free GPUs are connected alike: as far as links go, the choice does not matter
 
 
-def select(topology: Topology, k: int, *, busy: Collection[int] = ()) -> Selection:
-    """The best `k` GPUs of those that are neither in `busy` (indices) nor unusable.
+def select(topology: Topology, k: int) -> Selection:
+    """The best `k` GPUs of those that are not unusable.
 
     Raises:
-        SelectionError: `k` is less than 1 or more than there are; `busy` names an unknown GPU; over 16 GPUs are free.
+        SelectionError: `k` is less than 1 or more than are free; over 16 GPUs are free.
     """
-    board = _Scoreboard(topology, _in_pci_order(topology, _free(topology, k, busy)))
+    board = _Scoreboard(topology, _in_pci_order(topology, _free(topology, k)))
     ranks = {sum(1 << v for v in chosen): -rank for rank, chosen in enumerate(combinations(range(board.size), k))}
     ranking = board.ranking(ranks, best_first=True)
     best, runner_up = next(ranking), next(ranking, None)
@@ -101,12 +101,11 @@ def ring_order(topology: Topology, gpus: Collection[int]) -> tuple[int, ...]:
     return tuple(topology.gpus[positions[v]].index for v in best_ring(weights))
 
 
-def _free(topology: Topology, k: int, busy: Collection[int]) -> list[int]:
+def _free(topology: Topology, k: int) -> list[int]:
     """The positions of the GPUs to choose from."""
     if k < 1:
         raise SelectionError(f"cannot choose {k} GPUs; ask for at least 1")
-    _check_known(topology, busy, "busy")
-    taken = {gpu.index: gpu.unusable or "named as busy" for gpu in topology.gpus if gpu.unusable or gpu.index in busy}
+    taken = {gpu.index: gpu.unusable for gpu in topology.gpus if gpu.unusable}
     free = [place for place, gpu in enumerate(topology.gpus) if gpu.index not in taken]
     if k > len(free):
         reasons = "; ".join(f"GPU {index}: {why}" for index, why in sorted(taken.items()))
@@ -118,7 +117,7 @@ def _free(topology: Topology, k: int, busy: Collection[int]) -> list[int]:
     if len(free) > MAX_VERTICES:
         raise SelectionError(
             f"{topology.source}: {len(free)} free GPUs are more sets than can be compared; "
-            f"name some as busy, so that at most {MAX_VERTICES} are left"
+            f"name at most {MAX_VERTICES} to choose from with --gpus"
         )
     return free
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from launch.errors import HostfileError
 
@@ -18,6 +18,7 @@ class Host:
     name: str  # as ssh knows it
     slots: int  # at least 1
     max_slots: int | None = None  # Open MPI's limit for oversubscription; None: no limit given
+    counted: bool = field(default=True, compare=False)  # False: listed once without a number, which 1 stands for
 
 
 @dataclass(frozen=True, kw_only=True)

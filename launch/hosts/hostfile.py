@@ -51,7 +51,7 @@ def read(text: str, *, name: str) -> tuple[Host, ...]:
 
 
 def from_option(text: str) -> tuple[Host, ...]:
-    """The hosts of `-H a:8,b:4`; without a number a host has one slot, and one that is repeated adds up."""
+    """The hosts of `-H a:8,b:4`; without a number a host is not counted, and one that is repeated adds up."""
     return merge((_host_colon_slots("-H", word) for word in text.split(",")), "-H")
 
 
@@ -130,7 +130,7 @@ def _openmpi(where: str, words: list[str]) -> Entry:
             raise error_at(where, key, f"gives {meant} a second time; remove one")
         given[meant] = parse_slots(where, rest[1])
     slots = given.get("slots", given.get("max_slots", 1))  # Open MPI, too, takes the limit for a missing number
-    host = Host(name=name, slots=slots, max_slots=given.get("max_slots"))
+    host = Host(name=name, slots=slots, max_slots=given.get("max_slots"), counted=bool(given))
     return Entry(where=where, host=host, adds=not given)
 
 
@@ -145,7 +145,7 @@ def _host_colon_slots(where: str, word: str) -> Entry:
     name, colon, slots = word.partition(":")
     if ":" in slots:
         raise error_at(where, word, "is not host:8; an IPv6 address needs a name in /etc/hosts or ~/.ssh/config")
-    host = Host(name=parse_name(where, name), slots=parse_slots(where, slots) if colon else 1)
+    host = Host(name=parse_name(where, name), slots=parse_slots(where, slots) if colon else 1, counted=bool(colon))
     return Entry(where=where, host=host)
 
 

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from launch.cores import parse_range
 from launch.hosts.host import MAX_HOSTS, Entry, Host, error_at, merge, parse_name, parse_slots
@@ -15,23 +16,24 @@ def from_slurm(nodes: str, tasks_per_node: str | None = None, slots: int | None 
     """The hosts of `node[01-03,07],gpu1:8`, without Slurm's own expansion.
 
     Their slots come from one place: `:8` in the list, `tasks_per_node` (SLURM_TASKS_PER_NODE, as in `2(x3),1`), or
-    `slots` for each; else they have one each.
+    `slots` for each; else they are not counted.
     """
     where = "Slurm's node list"
     if not re.fullmatch(f"{_ITEM}(?:,{_ITEM})*", nodes):
         raise error_at(where, nodes, "is not understood; write node[01-03,07],gpu1")
-    hosts: list[tuple[str, int]] = []
+    hosts: list[Host] = []
     for item in re.findall(_ITEM, nodes):
         pattern, colon, suffix = item.partition(":")
         if colon and (tasks_per_node is not None or slots is not None):
             raise error_at(where, item, "has its slots twice; remove them here or there")
         count = parse_slots(where, suffix if colon else str(1 if slots is None else slots))
-        hosts += [(name, count) for name in _expanded(where, pattern, MAX_HOSTS - len(hosts))]
+        counted = bool(colon) or slots is not None
+        names = _expanded(where, pattern, MAX_HOSTS - len(hosts))
+        hosts += [Host(name=parse_name(where, name), slots=count, counted=counted) for name in names]
     if tasks_per_node is not None:
         counts = _tasks(tasks_per_node, len(hosts))
-        hosts = [(name, count) for (name, _), count in zip(hosts, counts, strict=True)]
-    checked = (Host(name=parse_name(where, name), slots=count) for name, count in hosts)
-    return merge((Entry(where=where, host=host) for host in checked), where)
+        hosts = [replace(host, slots=count, counted=True) for host, count in zip(hosts, counts, strict=True)]
+    return merge((Entry(where=where, host=host) for host in hosts), where)
 
 
 def gpus_of_one_task(environment: Mapping[str, str]) -> int | None:

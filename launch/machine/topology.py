@@ -170,7 +170,7 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
 def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
     """The topology with the GPUs that --gpus does not name marked as unusable, and those that are busy as shared.
 
-    Where it names none, as with 'auto', nothing is marked.
+    Where it names none, as with 'all', nothing is marked.
     """
     if isinstance(gpus, str):
         return topology
@@ -181,6 +181,14 @@ def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
         return dataclasses.replace(gpu, unusable=None, shared=gpu.unusable) if is_busy(gpu) else gpu
 
     return dataclasses.replace(topology, gpus=tuple(map(marked, topology.gpus)))
+
+
+def sparing(topology: Topology, k: int) -> Topology:
+    """The topology without the busy GPUs that --gpus names, if `k` others may be used."""
+    if sum(gpu.unusable is None and gpu.shared is None for gpu in topology.gpus) < k:
+        return topology
+    gpus = tuple(dataclasses.replace(gpu, unusable=gpu.unusable or gpu.shared) for gpu in topology.gpus)
+    return dataclasses.replace(topology, gpus=gpus)
 
 
 def is_busy(gpu: Gpu) -> bool:

@@ -1,10 +1,10 @@
 """Pure: a request and what is known of its hosts -> who runs what where."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from launch.choose import network
-from launch.choose.placement import place, ranks_per_host
-from launch.choose.remarks import gpu_remarks
+from launch.choose.placement import RankSlot, place, ranks_per_host, with_slots
+from launch.choose.remarks import gpu_remarks, left_out
 from launch.errors import CommandError, HostError
 from launch.hosts.host import MAX_SLOTS, Host
 from launch.machine.topology import Topology
@@ -20,8 +20,11 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     """Place the ranks, choose networks and variables; LaunchError where the run cannot be started as requested."""
     require_distinct(facts.answers)
     topologies = {host: answer.topology for host, answer in facts.answers.items()}
-    hosts = facts.hosts or own_slots(request, topologies)
-    used = {host: facts.answers[host] for host in ranks_per_host(hosts, request.np)}
+    listed = facts.hosts or own_hosts(request, topologies)
+    replicas = request.ranks_per_replica
+    hosts = with_slots(listed, topologies, np=request.np, gpus=request.gpus, ranks_per_replica=replicas)
+    np = sum(host.slots for host in hosts) if request.np is None else request.np
+    used = {host: facts.answers[host] for host in ranks_per_host(hosts, np)}
     require_program(request, facts, used)
     require_image(request, facts)
     shared = shared_network(used, facts, request.network)
@@ -29,24 +32,23 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     slots = place(
         hosts,
         topologies,
-        np=request.np,
+        np=np,
         gpus=request.gpus,
         binding=request.binding,
-        ranks_per_replica=request.ranks_per_replica,
+        ranks_per_replica=replicas,
         interfaces={host: own.name for host, own in shared.interfaces.items()} if shared else {},
         set_by_user=[name for name in exports if name in environment],
     )
     program = command.under_nsys(request.program) if request.nsys else request.program
     if request.apptainer is not None:
         program = command.in_apptainer(program, request.apptainer)
-    why = "--gpus none" if request.gpus == "none" else "no GPU found"
-    remarks = [f"{why}: the ranks run on CPUs"] if slots[0].gpu is None else [*gpu_remarks(slots, topologies)]
+    remarks = remarks_on(request, listed, slots, topologies)
     if shared and (behind := left_behind(environment, exports)):
         remarks.append(behind)
     meeting = rendezvous(slots[0].host, used, shared)
     return Plan(
         slots=slots,
-        ranks_per_replica=request.ranks_per_replica,
+        ranks_per_replica=replicas,
         hostnames={host: answer.hostname for host, answer in used.items()},
         program=program,
         job=job,
@@ -61,6 +63,19 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     )
 
 
+def remarks_on(
+    request: RunRequest, listed: Iterable[Host], slots: Sequence[RankSlot], topologies: Mapping[str, Topology]
+) -> list[str]:
+    """What the user should know of the GPUs, or that there are none."""
+    if slots[0].gpu is None:
+        why = "--gpus none" if request.gpus == "none" else "no GPU found"
+        return [f"{why}: the ranks run on CPUs"]
+    remarks = [*gpu_remarks(slots, topologies)]
+    if request.np is None and request.gpus == "all":
+        remarks += left_out({host.name: topologies[host.name] for host in listed if not host.counted})
+    return remarks
+
+
 def require_distinct(answers: Mapping[str, HostFacts]) -> None:
     """HostError where two names mean the same host."""
     first: dict[str, str] = {}
@@ -70,10 +85,10 @@ def require_distinct(answers: Mapping[str, HostFacts]) -> None:
             raise HostError(f"{other} and {host} are the same host, {name}: name it once, with all its slots")
 
 
-def own_slots(request: RunRequest, topologies: Mapping[str, Topology]) -> tuple[Host, ...]:
-    """Slots of hosts that were listed without any: one per GPU, or on CPUs as many as there are ranks."""
-    gpus = {name: 0 if request.gpus == "none" else len(topology.gpus) for name, topology in topologies.items()}
-    return tuple(Host(name=name, slots=count or min(request.np, MAX_SLOTS)) for name, count in gpus.items())
+def own_hosts(request: RunRequest, names: Iterable[str]) -> tuple[Host, ...]:
+    """The hosts where none are listed: this one, or those of saved topologies; on CPUs each takes all ranks."""
+    slots = request.per_host or min(1 if request.np is None else request.np, MAX_SLOTS)
+    return tuple(Host(name=name, slots=slots, counted=request.per_host is not None) for name in names)
 
 
 def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFacts]) -> None:

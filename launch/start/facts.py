@@ -18,7 +18,7 @@ from launch.process import ask as ask_program
 from launch.reach.ask import ask_hosts, is_local
 from launch.reach.probe import HostFacts
 from launch.start.plan import Launcher
-from launch.start.request import RunRequest, allocation
+from launch.start.request import RunRequest, listed
 
 IMAGE_S = 60.0  # until a program inside an image has answered
 
@@ -53,7 +53,7 @@ def ask(
     With `known` facts of the hosts none is asked.
     """
     launcher = _launcher(request)
-    hosts = request.hosts or allocation(environment)
+    hosts = listed(request, environment)
     if hosts and not request.topologies:
         # Open MPI counts the host that it starts on first, wherever that stands in the list.
         hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
@@ -101,7 +101,7 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
                 f"host {missing[0]} has no --topology {missing[0]}=FILE: give one for every host, or for none"
             )
         return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
-    names = list(ranks_per_host(hosts, request.np)) if hosts else ["localhost"]
+    names = _may_get_ranks(hosts, request.np) if hosts else ["localhost"]
     return ask_hosts(
         names,
         reach=request.reach,
@@ -111,6 +111,13 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
         gpus=request.gpus != "none",
         driver_timeout_s=request.driver_timeout_s,
     )
+
+
+def _may_get_ranks(hosts: Sequence[Host], np: int | None) -> list[str]:
+    """The hosts to ask; all, where not even the slots are known without an answer."""
+    if np is None or not all(host.counted for host in hosts):
+        return [host.name for host in hosts]
+    return list(ranks_per_host(hosts, np))
 
 
 def _own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:

@@ -5,12 +5,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from launch.errors import CommandError
 from launch.reach.probe import HostFacts
 from launch.start.decide import decide
 from launch.start.facts import ask
 from launch.start.render import PreparedRun, render
-from launch.start.request import RunRequest, allocation, check
+from launch.start.request import RunRequest, check, listed
 
 
 def prepare(
@@ -20,9 +19,7 @@ def prepare(
 
     With `known` facts of the hosts none is asked.
     """
-    if os.geteuid() == 0 and not request.as_root and not request.topologies:
-        raise CommandError("run as root: add --allow-run-as-root if you mean it, as in a container")
-    check(request, request.hosts or allocation(environment), environment)
+    check(request, listed(request, environment), environment)
     facts = ask(request, environment, folder, known)
     # The last part keeps runs apart that start in the same second.
     job = environment.get("HVDLAUNCH_JOB") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"

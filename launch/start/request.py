@@ -1,10 +1,11 @@
 """A run as the command line asks for it, and what is wrong with it on whatever hosts."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from launch.choose.placement import Binding, ranks_per_host, require_enough_named, require_whole_replicas
+from launch.errors import PlacementError
 from launch.hosts.host import Host
 from launch.hosts.slurm import from_slurm, gpus_of_one_task
 from launch.machine.local import DRIVER_TIMEOUT_S
@@ -17,12 +18,12 @@ from launch.start.environment import exported, require_plain_job
 class RunRequest:
     """A run as the command line asks for it."""
 
-    np: int
+    np: int | None  # None: a rank for each slot
     program: tuple[str, ...]
     hosts: tuple[Host, ...] | None  # None: the nodes of the Slurm allocation, or this host
     topologies: Mapping[str, Topology]  # saved ones, of hosts that are not asked; with any of them no host is
     launcher: Literal["auto", "mpirun", "horovodrun"]
-    gpus: Literal["auto", "none"] | Collection[int]
+    gpus: Literal["all", "none"] | Collection[int]
     binding: Binding
     ranks_per_replica: int | None  # so many consecutive ranks are on one host; None: ranks are no groups
     apptainer: str | None  # the image
@@ -32,6 +33,7 @@ class RunRequest:
     as_root: bool
     reach: Ssh = SSH
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
+    per_host: int | None = None  # slots of each host; None: those of the list
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
@@ -42,12 +44,33 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
     return from_slurm(nodes, None if gpus else environment.get("SLURM_TASKS_PER_NODE"), gpus)
 
 
+def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, ...] | None:
+    """The hosts of the request, else of the Slurm allocation, with --per-host slots each; None where there is no list.
+
+    PlacementError where the list gives a host fewer slots than --per-host.
+    """
+    hosts, slots = request.hosts or allocation(environment), request.per_host
+    if hosts is None or slots is None:
+        return hosts
+    if short := [host for host in hosts if host.counted and host.slots < slots]:
+        raise PlacementError(
+            f"--per-host {slots} is more than the {short[0].slots} slots of host {short[0].name}: change one of the two"
+        )
+    return tuple(replace(host, slots=slots, counted=True) for host in hosts)
+
+
 def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapping[str, str]) -> None:
-    """LaunchError for what is wrong with a request on whatever `hosts`; None where not even their names are known."""
+    """LaunchError for what is wrong with a request on whatever `hosts`; None where not even their names are known.
+
+    Slots that are counted from the hosts' GPUs are not known yet: then the rest of it waits for the placement.
+    """
     require_plain_job(environment)
     exported(environment, request.exports)
-    known = hosts or (Host(name="any", slots=max(request.np, 1)),)
-    share = ranks_per_host(known, request.np)
-    require_whole_replicas(request.ranks_per_replica, [host for host in known if host.name in share], request.np)
+    known = hosts or (Host(name="any", slots=max(request.np or 1, 1), counted=request.np is not None),)
+    if not all(host.counted for host in known):
+        return
+    np = sum(host.slots for host in known) if request.np is None else request.np
+    share = ranks_per_host(known, np)
+    require_whole_replicas(request.ranks_per_replica, [host for host in known if host.name in share], np)
     if hosts:
         require_enough_named(request.gpus, share)

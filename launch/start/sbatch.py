@@ -31,6 +31,7 @@ def sbatch(
     name: str,
     folder: str,
     np: int,
+    per_host: int | None = None,
     nodes: Sequence[str],
     gpus: bool,
     grace_s: float,
@@ -55,6 +56,8 @@ def sbatch(
     }
     if cpus_per_task is not None:
         ours["cpus-per-task"] = str(cpus_per_task)
+    if per_host is not None:
+        ours["ntasks-per-node"] = str(per_host)
     if nodes:
         ours |= {"nodes": str(len(nodes)), "nodelist": ",".join(nodes)}
     if gpus:
@@ -89,6 +92,17 @@ def parse_options(given: Sequence[str]) -> dict[str, str | None]:
             raise CommandError(f"--sbatch-option {key} is there twice: give it once")
         options[key] = value if equals else None
     return options
+
+
+def tasks(np: int | None, hosts: Sequence[Host] | None, options: Options) -> int:
+    """The number of ranks of the job: `np`, or the slots of its hosts, or of the user's options."""
+    if np is not None:
+        return np
+    if hosts and all(host.counted for host in hosts):
+        return sum(host.slots for host in hosts)
+    if (room := _slots(options)) is not None:
+        return room
+    raise CommandError("--sbatch: give -np N, the number of tasks of the job, or -H with a number for each host")
 
 
 def require_room(np: int, options: Options) -> None:

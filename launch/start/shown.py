@@ -1,4 +1,4 @@
-"""A prepared run as text for a person: who runs where, the files, the environment and the command."""
+"""A prepared run as text for a person: who runs where, the files and the command."""
 
 import shlex
 
@@ -9,11 +9,9 @@ from launch.machine.show.table import aligned
 from launch.start.command import hosts_of
 from launch.start.render import PreparedRun
 
-OURS = ("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")
-
 
 def plan_text(prepared: PreparedRun) -> str:
-    """Everything that the run would do."""
+    """Everything that the run would do; the command stands last, as a shell takes it."""
     slots = prepared.plan.slots
     size = prepared.plan.ranks_per_replica
     header = ["rank", "host", "local rank", "GPU", "UUID", "NUMA", "cores", "NIC"]
@@ -38,9 +36,8 @@ def plan_text(prepared: PreparedRun) -> str:
     parts = {
         "hostfile": hostfile.write(hosts, "openmpi"),
         "rankfile, for mpirun without hvdlaunch: it binds each rank to one core": hostfile.write(hosts, "rankfile"),
-        "environment": "".join(f"{name}={shlex.quote(prepared.environment[name])}\n" for name in OURS)
-        + f"given to every rank: {', '.join(prepared.plan.exports)}\n",
-        "command": shlex.join(prepared.argv) + "\n",
+        "given to every rank": ", ".join(prepared.plan.exports) + "\n",
+        "command": shell_line(prepared) + "\n",
     }
     remarks = "".join(f"{harmless(remark)}\n" for remark in prepared.plan.remarks)
     return "\n".join([remarks + aligned(rows), "", *(f"# {title}\n{text}" for title, text in parts.items())]).rstrip()
@@ -48,5 +45,5 @@ def plan_text(prepared: PreparedRun) -> str:
 
 def shell_line(prepared: PreparedRun) -> str:
     """The command as a shell would take it, with the variables that it needs."""
-    settings = [f"{name}={shlex.quote(prepared.environment[name])}" for name in OURS]
+    settings = [f"{name}={shlex.quote(prepared.environment[name])}" for name in ("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")]
     return " ".join([*settings, "HVDLAUNCH_REPORT=", shlex.join(prepared.argv)])

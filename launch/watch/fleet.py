@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from launch.choose.placement import with_slots
 from launch.errors import LaunchError, PlacementError, harmless, in_one_line
 from launch.hosts.host import Host
 from launch.machine.topology import Topology, is_busy, named
 from launch.reach.ask import answers
 from launch.reach.probe import HostFacts
 from launch.start.command import hosts_of
-from launch.start.decide import own_slots
+from launch.start.decide import own_hosts
 from launch.start.prepare import prepare
 from launch.start.render import PreparedRun
-from launch.start.request import RunRequest, allocation
+from launch.start.request import RunRequest, listed
 from launch.watch.leftovers import end_on
 
 WAIT_S = 600.0  # for hosts, where too few are left: one that restarts takes some minutes
@@ -37,6 +39,7 @@ class Fleet:
 
     def __init__(self, read_request: Callable[[], RunRequest], request: RunRequest, prepared: PreparedRun) -> None:
         self._read_request, self._request = read_request, request
+        self._np = len(prepared.plan.slots)
         self._on_gpus = prepared.plan.slots[0].gpu is not None
         self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
         self._job = prepared.environment["HVDLAUNCH_JOB"]
@@ -69,27 +72,32 @@ class Fleet:
         self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int], all_hosts: bool
     ) -> PreparedRun:
         request = self._request = self._new_request()
-        listed = request.hosts or allocation(environment)
-        names = [host.name for host in listed] if listed else ["localhost"]
+        known = listed(request, environment)
+        names = [host.name for host in known] if known else ["localhost"]
         facts = self._ask([name for name in names if all_hosts or self._is_due(name)])
-        if self._on_gpus and any(is_busy(gpu) for known in facts.values() for gpu in known.topology.gpus):
+        if self._on_gpus and any(is_busy(gpu) for answer in facts.values() for gpu in answer.topology.gpus):
             time.sleep(SETTLE_S)
             facts = self._ask(list(facts))
-        topologies = {name: named(known.topology, request.gpus) for name, known in facts.items()}
+        topologies = {name: named(answer.topology, request.gpus) for name, answer in facts.items()}
+        gpus: Literal["all", "none"] = "all" if self._on_gpus else "none"
         group = request.ranks_per_replica or 1
+        left = [host for host in known or own_hosts(request, names) if host.name in topologies]
         hosts = usable_hosts(
-            listed or own_slots(request, topologies), topologies, on_gpus=self._on_gpus, ranks_per_replica=group
+            with_slots(left, topologies, np=self._np, gpus=gpus),
+            topologies,
+            on_gpus=self._on_gpus,
+            ranks_per_replica=group,
         )
         room = sum(host.slots for host in hosts)
-        np = ranks_that_fit(room, np=request.np, min_np=min_np, refused=refused, ranks_per_replica=group)
+        np = ranks_that_fit(room, np=self._np, min_np=min_np, refused=refused, ranks_per_replica=group)
         if np is None:
             but = ", and the program does not take so few ranks" if room >= min_np else ""
             raise PlacementError(f"{room} slots are left, --min-np is {min_np}{but}")
         return prepare(
-            replace(request, np=np, hosts=hosts, gpus="auto" if self._on_gpus else "none"),
+            replace(request, np=np, hosts=hosts, per_host=None, gpus=gpus),
             environment,
             Path.cwd(),
-            {name: replace(known, topology=topologies[name]) for name, known in facts.items()},
+            {name: replace(answer, topology=topologies[name]) for name, answer in facts.items()},
         )
 
     def _is_due(self, name: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch.errors import ProcessError
+from launch.errors import CommandError, ProcessError
 from launch.hosts.hostfile import to_option
 from launch.start.command import hosts_of
 from launch.start.prepare import prepare
@@ -30,7 +30,7 @@ class RestartPolicy:
     """When a run is started again."""
 
     restarts: int  # at most
-    min_np: int  # with fewer ranks it waits for hosts
+    min_np: int | None  # with fewer ranks it waits for hosts; None: than the first attempt has
     grace_s: float  # from the request to save and leave to the end
 
 
@@ -54,6 +54,10 @@ def supervise(read_request: Callable[[], RunRequest], policy: RestartPolicy, env
     prepared = prepare(request, {**environment, "HVDLAUNCH_ATTEMPT": "0"}, Path.cwd())
     for remark in prepared.plan.remarks:
         say(remark)
+    first_np = len(prepared.plan.slots)
+    min_np = first_np if policy.min_np is None else policy.min_np
+    if min_np > first_np:
+        raise CommandError(f"--min-np {min_np}: there is room for {first_np} ranks, give a number up to that")
     environment = {**environment, "HVDLAUNCH_JOB": prepared.environment["HVDLAUNCH_JOB"]}
     fleet = Fleet(read_request, request, prepared)
     tally, attempt = Tally(), 0
@@ -72,7 +76,7 @@ def supervise(read_request: Callable[[], RunRequest], policy: RestartPolicy, env
             return status
         attempt += 1
         following = fleet.next_run(
-            {**environment, "HVDLAUNCH_ATTEMPT": str(attempt)}, min_np=policy.min_np, refused=tally.refused
+            {**environment, "HVDLAUNCH_ATTEMPT": str(attempt)}, min_np=min_np, refused=tally.refused
         )
         if following is None:
             return result.status

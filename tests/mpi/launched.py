@@ -121,11 +121,15 @@ def dry(words: list[str]) -> list[str]:
     return [*words[:at], "--dry-run", *words[at:]]
 
 
+def command_of(plan: str) -> str:
+    """The last part of what plan or --dry-run shows."""
+    return plan.partition("\n# command\n")[2]
+
+
 def dry_run(folder: Path, words: list[str], **more: str) -> tuple[dict[str, str], list[str]]:
-    """The variables and the words of the line that --dry-run prints."""
+    """The variables and the words of the command with which --dry-run ends."""
     done = finished(folder, dry(words), **more)
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()
-    found = shlex.split(line)
+    found = shlex.split(command_of(done.stdout))
     count = next(i for i, word in enumerate(found) if "=" not in word)
     return dict(word.split("=", 1) for word in found[:count]), found[count:]

@@ -16,6 +16,7 @@ from tests.mpi.launched import (
     PLACE,
     argv,
     bind_of,
+    command_of,
     dry,
     dry_run,
     finished,
@@ -99,7 +100,7 @@ def test_four_ranks_train_on_the_best_four_gpus(tmp_path, nvidia_smi):
     assert (told["gpus"], told["ring"]) == (RING, RING)
     train = ["python", *EFFNET, "--data", "digits", "--model", "efficientnet_tiny", "--stem-stride", "1"]
     train += ["--epochs", "1", "--batch-size-per-rank", "32", "--run", "r"]
-    done = finished(tmp_path, argv("-np", "4", "--gpus", "auto", "-x", "NCCL_DEBUG", program=train), NCCL_DEBUG="WARN")
+    done = finished(tmp_path, argv("-np", "4", "--gpus", "all", "-x", "NCCL_DEBUG", program=train), NCCL_DEBUG="WARN")
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "effnet" / "r"
     result = json.loads((folder / "result.json").read_text())
@@ -116,7 +117,7 @@ def test_four_ranks_train_on_the_best_four_gpus(tmp_path, nvidia_smi):
 
 @DRIVER
 def test_mpirun_horovodrun_and_srun_give_the_same_place(tmp_path, nvidia_smi):
-    words = ["--gpus", "auto", "--bind", "cores", "-x", "NCCL_DEBUG"]
+    words = ["--gpus", "all", "--bind", "cores", "-x", "NCCL_DEBUG"]
     found = {}
     for launcher in LAUNCHERS:
         (tmp_path / launcher).mkdir()
@@ -152,9 +153,9 @@ def test_launches_at_once_take_different_gpus(tmp_path, nvidia_smi):
         folder.mkdir()
         v100s(folder)
     taken = [f"{OURS}00", f"{OURS}33"]
-    with started(first, argv("--gpus", "auto", program=[*PLACE, "--stay"])):
+    with started(first, argv("--gpus", "all", program=[*PLACE, "--stay"])):
         assert [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in running(first)] == taken
-        done = finished(second, argv("--gpus", "auto", program=PLACE))
+        done = finished(second, argv("--gpus", "all", program=PLACE))
         assert done.returncode == 0, done.stderr
         others = [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks(second)]
         assert others == [f"{OURS}11", f"{OURS}22"]
@@ -182,7 +183,7 @@ def test_a_lost_race_for_a_gpu_ends_in_one_line(tmp_path, nvidia_smi):
         "if sys.argv[1:] != ['--version']:\n    fcntl.flock(file, fcntl.LOCK_EX)\n"
         f"os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n",
     )
-    done = finished(tmp_path, argv("--gpus", "auto", program=[*PLACE, "--stay"]))
+    done = finished(tmp_path, argv("--gpus", "all", program=[*PLACE, "--stay"]))
     assert done.returncode == 2
     assert lines(done) == ["hvdlaunch: GPU 3 of localhost was taken by another run of yours meanwhile: start again"]
 
@@ -236,7 +237,7 @@ def test_without_nsight_systems_nothing_is_started(tmp_path):
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_dry_run_prints_what_a_run_executes(tmp_path, launcher):
+def test_a_dry_run_ends_with_what_a_run_executes(tmp_path, launcher):
     """Word for word, by a stand-in for the launcher; and a shell that is given the line does the same."""
     recorder(tmp_path, "mpirun")
     record = recorder(tmp_path, launcher)
@@ -256,7 +257,7 @@ def test_a_dry_run_prints_what_a_run_executes(tmp_path, launcher):
         **{name: by_run["environment"][name] for name in ("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")},
         "HVDLAUNCH_REPORT": "",
     }
-    line = finished(tmp_path, dry(words), **more).stdout
+    line = command_of(finished(tmp_path, dry(words), **more).stdout)
     assert finished(tmp_path, ["sh", "-c", line], **more).returncode == 0
     by_shell = json.loads(record.read_text())
     assert by_shell["environment"].pop("HVDLAUNCH_REPORT") == ""

@@ -71,7 +71,7 @@ def request(**changes):
         hosts=None,
         topologies={},
         launcher="auto",
-        gpus="auto",
+        gpus="all",
         binding="numa",
         apptainer=None,
         nsys=False,

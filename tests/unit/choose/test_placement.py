@@ -6,18 +6,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.choose import placement
-from launch.choose.placement import place, rank_environment, ranks_per_host, split_cores, unfit_ports
+from launch.choose.placement import (
+    place,
+    rank_environment,
+    ranks_per_host,
+    split_cores,
+    unfit_ports,
+    with_slots,
+)
 from launch.choose.selection import ring_order, select
 from launch.errors import PlacementError
 from launch.hosts.host import Host
-from launch.machine.topology import MIG, Gpu, Link, NumaNode, Topology
+from launch.machine.topology import MIG, Gpu, Link, NumaNode, Topology, named
 from tests.unit.machines import RING, hosts, machine, with_ports
 
 KINDS = ("NV", "PIX", "NODE", "SYS")
 REMEDY = "start fewer ranks there, or give --gpus none"
 
 
-def placed(where, topologies, np, *, gpus="auto", binding="numa"):
+def placed(where, topologies, np, *, gpus="all", binding="numa"):
     return place(where, topologies, np=np, gpus=gpus, binding=binding)
 
 
@@ -97,7 +104,7 @@ def test_cores_that_only_overlap_are_nobodys_own():
 
 
 def test_ranks_on_cpus_spread_over_the_numa_nodes():
-    for gpus, topology in (("none", machine()), ("auto", machine(0))):
+    for gpus, topology in (("none", machine()), ("all", machine(0))):
         slots = placed(hosts(a=3), {"a": topology}, 3, gpus=gpus)
         assert [(slot.gpu, slot.gpu_uuid) for slot in slots] == [(None, None)] * 3
         assert [(slot.numa, slot.threads) for slot in slots] == [((0,), 4), ((0,), 4), ((1,), 8)]
@@ -106,12 +113,12 @@ def test_ranks_on_cpus_spread_over_the_numa_nodes():
 
 def test_named_gpus_are_used_on_every_host_in_the_order_of_their_ring():
     slots = placed(hosts(a=4, b=3), dict.fromkeys("ab", machine()), 6, gpus=(3, 1, 0, 2))
-    assert [slot.gpu for slot in slots] == [*RING, 1, 3]  # of the first named as many as are needed
+    assert [slot.gpu for slot in slots] == [*RING, 0, 2]  # of those named the best
 
 
 def test_ranks_of_a_group_follow_one_another_on_the_ring_of_one_host():
     slots = place(
-        hosts(a=4, b=4), dict.fromkeys("ab", machine()), np=6, gpus="auto", binding="numa", ranks_per_replica=2
+        hosts(a=4, b=4), dict.fromkeys("ab", machine()), np=6, gpus="all", binding="numa", ranks_per_replica=2
     )
     groups = [slots[i : i + 2] for i in range(0, 6, 2)]
     assert [[(slot.host, slot.gpu) for slot in group] for group in groups] == [
@@ -136,18 +143,20 @@ def test_ranks_of_a_group_follow_one_another_on_the_ring_of_one_host():
 def test_a_group_that_one_host_cannot_hold_is_refused(where, np, ranks_per_replica, message):
     topologies = dict.fromkeys(where, machine())
     with pytest.raises(PlacementError) as refused:
-        place(hosts(**where), topologies, np=np, gpus="auto", binding="numa", ranks_per_replica=ranks_per_replica)
+        place(hosts(**where), topologies, np=np, gpus="all", binding="numa", ranks_per_replica=ranks_per_replica)
     assert str(refused.value).startswith(message)
 
 
 def test_a_host_without_ranks_may_have_any_slots():
     where = hosts(a=2, b=3)
-    assert len(place(where, {"a": machine()}, np=2, gpus="auto", binding="numa", ranks_per_replica=2)) == 2
+    assert len(place(where, {"a": machine()}, np=2, gpus="all", binding="numa", ranks_per_replica=2)) == 2
 
 
 def test_a_busy_gpu_that_is_named_is_shared():
     slots = placed(hosts(a=2), {"a": machine(unusable={3: "busy: pid 7", 0: "busy: pid 8"})}, 2, gpus=(3, 1))
     assert [(slot.gpu, slot.shared) for slot in slots] == [(1, False), (3, True)]
+    slots = placed(hosts(a=2), {"a": machine(unusable={0: "busy: pid 8"})}, 2, gpus=(0, 1, 2))
+    assert [(slot.gpu, slot.shared) for slot in slots] == [(1, False), (2, False)]  # a busy one comes last
 
 
 @pytest.mark.parametrize(
@@ -162,20 +171,79 @@ def test_hosts_without_ranks_are_left_out(slots, np, share):
     assert ranks_per_host(hosts(**slots), np) == share
 
 
+def bare(*names):
+    """Hosts that are listed without a number of slots."""
+    return tuple(Host(name=name, slots=1, counted=False) for name in names)
+
+
+TAKEN = machine(unusable=dict.fromkeys(range(4), "busy: pid 7"))
+
+
+@pytest.mark.parametrize(
+    ("where", "np", "gpus", "slots"),
+    [
+        ((*hosts(a=2), *bare("b")), None, "all", {"a": 2, "b": 4}),
+        (bare("some"), None, "all", {"some": 3}),
+        (bare("some"), 3, "all", {"some": 3}),
+        (bare("some"), 4, "all", {"some": 4}),  # so that the placement names what is in the way
+        (bare("taken", "b"), None, "all", {"b": 4}),
+        (bare("taken", "b"), 2, "all", {"b": 4}),
+        (bare("taken"), None, "all", {"taken": 4}),
+        (bare("a", "b"), 4, (3, 1), {"a": 2, "b": 2}),
+        (bare("some"), None, (1, 2), {"some": 2}),  # named, so it is used though it is busy
+        (bare("a", "cpu"), 5, "all", {"a": 4, "cpu": 1}),
+        (bare("a", "cpu"), 2, "none", {"a": 1, "cpu": 1}),
+        (hosts(cpu=3), None, "all", {"cpu": 3}),
+    ],
+)
+def test_hosts_without_a_number_have_a_slot_for_each_gpu(where, np, gpus, slots):
+    known = {"a": machine(), "b": machine(), "cpu": machine(0), "taken": TAKEN}
+    known["some"] = machine(unusable={2: "busy: pid 7"})
+    found = with_slots(where, known, np=np, gpus=gpus)
+    assert {host.name: host.slots for host in found} == slots
+    assert {host.name for host in found if not host.counted} <= {host.name for host in where if not host.counted}
+
+
+def test_slots_of_gpus_are_those_of_whole_replicas():
+    known = {"a": machine(), "some": machine(unusable={2: "busy: pid 7"})}
+    assert with_slots(bare("a", "some"), known, np=None, gpus="all", ranks_per_replica=2) == hosts(a=4, some=2)
+    assert with_slots(bare("some"), known, np=4, gpus="all", ranks_per_replica=2) == hosts(some=4)
+
+
+@pytest.mark.parametrize(
+    ("names", "gpus", "message"),
+    [
+        (("cpu",), "all", "no GPU found on cpu: give -np N, the number of ranks to run on CPUs"),
+        (("cpu", "other"), "all", "no GPU found on cpu and 1 more: give -np N"),
+        (("a",), "none", "--gpus none on a: give -np N"),
+    ],
+)
+def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, message):
+    with pytest.raises(PlacementError, match=f"^{message}"):
+        with_slots(bare(*names), {"a": machine(), "cpu": machine(0), "other": machine(0)}, np=None, gpus=gpus)
+
+
+def test_too_few_slots_on_cpus_are_answered_with_the_words_to_write():
+    with pytest.raises(PlacementError, match=r"^-np 5 is more than the 2 slots there are \(a 1, b 1\): write a:3,b:3$"):
+        ranks_per_host(bare("a", "b"), 5)
+    with pytest.raises(PlacementError, match=r": give more hosts or slots$"):
+        ranks_per_host((*hosts(a=1), *bare("b")), 5)
+
+
 @pytest.mark.parametrize(
     ("where", "topologies", "np", "gpus", "message"),
     [
-        ({"a": 4}, {"a": machine()}, 0, "auto", "-np 0: a run has at least one rank"),
-        ({"a": 4}, {"a": machine()}, -3, "auto", "-np -3: a run has at least one rank"),
+        ({"a": 4}, {"a": machine()}, 0, "all", "-np 0: a run has at least one rank"),
+        ({"a": 4}, {"a": machine()}, -3, "all", "-np -3: a run has at least one rank"),
         (
             {"a": 2, "b": 1},
             {},
             4,
-            "auto",
+            "all",
             "-np 4 is more than the 3 slots there are (a 2, b 1): give more hosts or slots",
         ),
         (
-            *({"a": 1, "b": 1}, {"a": machine(), "b": machine(0)}, 2, "auto"),
+            *({"a": 1, "b": 1}, {"a": machine(), "b": machine(0)}, 2, "all"),
             "host b has no GPU, but a has: leave it out, or give --gpus none",
         ),
         (
@@ -187,11 +255,11 @@ def test_hosts_without_ranks_are_left_out(slots, np, share):
             "host a has no GPU, but --gpus asks for some: leave it out, or give --gpus none",
         ),
         (
-            *({"a": 4, "b": 4}, {"a": machine(), "b": machine(2)}, 8, "auto"),
+            *({"a": 4, "b": 4}, {"a": machine(), "b": machine(2)}, 8, "all"),
             "host b has 2 free GPUs for 4 ranks: start fewer ranks there, or give --gpus none",
         ),
         (
-            *({"a": 4}, {"a": machine(unusable={2: "busy: pid 7"})}, 4, "auto"),
+            *({"a": 4}, {"a": machine(unusable={2: "busy: pid 7"})}, 4, "all"),
             "host a has 3 free GPUs for 4 ranks (GPU 2: busy: pid 7): start fewer ranks there, or give --gpus none",
         ),
         (
@@ -203,11 +271,11 @@ def test_hosts_without_ranks_are_left_out(slots, np, share):
         ),
         ({"a": 1, "b": 4}, {"a": machine(), "b": machine(2)}, 2, (3,), "host b has no GPU 3, it has 0, 1"),
         (
-            *({"a": 1}, {"a": machine(unusable={1: "in MIG mode"})}, 1, (1, 0)),
+            *({"a": 2}, {"a": machine(unusable={1: "in MIG mode"})}, 2, (1, 0)),
             f"GPU 1 of host a cannot be used (in MIG mode): choose others with --gpus; MIG: {MIG}",
         ),
         (
-            *({"a": 1}, {"a": machine(1, unusable={0: "in MIG mode"})}, 1, "auto"),
+            *({"a": 1}, {"a": machine(1, unusable={0: "in MIG mode"})}, 1, "all"),
             f"host a has 0 free GPUs for 1 ranks (GPU 0: in MIG mode): {REMEDY}; MIG: {MIG}",
         ),
     ],
@@ -311,20 +379,20 @@ def test_placement_keeps_its_promises(data):
     np = data.draw(st.integers(1, sum(counts)))
     binding = data.draw(st.sampled_from(["numa", "cores", "none"]))
     everyone = sorted({gpu.index for topology in topologies.values() for gpu in topology.gpus})
-    some = st.lists(st.sampled_from(everyone), unique=True, min_size=1).map(tuple) if everyone else st.just("auto")
-    gpus = data.draw(st.sampled_from(["auto", "auto", "none"]) | some)
+    some = st.lists(st.sampled_from(everyone), unique=True, min_size=1).map(tuple) if everyone else st.just("all")
+    gpus = data.draw(st.sampled_from(["all", "all", "none"]) | some)
 
     expected = [(host.name, local) for host in where for local in range(host.slots)][:np]
     used = list(dict.fromkeys(name for name, _ in expected))
     ranks = {name: sum(1 for host, _ in expected if host == name) for name in used}
     bare = [name for name in used if not topologies[name].gpus]
-    on_cpus = gpus == "none" or (gpus == "auto" and bare == used)
+    on_cpus = gpus == "none" or (gpus == "all" and bare == used)
 
     def suffices(name):
         free = usable_gpus(topologies[name], gpus)
-        if gpus == "auto":
+        if gpus == "all":
             return len(free) >= ranks[name]
-        return set(gpus[: ranks[name]]) <= set(free) and len(gpus) >= ranks[name]
+        return len(set(gpus) & set(free)) >= ranks[name]
 
     try:
         slots = place(where, topologies, np=np, gpus=gpus, binding=binding)
@@ -357,8 +425,11 @@ def _promises_of_a_host(topology, own, gpus, binding, on_cpus):
         assert len(set(ring)) == len(own)
         assert all(slot.shared == (slot.gpu in busy) for slot in own)
         assert all(free[slot.gpu] == slot.gpu_uuid for slot in own)
-        assert gpus == "auto" or set(ring) == set(gpus[: len(own)])
-        assert ring == (select(topology, len(own)).best.ring if gpus == "auto" else ring_order(topology, ring))
+        assert gpus == "all" or set(ring) <= set(gpus)
+        assert ring == ring_order(topology, ring)
+        chosen = named(topology, gpus)
+        shared = any(gpu.shared for gpu in chosen.gpus)  # such a one comes last
+        assert shared or ring == select(chosen, len(own)).best.ring
     for slot in own:
         near = near_of(topology, slot)
         assert set(slot.cores) <= (near or set())
@@ -383,7 +454,7 @@ def test_a_slot_holds_all_that_its_rank_needs():
     own = {"OMP_NUM_THREADS": "8"}
     unfit = ("mlx5_0:1", "mlx5_1:2")
 
-    def slot(where, gpus="auto"):
+    def slot(where, gpus="all"):
         np = sum(host.slots for host in where)
         interfaces = {"a": "eth0", "b": "ens5"} if len(where) > 1 else {}
         return place(where, known, np=np, gpus=gpus, binding="numa", interfaces=interfaces)[1]
@@ -416,11 +487,11 @@ def test_hosts_of_one_kind_are_looked_at_once(monkeypatch):
         for i, name in enumerate("abcd", start=1)
     }
     slots = placed(hosts(a=3, b=3, c=3, d=2), known, 11)
-    assert asked == [3, 2]
+    assert asked == [2]  # of three there is no choice, but a ring
     assert [slot.gpu_uuid for slot in slots if slot.host == "c"] == ["GPU-c0", "GPU-c1", "GPU-c2"]
 
 
-@pytest.mark.parametrize("gpus", ["auto", tuple(range(17))])
+@pytest.mark.parametrize("gpus", ["all", tuple(range(17))])
 def test_a_host_with_too_many_gpus_to_compare_is_named(gpus):
     count = 17
     links = tuple(

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from launch.choose.placement import place
-from launch.choose.remarks import gpu_remarks
+from launch.choose.remarks import gpu_remarks, left_out
+from launch.machine.topology import OUTSIDE
 from tests.unit.machines import hosts, machine
 
 SLOW, DISPLAY = "8 of 16 PCIe lanes", "drives a display"
@@ -21,8 +22,8 @@ def with_facts(**facts):
 @pytest.mark.parametrize(
     ("topologies", "gpus", "lines"),
     [
-        ({"a": machine(), "b": machine()}, "auto", ()),
-        ({"a": machine(unusable={3: "busy: pid 7"})}, "auto", ()),
+        ({"a": machine(), "b": machine()}, "all", ()),
+        ({"a": machine(unusable={3: "busy: pid 7"})}, "all", ()),
         (
             {"a": machine(unusable={1: "busy: pid 7", 3: "busy: pid 7"})},
             (1, 2, 3),
@@ -30,16 +31,16 @@ def with_facts(**facts):
         ),
         (
             {"a": with_facts(drawbacks=[(SLOW,), (), (SLOW, DISPLAY), ()])},
-            "auto",
+            "all",
             (f"GPU 0 of a, GPU 2 of a: {SLOW}", f"GPU 2 of a: {DISPLAY}"),
         ),
         ({"a": with_facts(drawbacks=[(), (SLOW,), (), ()])}, (0, 2, 3), ()),  # it is not chosen
         (
             {"a": with_facts(drawbacks=[(SLOW,)] * 4), "b": with_facts(drawbacks=[(SLOW,)] * 4)},
-            "auto",
+            "all",
             (f"GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 0 of b and 2 more: {SLOW}",),
         ),
-        ({"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["A100"] * 4)}, "auto", ()),
+        ({"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["A100"] * 4)}, "all", ()),
         (
             {"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["L4\x1b"] * 4)},
             (0,),
@@ -57,3 +58,11 @@ def test_tells_of_the_gpus_that_were_chosen(topologies, gpus, lines):
 def test_ranks_on_cpus_need_no_remark():
     slots = place(hosts(a=2), {"a": machine()}, np=2, gpus="none", binding="numa")
     assert gpu_remarks(slots, {"a": machine()}) == ()
+
+
+def test_gpus_that_get_no_rank_are_named_with_the_reason_unless_the_user_has_hidden_them():
+    taken = machine(unusable={1: "busy: pid 7", 2: OUTSIDE, 3: "in MIG mode"})
+    assert left_out({"a": taken, "b": machine(unusable={0: "busy: pid 7"})}) == (
+        "GPU 1 of a, GPU 0 of b: busy: pid 7, left out",
+        "GPU 3 of a: in MIG mode, left out",
+    )

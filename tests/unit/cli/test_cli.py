@@ -12,86 +12,58 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launch.cli import main as cli
+from launch.cli import show, start
 from launch.cli.options import parser
 from launch.errors import HostError
-from tests.unit.machines import NO_GPU, PIX4, machine
-
-
-@pytest.fixture(autouse=True)
-def folder(monkeypatch, tmp_path):
-    """A folder with saved topologies, a PATH without any program, and nobody to be runs."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "pix4.txt").write_text(PIX4)
-    (tmp_path / "cpu.json").write_text(NO_GPU)
-    (tmp_path / "binary").write_bytes(bytes(range(256)))
-    (tmp_path / "hosts.toml").write_text('[[host]]\nname = "a"\nslots = 2\n\n[[host]]\nname = "b"\nslots = 1\n')
-    (tmp_path / "p2p.txt").write_text("\tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n")
-    monkeypatch.chdir(tmp_path)
-    environment = {"PATH": str(tmp_path / "bin"), "HOME": "/home/me", "NCCL_DEBUG": "INFO", "MY_TOKEN": "s3cret!"}
-    monkeypatch.setattr(os, "environ", environment)
-    return tmp_path
-
-
-def ended(capsys, *words):
-    """Status, standard output and standard error of one command."""
-    with pytest.raises(SystemExit) as left:
-        cli.main(words)
-    out, err = capsys.readouterr()
-    return left.value.code, out, err
-
-
-def output(capsys, *words):
-    status, out, err = ended(capsys, *words)
-    assert (status, err) == (0, "")
-    return out
-
+from tests.unit.cli.commands import ended, output
+from tests.unit.machines import PIX4, machine
 
 PLAN = ("plan", "-np", "2", "--topology", "a=pix4.txt")
 PROGRAM = ("--", "prog")
 HOSTFILE = ("hostfile", "-H")
-TOPO = ("topo", "--from", "pix4.txt")
-GPUS = ("gpus", "--from", "pix4.txt", "-k", "2")
+TOPO = ("topo", "--topology", "pix4.txt")
+GPUS = ("gpus", "--topology", "pix4.txt", "-k", "2")
 SBATCH = ("run", "-np", "2", "--sbatch", "job")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "the following arguments are required: COMMAND"),
         (("fly",), "invalid choice: 'fly'"),
         (("topo\nx",), "invalid choice: 'topo\\nx'"),
-        (("--topo",), "required: COMMAND"),
-        ((*TOPO, "a\nb"), "unrecognized arguments: a b; see hvdlaunch --help"),
+        (("--topo",), "no command: write hvdlaunch run --topo -- PROGRAM"),
+        ((*TOPO, "a\nb"), "unrecognized arguments: a b; see hvdlaunch topo --help"),
         (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: give a number of at least 0"),
         (("run", "-np", "2", "--min-np", "1", *PROGRAM), "--min-np is for a run that is started again: add --restarts"),
-        (("run", "-np", "2", "--restarts", "1", "--min-np", "0", *PROGRAM), "--min-np 0: give a number from 1 to -np"),
+        (("run", "-np", "2", "--restarts", "1", "--min-np", "0", *PROGRAM), "argument --min-np: '0' is no whole"),
         (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "to -np, which is 2"),
         (("run", "-np", "2", "--grace-s", "-1", *PROGRAM), "--grace-s -1: give a number of seconds, at least 0"),
         (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf"),
-        (("plan", "-np", "2", "--restarts", "1", *PROGRAM), "unrecognized arguments: --restarts 1"),
+        (("plan", "-np", "2", "--sbatch", "x", *PROGRAM), "unrecognized arguments: --sbatch; see hvdlaunch plan"),
         ((*TOPO, "--js"), "unrecognized arguments: --js"),
         ((*TOPO, "--pair", "0,1,2"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0,0"), "'0,0' is not a list of GPU indices, each once, as in 0,3"),
         ((*TOPO, "--pair", "0,9"), "there is no GPU 9; there are: 0-3"),
         ((*TOPO, "--pair", "0;rm"), "'0;rm' is not a list of GPU indices"),
-        (("topo", "--from", "missing"), "missing cannot be read: No such file or directory"),
-        (("topo", "--from", "binary"), "binary cannot be read: it is not text"),
-        (("topo", "--from", "."), ". cannot be read: Is a directory"),
-        (("topo", "--from", "hosts.toml"), "hosts.toml:1: "),
-        (("topo", "--from", "pix4.txt", "--gpu-name", "banana"), "no link speeds are known"),
+        (("topo", "--topology", "missing"), "missing cannot be read: No such file or directory"),
+        (("topo", "--topology", "binary"), "binary cannot be read: it is not text"),
+        (("topo", "--topology", "."), ". cannot be read: Is a directory"),
+        (("topo", "--topology", "hosts.toml"), "hosts.toml:1: "),
+        (("topo", "--topology", "pix4.txt", "--gpu-name", "banana"), "no link speeds are known"),
         (("topo", "--gpu-name", "A100"), "--gpu-name is for a saved text"),
-        (("topo", "--from", "p2p.txt", "--pair", "0,1"), "save the output of `nvidia-smi topo -m` instead"),
-        (("gpus", "--from", "pix4.txt"), "the following arguments are required: -k"),
-        (("gpus", "--from", "pix4.txt", "-k", "0"), "cannot choose 0 GPUs; ask for at least 1"),
-        (("gpus", "--from", "pix4.txt", "-k", "-1"), "cannot choose -1 GPUs"),
-        (("gpus", "--from", "pix4.txt", "-k", "5"), "cannot choose 5 of 4 GPUs"),
-        (("gpus", "--from", "pix4.txt", "-k", "many"), "argument -k: invalid int value: 'many'"),
-        ((*GPUS, "--busy", "7"), "busy names GPU 7, which pix4.txt does not have; choose from 0, 1, 2, 3"),
-        ((*GPUS, "--busy", "0,1,2"), "cannot choose 2 of 4 GPUs, 1 are free"),
-        ((*GPUS, "--busy", "1,1"), "argument --busy: '1,1' is not a list"),
-        (("gpus", "--from", "cpu.json", "-k", "1"), "no GPU found on this host"),
-        (("hostfile",), "one of the arguments -H --slurm-nodes --from is required"),
+        (("topo", "--topology", "p2p.txt", "--pair", "0,1"), "save the output of `nvidia-smi topo -m` instead"),
+        (("gpus", "--topology", "pix4.txt"), "the following arguments are required: -k"),
+        (("gpus", "--topology", "pix4.txt", "-k", "0"), "cannot choose 0 GPUs; ask for at least 1"),
+        (("gpus", "--topology", "pix4.txt", "-k", "-1"), "cannot choose -1 GPUs"),
+        (("gpus", "--topology", "pix4.txt", "-k", "5"), "cannot choose 5 of 4 GPUs"),
+        (("gpus", "--topology", "pix4.txt", "-k", "many"), "argument -k: invalid int value: 'many'"),
+        ((*GPUS, "--gpus", "1,7"), "pix4.txt: there is no GPU 7; there are: 0-3"),
+        ((*GPUS, "--gpus", "3"), "cannot choose 2 of 4 GPUs, 1 are free (GPU 0: not named by --gpus"),
+        ((*GPUS, "--gpus", "1,1"), "argument --gpus: '1,1' is not a list"),
+        ((*GPUS, "--gpus", "none"), "argument --gpus: 'none' is not a list"),
+        (("gpus", "--topology", "cpu.json", "-k", "1"), "no GPU found on this host"),
+        (("hostfile",), "one of the arguments -H --hostfile --slurm-nodes is required"),
         ((*HOSTFILE, "a;rm"), "-H: 'a;rm' is no host name"),
         ((*HOSTFILE, "-oProxyCommand=x"), "argument -H: expected one argument"),
         (("hostfile", "-H=-oProxyCommand=x"), "-H: '-oProxyCommand=x' is no host name"),
@@ -99,21 +71,21 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*HOSTFILE, "$(x)"), "-H: '$(x)' is no host name"),
         ((*HOSTFILE, "a\nb"), "-H: 'a\\nb' is no host name"),
         ((*HOSTFILE, "a:x"), "-H: 'x' is no number of slots"),
-        ((*HOSTFILE, "a", "--from", "hosts.toml"), "not allowed with argument"),
+        ((*HOSTFILE, "a", "--hostfile", "hosts.toml"), "not allowed with argument"),
         ((*HOSTFILE, "a", "--format", "xml"), "invalid choice: 'xml'"),
         ((*HOSTFILE, "a", "-o", "missing/hosts"), "missing/hosts cannot be written: No such file or directory"),
         ((*HOSTFILE, "a", "-o", "bin"), "bin cannot be written: Is a directory"),
         (("hostfile", "--slurm-nodes", "n[1-"), "'n[1-' is not understood"),
-        (("hostfile", "--from", "binary"), "binary cannot be read: it is not text"),
-        (("hostfile", "--from", "missing"), "missing cannot be read: No such file or directory"),
-        (("hostfile", "--from", "pix4.txt"), "pix4.txt:1: "),
+        (("hostfile", "--hostfile", "binary"), "binary cannot be read: it is not text"),
+        (("hostfile", "--hostfile", "missing"), "missing cannot be read: No such file or directory"),
+        (("hostfile", "--hostfile", "pix4.txt"), "pix4.txt:1: "),
         ((*PLAN,), "no program: put it after --"),
         ((*PLAN, "--"), "no program: put it after --"),
-        ((*PLAN, "prog"), "unrecognized arguments: prog"),
-        (("plan", *PROGRAM), "the following arguments are required: -np"),
-        (("plan", "-np", "abc", *PROGRAM), "argument -np: invalid int value: 'abc'"),
-        ((*PLAN, "-np", "0", *PROGRAM), "-np 0: a run has at least one rank"),
-        ((*PLAN, "-np", "-4", *PROGRAM), "-np -4: a run has at least one rank"),
+        ((*PLAN, "prog", "--gpus", "x"), "put -- before the program: hvdlaunch plan -np 2 --topology a="),
+        (("plan", "--topology", "cpu.json", *PROGRAM), "no GPU found on localhost: give -np N, the number of ranks"),
+        (("plan", "-np", "abc", *PROGRAM), "argument -np: 'abc' is no whole number of at least 1"),
+        ((*PLAN, "-np", "0", *PROGRAM), "argument -np: '0' is no whole number of at least 1"),
+        ((*PLAN, "-np", "-4", *PROGRAM), "argument -np: '-4' is no whole number of at least 1"),
         ((*PLAN, "-np", "5", *PROGRAM), "-np 5 is more than the 4 slots there are (a 4)"),
         ((*PLAN, "-np", "9" * 30, "--gpus", "none", *PROGRAM), "is more than the 4096 slots there are"),
         ((*PLAN, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
@@ -134,7 +106,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN, "-x", "a b", *PROGRAM), "-x 'a b': give the name of a variable alone"),
         ((*PLAN, "-x", "missing", *PROGRAM), "-x missing: there is no such variable in the environment"),
         ((*PLAN, "-x", "A\nB", *PROGRAM), "-x 'A\\nB': give the name"),
-        ((*PLAN, "--topology", "pix4.txt", *PROGRAM), "--topology 'pix4.txt': give HOST=FILE"),
+        ((*PLAN, "--topology", "a=x", *PROGRAM), "--topology 'a=x': a has one already, give each host once"),
         ((*PLAN, "--topology", "b=", *PROGRAM), "--topology 'b=': give HOST=FILE"),
         ((*PLAN, "--topology", "=pix4.txt", *PROGRAM), "'' is no host name"),
         ((*PLAN, "--topology", "a;rm=pix4.txt", *PROGRAM), "'a;rm' is no host name"),
@@ -148,14 +120,14 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN, "--ranks-per-replica", "x", *PROGRAM), "argument --ranks-per-replica: invalid int value: 'x'"),
         ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: there is no such image"),
         (("run", *PLAN[1:], *PROGRAM), "--topology is for plan, --dry-run and --sbatch: a run asks its hosts"),
-        (("run", "-np", "1", "--allow-run-as-root", *PROGRAM), "no mpirun on PATH"),
+        (("run", "-np", "1", *PROGRAM), "no mpirun on PATH"),
         (("run", "-np", "1", "--sbatch", "missing/job", *PROGRAM), "missing/job cannot be written"),
         (("run", "-np", "1", "--sbatch", "job"), "no program: put it after --"),
         (
             ("run", "-np", "1", "--sbatch", "job", "--hostfile", "-", *PROGRAM),
             "--hostfile -: the job has no such input",
         ),
-        ((*SBATCH, "-np", "0", *PROGRAM), "-np 0: a run has at least one rank"),
+        ((*SBATCH, "-np", "0", *PROGRAM), "argument -np: '0' is no whole number of at least 1"),
         ((*SBATCH, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
         ((*SBATCH, "-H", "a:2", "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
         ((*SBATCH, "-x", "MISSING", *PROGRAM), "-x MISSING: there is no such variable"),
@@ -169,10 +141,10 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN, "--silence-s", "inf", *PROGRAM), "argument --silence-s: 'inf' is no number of seconds"),
         ((*PLAN, "--driver-timeout-s", "nan", *PROGRAM), "argument --driver-timeout-s: 'nan' is no number of seconds"),
         ((*PLAN, "--apptainer=--writable-tmpfs", *PROGRAM), "argument --apptainer: '--writable-tmpfs' is no image"),
-        (("topo", "--from", "/dev/zero"), "/dev/zero cannot be read: it is a device: give a file"),
-        (("hostfile", "--from", "/dev/zero"), "/dev/zero cannot be read: it is a device: give a file"),
+        (("topo", "--topology", "/dev/zero"), "/dev/zero cannot be read: it is a device: give a file"),
+        (("hostfile", "--hostfile", "/dev/zero"), "/dev/zero cannot be read: it is a device: give a file"),
         ((*PLAN, "--hostfile", "/dev/zero", *PROGRAM), "/dev/zero cannot be read: it is a device: give a file"),
-        (("topo", "--from", "pix4.txt", "--picture", "out.png"), "out.png: a picture's name ends in .svg"),
+        (("topo", "--topology", "pix4.txt", "--picture", "out.png"), "out.png: a picture's name ends in .svg"),
         (("topo", "a\x1b[2Jb"), "unrecognized arguments: a\\x1b[2Jb"),
     ],
 )
@@ -189,9 +161,9 @@ def test_bad_input_is_one_line_and_status_2(capsys, monkeypatch, folder, words, 
 
 
 STARTS = st.sampled_from(
-    [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--from"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
+    [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--hostfile"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
 )
-OPTIONS = "-k -np -H --from --gpus --topology -x -- --pair --busy --json --slurm-nodes --gpu-name --format --hostfile"
+OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --slurm-nodes --gpu-name --format --hostfile"
 VALUES = (
     "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts.toml MY_TOKEN"
 )
@@ -231,7 +203,7 @@ def test_topo_shows_the_matrix(capsys):
     lines = output(capsys, *TOPO).splitlines()
     assert lines[0] == "4 GPUs (pix4.txt)"
     assert ["GPU0", "X", "SYS", "PIX", "PIX"] in [line.split() for line in lines]
-    access = output(capsys, "topo", "--from", "p2p.txt")
+    access = output(capsys, "topo", "--topology", "p2p.txt")
     assert access.startswith("May these GPUs copy straight to each other? (p2p.txt)")
 
 
@@ -260,11 +232,11 @@ GPU3\tNODE\tNODE\tNV4\t X \t\tN/A
 )
 def test_cores_that_the_driver_does_not_tell_are_unknown_everywhere(capsys, folder, name, first, last):
     (folder / name).write_text(IN_CONTAINERS[name])
-    rows = [line.split() for line in output(capsys, "topo", "--from", name).splitlines()]
+    rows = [line.split() for line in output(capsys, "topo", "--topology", name).splitlines()]
     assert [row[1:3] for row in rows if row and row[0] in "0123"] == [first, first, last, last]
-    assert output(capsys, "topo", "--from", name, "--picture", "out.svg") == ""
+    assert output(capsys, "topo", "--topology", name, "--picture", "out.svg") == ""
     assert "cores unknown" in (folder / "out.svg").read_text()
-    assert output(capsys, "gpus", "--from", name, "-k", "2").startswith("GPUs 0,1, ring 0-1")
+    assert output(capsys, "gpus", "--topology", name, "-k", "2").startswith("GPUs 0,1, ring 0-1")
     for binding in ("numa", "cores", "none"):
         words = ("plan", "-np", "4", "--topology", f"a={name}", "--bind", binding, *PROGRAM)
         ranks = [line.split() for line in output(capsys, *words).splitlines()[1:5]]
@@ -274,9 +246,9 @@ def test_cores_that_the_driver_does_not_tell_are_unknown_everywhere(capsys, fold
 def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
     text = output(capsys, *TOPO, "--json")
     (folder / "saved.json").write_text(text)
-    assert output(capsys, "topo", "--from", "saved.json", "--json") == text
+    assert output(capsys, "topo", "--topology", "saved.json", "--json") == text
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PIX4.encode())))
-    assert json.loads(output(capsys, "topo", "--from", "-", "--json")) == {
+    assert json.loads(output(capsys, "topo", "--topology", "-", "--json")) == {
         **json.loads(text),
         "source": "standard input",
     }
@@ -312,17 +284,17 @@ def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(ca
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
     assert ended(capsys, "gpus", "-k", "2") == (
         *(2, ""),
-        "hvdlaunch: no GPU found on this host: give a saved topology with --from FILE\n",
+        "hvdlaunch: no GPU found on this host: give a saved topology with --topology FILE\n",
     )
 
 
 def test_gpus_as_json(capsys):
-    answer = json.loads(output(capsys, "gpus", "--from", "pix4.txt", "-k", "4", "--json"))
+    answer = json.loads(output(capsys, "gpus", "--topology", "pix4.txt", "-k", "4", "--json"))
     assert (answer["gpus"], answer["ring"]) == ([0, 1, 2, 3], [0, 2, 1, 3])
     assert (answer["runner_up"], answer["worst"], answer["bandwidth_gbps"]) == (None, None, None)
-    answer = json.loads(output(capsys, *GPUS, "--busy", "0,2", "--json", "--gpu-name", "A100"))
+    answer = json.loads(output(capsys, *GPUS, "--gpus", "1,3", "--json", "--gpu-name", "A100"))
     assert (answer["gpus"], answer["bandwidth_gbps"], answer["worst"]) == ([1, 3], 24.0, None)
-    answer = json.loads(output(capsys, *GPUS, "--busy", "0", "--json"))
+    answer = json.loads(output(capsys, *GPUS, "--gpus", "1-3", "--json"))
     assert answer["gpus"] == [1, 2]
     assert answer["runner_up"] == [1, 3]
     assert answer["worst"] == [2, 3]
@@ -334,7 +306,7 @@ def test_gpus_as_json(capsys):
     [
         (("-H", "a:2,b"), "a slots=2\nb slots=1\n"),
         (("-H", "a:2,b", "--format", "mpich"), "a:2\nb:1\n"),
-        (("--from", "hosts.toml", "--format", "rankfile"), "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n"),
+        (("--hostfile", "hosts.toml", "--format", "rankfile"), "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n"),
         (("--slurm-nodes", "n[01-02]:4", "--format", "horovod"), "n01 slots=4\nn02 slots=4\n"),
     ],
 )
@@ -357,7 +329,7 @@ def test_plan_shows_who_would_run_where(capsys):
         ["4", "b", "1", "2"],
     ]
     command = shlex.split(out.splitlines()[-1])
-    assert command[0] == "mpirun"
+    assert command[3] == "mpirun"
     assert command[-4:] == ["--", "prog", "-x", "1"]
     assert command[command.index("-H") + 1] == "a:3,b:2"
     assert "NCCL_DEBUG" in command
@@ -368,7 +340,7 @@ def test_the_network_and_the_groups_of_a_command_line_are_those_of_the_request()
     words = ("plan", "-np", "2", "--network", "ib0", "--ranks-per-replica", "2")
     options = parser().parse_args(words)
     options.program = ["prog"]
-    request = cli._request(options)
+    request = start._request(options)
     assert (request.network, request.ranks_per_replica) == ("ib0", 2)
 
 
@@ -376,14 +348,17 @@ def topologies(*hosts):
     return [word for host in hosts for word in ("--topology", f"{host}=pix4.txt")]
 
 
-def test_a_dry_run_prints_the_command_of_the_plan_and_remarks_apart(capsys):
-    planned = output(capsys, *PLAN, *PROGRAM).splitlines()[-1]
-    dry = shlex.split(output(capsys, "run", *PLAN[1:], "--dry-run", *PROGRAM))
-    assert [word.split("=")[0] for word in dry[:3]] == ["HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"]
-    assert dry[3:] == shlex.split(planned)
-    status, out, err = ended(capsys, "run", *PLAN[1:], "--gpus", "none", "--dry-run", *PROGRAM)
-    assert (status, err) == (0, "hvdlaunch: --gpus none: the ranks run on CPUs\n")
-    assert out.count("\n") == 1
+def test_a_dry_run_shows_the_plan_which_ends_with_the_command(capsys, monkeypatch):
+    monkeypatch.setitem(os.environ, "HVDLAUNCH_JOB", "job")
+    words = (*PLAN[1:], "--gpus", "none", "--restarts", "1", *PROGRAM)
+    planned = output(capsys, "plan", *words)
+    assert output(capsys, "run", "--dry-run", *words) == planned
+    assert planned.startswith("--gpus none: the ranks run on CPUs\nrank ")
+    command = shlex.split(planned.splitlines()[-1])
+    assert [word.split("=")[0] for word in command[:4]] == [
+        *("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"),
+        "mpirun",
+    ]
 
 
 def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
@@ -514,7 +489,7 @@ def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
     from launch.watch import supervise
 
     def supervised(read, again, _):
-        assert again.min_np == 4
+        assert again.min_np is None  # as many as at first
         return sum(host.slots for _ in range(3) for host in read().hosts)
 
     monkeypatch.setattr(supervise, "supervise", supervised)
@@ -524,7 +499,7 @@ def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_while_nothing_runs_ends_it(capsys, monkeypatch, number):
-    monkeypatch.setattr(cli, "_run", lambda _: os.kill(os.getpid(), number))
+    monkeypatch.setattr(start, "run", lambda _: os.kill(os.getpid(), number))
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (128 + number, "", "")
 
 
@@ -532,5 +507,15 @@ def test_control_c_ends_with_130(capsys, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_gpus", interrupted)
+    monkeypatch.setattr(show, "gpus", interrupted)
     assert ended(capsys, *GPUS) == (130, "", "")
+
+
+def test_gpus_that_are_busy_are_chosen_last_and_only_where_they_are_named(capsys, monkeypatch):
+    from launch.machine import local
+
+    monkeypatch.setattr(local, "local_topology", lambda **_: machine(unusable={0: "busy: pid 7"}))
+    assert output(capsys, "gpus", "-k", "2", "--gpus", "0-2").startswith("GPUs 1,2, ring 1-2\n")
+    lines = output(capsys, "gpus", "-k", "2", "--gpus", "0,2").splitlines()
+    assert (lines[0], lines[2]) == ("GPUs 0,2, ring 0-2", "GPU 0: busy: pid 7, chosen because --gpus names it")
+    assert "GPU 0: busy: pid 7" in ended(capsys, "gpus", "-k", "4")[2]

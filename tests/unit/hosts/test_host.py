@@ -71,3 +71,20 @@ def test_refuses_slots(slots):
 def test_slots_that_add_up_to_too_many_are_refused():
     assert from_option("a:4095,a") == hosts(("a", 4096))
     assert "4097 slots in all" in refusal(from_option, "a:4096,a")
+
+
+@pytest.mark.parametrize(
+    ("found", "counted"),
+    [
+        (from_option("a,b:1,c,c"), "bc"),
+        (read("a\nb slots=1\nc max_slots=2\nd\nd\n", name="hosts"), "bcd"),
+        (read("a:1\nb\n", name="hosts"), "a"),
+        (read("rank 0=a slot=0\n", name="hosts"), "a"),
+        (from_slurm("a,b:2"), "b"),
+        (from_slurm("a,b", "1(x2)"), "ab"),
+        (from_slurm("a,b", slots=1), "ab"),
+    ],
+)
+def test_a_host_that_is_listed_once_without_a_number_is_not_counted(found, counted):
+    assert "".join(host.name for host in found if host.counted) == counted
+    assert all(host.slots == 1 for host in found if not host.counted)

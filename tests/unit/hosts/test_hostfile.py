@@ -27,7 +27,7 @@ AB = hosts(("a", 8), ("b", 4))
 def test_examples_are_what_the_program_writes(example, spelling):
     described = read(example.read_text(), name=str(example))
     path = example.with_suffix(f".{spelling}")
-    command = f"hvdlaunch hostfile --from {example} --format {spelling} -o {path}"
+    command = f"hvdlaunch hostfile --hostfile {example} --format {spelling} -o {path}"
     assert path.read_bytes().decode() == write(described, spelling), f"to write it anew: {command}"
     assert [(host.name, host.slots) for host in read(path.read_text(), name=str(path))] == [
         (host.name, host.slots) for host in described

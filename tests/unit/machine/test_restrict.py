@@ -41,7 +41,7 @@ def test_a_busy_gpu_that_is_named_is_shared_and_all_others_are_left_alone():
     found = named(given, (0, 1))
     assert [gpu.unusable for gpu in found.gpus] == [None, "in MIG mode", "busy: pid 8", "not named by --gpus"]
     assert [gpu.shared for gpu in found.gpus] == ["busy: pid 7", None, None, None]
-    assert named(given, "auto") == given
+    assert named(given, "all") == given
 
 
 def test_a_slice_is_refused_in_a_line_that_says_what_works():

@@ -28,7 +28,7 @@ def plan(where=None, **changes):
         where,
         {host.name: machine() for host in where},
         np=sum(host.slots for host in where),
-        gpus="auto",
+        gpus="all",
         binding="numa",
     )
     plain = Plan(

@@ -6,6 +6,7 @@ import pytest
 
 from hvdtrain.record.placement import planned
 from launch.errors import CommandError, HostError, HostfileError, PlacementError
+from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
 from launch.process import Answer
@@ -22,7 +23,7 @@ UNFIT = ("mlx5_0:2", "mlx5_1:1")
 
 @pytest.fixture(autouse=True)
 def world(monkeypatch):
-    """What prepare asks the outside for: a user, programs on PATH, hosts, and this run, which has h1's NICs."""
+    """What prepare asks the outside for: programs on PATH, hosts, and this run, which has h1's NICs."""
     known = {
         "localhost": machine(),
         "bare": machine(0),
@@ -42,7 +43,6 @@ def world(monkeypatch):
         questions.append((names, how))
         return {name: answers[name] for name in names}
 
-    monkeypatch.setattr(prepare.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(facts, "find", paths.get)
     monkeypatch.setattr(facts, "read_mpi", lambda _: MPI)
     monkeypatch.setattr(facts, "ask_hosts", ask_hosts)
@@ -227,12 +227,36 @@ def test_an_mpirun_that_does_not_say_what_it_is_counts_as_none(tmp_path, monkeyp
         prepared(tmp_path)
 
 
-def test_root_must_mean_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare.os, "geteuid", lambda: 0)
-    with pytest.raises(CommandError, match=r"^run as root: add --allow-run-as-root if you mean it"):
-        prepared(tmp_path)
+def test_the_leave_of_root_is_handed_on(tmp_path):
     assert "--allow-run-as-root" in prepared(tmp_path, as_root=True).argv
-    assert prepared(tmp_path, topologies={"far": machine()}).argv  # a plan starts nothing
+    assert "--allow-run-as-root" not in prepared(tmp_path).argv
+
+
+def test_without_a_number_of_ranks_every_host_is_asked_and_each_free_gpu_gets_one(tmp_path, world):
+    taken = machine(unusable={1: "busy: pid 7", 2: "outside your CUDA_VISIBLE_DEVICES"})
+    world["facts"]["localhost"] = replace(world["facts"]["localhost"], topology=taken)
+    run = prepared(tmp_path, np=None)
+    assert [(slot.host, slot.gpu) for slot in run.plan.slots] == [("localhost", 0), ("localhost", 3)]
+    assert run.plan.remarks == ("GPU 1 of localhost: busy: pid 7, left out",)
+    bare = tuple(Host(name=name, slots=1, counted=False) for name in ("h1", "h2"))
+    assert [slot.host for slot in prepared(tmp_path, np=None, hosts=bare).plan.slots] == ["h1"] * 4 + ["h2"] * 4
+    assert world["questions"][-1][0] == ["h1", "h2"]
+    assert [slot.host for slot in prepared(tmp_path, np=5, hosts=bare).plan.slots] == ["h1"] * 4 + ["h2"]
+    assert [slot.host for slot in prepared(tmp_path, np=None, hosts=hosts(h1=1, h2=2)).plan.slots] == ["h1", "h2", "h2"]
+
+
+def test_per_host_gives_each_host_its_slots(tmp_path):
+    def where(environment=None, **changes):
+        return [slot.host for slot in prepared(tmp_path, environment, **changes).plan.slots]
+
+    assert where(np=None, per_host=2) == ["localhost"] * 2
+    assert where(np=None, per_host=3, hosts=hosts(localhost=4), gpus="none") == ["localhost"] * 3
+    slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    assert where(slurm, np=None, per_host=1) == ["h1", "h2"]
+    with pytest.raises(PlacementError, match=r"^--per-host 3 is more than the 2 slots of host h1"):
+        where(slurm, np=None, per_host=3)
+    with pytest.raises(PlacementError, match=r"^-np 3 is more than the 2 slots"):
+        where(slurm, np=3, per_host=1)
 
 
 def test_a_program_that_is_not_here_is_refused_before_it_starts(tmp_path):

@@ -2,7 +2,8 @@ import pytest
 
 from launch.choose.placement import place
 from launch.errors import CommandError, PlacementError
-from launch.start.sbatch import cpus_per_task, job_name, parse_options, require_room, sbatch
+from launch.hosts.host import Host
+from launch.start.sbatch import cpus_per_task, job_name, parse_options, require_room, sbatch, tasks
 from tests.unit.machines import hosts, machine
 
 
@@ -93,7 +94,7 @@ def test_each_task_gets_its_share_of_the_cores_of_the_smallest_host():
 
     def cpus(**slots):
         where = hosts(**slots)
-        placed = place(where, topologies, np=sum(slots.values()), gpus="auto", binding="numa")
+        placed = place(where, topologies, np=sum(slots.values()), gpus="all", binding="numa")
         return cpus_per_task(placed, topologies)
 
     assert cpus(a=4) == 4
@@ -115,3 +116,20 @@ def test_each_task_gets_its_share_of_the_cores_of_the_smallest_host():
 )
 def test_a_job_is_called_like_what_it_runs(program, name):
     assert job_name(program) == name
+
+
+def test_the_number_of_tasks_is_that_of_ranks_slots_or_the_users_options():
+    bare = Host(name="a", slots=1, counted=False)
+    assert tasks(3, hosts(a=2), {"ntasks": "8"}) == 3
+    assert tasks(None, hosts(a=2, b=4), {}) == 6
+    assert tasks(None, (bare,), {"ntasks": "8"}) == 8
+    assert tasks(None, None, {"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8"}) == 16
+    for where in (None, (bare,), (*hosts(b=2), bare)):
+        with pytest.raises(CommandError, match=r"^--sbatch: give -np N, the number of tasks of the job, or -H with"):
+            tasks(None, where, {"gpus": "8"})
+
+
+def test_slots_per_host_are_tasks_per_node():
+    plain = asked(script(np=8, per_host=4))
+    assert (plain["ntasks"], plain["ntasks-per-node"]) == ("8", "4")
+    assert asked(script(np=8, per_host=4, options={"ntasks-per-node": "2"}))["ntasks-per-node"] == "2"

@@ -14,7 +14,7 @@ from tests.unit.watch.test_story import CLOSED, KILLED, KILLED_OF_5, NONZERO, ST
 
 @pytest.fixture
 def slots():
-    return place(hosts(h1=2, h2=1), {"h1": machine(), "h2": machine()}, np=3, gpus="auto", binding="numa")
+    return place(hosts(h1=2, h2=1), {"h1": machine(), "h2": machine()}, np=3, gpus="all", binding="numa")
 
 
 @pytest.fixture(autouse=True)

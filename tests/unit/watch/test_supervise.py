@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.choose.placement import place
-from launch.errors import HostError, HostfileError, ProcessError
+from launch.choose.placement import place, with_slots
+from launch.errors import CommandError, HostError, HostfileError, ProcessError
+from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
 from launch.reach.probe import HostFacts
 from launch.start.command import hosts_of
@@ -81,8 +82,8 @@ class World:
     def __init__(self, *ends):
         self.ends = list(ends)
         self.topologies = {"h1": machine(), "h2": machine()}
-        self.hosts, self.gpus_option, self.on_gpus = hosts(h1=2, h2=2), "auto", True
-        self.silent, self.left = set(), {}
+        self.hosts, self.gpus_option, self.on_gpus = hosts(h1=2, h2=2), "all", True
+        self.np, self.silent, self.left = 4, set(), {}
         self.began, self.asked, self.slept, self.now = [], [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
 
@@ -90,7 +91,7 @@ class World:
         if isinstance(self.hosts, Exception):
             raise self.hosts
         return RunRequest(
-            np=4,
+            np=self.np,
             program=("prog",),
             hosts=self.hosts,
             topologies={},
@@ -107,7 +108,9 @@ class World:
 
     def prepare(self, request, environment, folder, known=None):
         topologies = self.topologies if known is None else {host: facts.topology for host, facts in known.items()}
-        slots = place(request.hosts, topologies, np=request.np, gpus=request.gpus, binding=request.binding)
+        listed = with_slots(request.hosts, topologies, np=request.np, gpus=request.gpus)
+        np = request.np or sum(host.slots for host in listed)
+        slots = place(listed, topologies, np=np, gpus=request.gpus, binding=request.binding)
         plan = SimpleNamespace(slots=slots, remarks=("be warned",))
         launcher = SimpleNamespace(mpi=MPI, python="python")
         return SimpleNamespace(plan=plan, launcher=launcher, environment={"HVDLAUNCH_JOB": "job", **environment})
@@ -217,6 +220,32 @@ def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
     }
     assert result(world, ended(), ended(), ended(0)) == 0
     assert world.began[1:] == [{"h1": 2, "h3": 1}, {"h3": 4}]
+
+
+def test_without_a_number_of_ranks_all_gpus_are_used_and_the_first_attempt_is_the_measure(world, capfd):
+    world.np, world.hosts = None, tuple(Host(name=name, slots=1, counted=False) for name in ("h1", "h2"))
+    world.topologies["h1"] = machine(unusable=LOST)
+    world.meanwhile = {
+        1: lambda: world.topologies.update(h1=machine(), h2=machine(unusable=LOST)),
+        2: lambda: (world.silent.add("h1"), world.topologies.update(h2=machine())),
+        3: lambda: (world.silent.clear(), world.sleep(1)),
+    }
+    ends = [ended(checkpoint=step) for step in range(3)]
+    assert result(world, *ends, ended(0), policy=replace(POLICY, min_np=4)) == 0
+    assert world.began == [{"h1": 2, "h2": 4}, {"h1": 4, "h2": 2}, {"h2": 4}, {"h1": 4, "h2": 2}]
+
+
+def test_without_min_np_it_waits_for_as_many_ranks_as_at_first(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.add("h2"), 110: world.silent.clear}
+    assert result(world, ended(), ended(0), policy=replace(POLICY, min_np=None)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+    assert "2 slots are left, --min-np is 4; waiting up to 600 s" in lines(capfd)
+
+
+def test_more_ranks_at_least_than_there_are_is_refused_before_anything_starts(world):
+    with pytest.raises(CommandError, match=r"^--min-np 5: there is room for 4 ranks, give a number up to that$"):
+        result(world, policy=replace(POLICY, min_np=5))
+    assert world.began == []
 
 
 def test_a_hostfile_that_is_just_being_edited_changes_nothing(world, capfd):

@@ -1,0 +1,39 @@
+"""Files that options name, read and written; - is standard input."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from launch.errors import LaunchError
+from launch.files import read_text, text_of, write_whole
+from launch.hosts import hostfile
+from launch.hosts.host import Host
+from launch.hosts.slurm import from_slurm
+
+
+def read(file: str) -> tuple[str, str]:
+    """A file's text and its name for messages."""
+    try:
+        return (text_of(sys.stdin.buffer), "standard input") if file == "-" else (read_text(Path(file)), file)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def write(file: Path, text: str) -> None:
+    """Write the whole of a file, or nothing."""
+    try:
+        write_whole(file, text)
+    except OSError as error:
+        raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def listed_hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
+    """The hosts of -H, --hostfile or --slurm-nodes; None without any."""
+    if options.hosts is not None:
+        return hostfile.from_option(options.hosts)
+    if options.slurm_nodes is not None:
+        return from_slurm(options.slurm_nodes)
+    if options.hostfile is None:
+        return None
+    text, name = read(options.hostfile)
+    return hostfile.read(text, name=name)

@@ -1,0 +1,98 @@
+"""topo, gpus and hostfile: what a machine has and what a list says, on standard output; nothing is started."""
+
+import argparse
+import json
+import os
+from typing import Any
+
+from launch.choose.selection import Choice, select
+from launch.cli.files import listed_hosts, read, write
+from launch.errors import LaunchError
+from launch.hosts.hostfile import write as spelled
+from launch.machine import local, saved
+from launch.machine.show import table
+from launch.machine.topology import PeerAccess, Topology, named, position, restrict, sparing, to_json
+
+
+def topo(options: argparse.Namespace) -> int:
+    """Show how GPUs, NUMA nodes and NICs are connected."""
+    if options.topology is not None and not (options.json or options.picture or options.pair):
+        text, name = read(options.topology)
+        found = saved.read_text(text, name=name, gpu_name=options.gpu_name)
+        print(table.peer_table(found) if isinstance(found, PeerAccess) else table.table(found))
+        return 0
+    topology = _topology(options)
+    if options.picture is not None:
+        from launch.machine.show.picture import draw
+
+        draw(topology, options.picture)
+    if options.pair is not None:
+        if len(options.pair) != 2:
+            raise LaunchError("--pair takes two GPUs, as in 0,1")
+        print(table.describe_pair(topology, *options.pair))
+    elif options.json:
+        print(json.dumps(to_json(topology), indent=1))
+    elif options.picture is None:
+        print(table.table(topology))
+    return 0
+
+
+def gpus(options: argparse.Namespace) -> int:
+    """Choose the best K GPUs, and say why."""
+    topology = _topology(options)
+    if options.topology is None:
+        topology = restrict(topology, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if not topology.gpus:
+        raise LaunchError("no GPU found on this host: give a saved topology with --topology FILE")
+    if options.gpus != "all":
+        for index in options.gpus:
+            position(topology, index)  # or an error
+    topology = sparing(named(topology, options.gpus), options.k)
+    found = select(topology, options.k)
+    others = {"runner-up": found.runner_up, "worst": found.worst}
+    if options.json:
+        answer: dict[str, Any] = {
+            "gpus": list(found.best.gpus),
+            "ring": list(found.best.ring),
+            "bandwidth_gbps": found.best.bandwidth_gbps,
+            "reason": found.best.reason,
+        }
+        for name, choice in others.items():
+            answer[name.replace("-", "_")] = None if choice is None else list(choice.gpus)
+            answer[f"{name.replace('-', '_')}_bandwidth_gbps"] = None if choice is None else choice.bandwidth_gbps
+        print(json.dumps(answer))
+        return 0
+    print(f"GPUs {','.join(map(str, found.best.gpus))}, ring {'-'.join(map(str, found.best.ring))}{_speed(found.best)}")
+    print(f"why: {found.best.reason}")
+    for gpu in topology.gpus:
+        if gpu.shared and gpu.index in found.best.gpus:
+            print(f"GPU {gpu.index}: {gpu.shared}, chosen because --gpus names it")
+    for name, choice in others.items():
+        if choice is not None:
+            print(f"{name}: {','.join(map(str, choice.gpus))}{_speed(choice)}")
+    return 0
+
+
+def hostfile(options: argparse.Namespace) -> int:
+    """Write a list of hosts in another spelling."""
+    hosts = listed_hosts(options)
+    assert hosts is not None  # the parser requires one of its sources
+    text = spelled(hosts, options.format)
+    if options.output is None:
+        print(text, end="")
+    else:
+        write(options.output, text)
+    return 0
+
+
+def _topology(options: argparse.Namespace) -> Topology:
+    if options.topology is not None:
+        text, name = read(options.topology)
+        return saved.read_topology(text, name=name, gpu_name=options.gpu_name)
+    if options.gpu_name is not None:
+        raise LaunchError("--gpu-name is for a saved text, --topology FILE; this host is asked for its own")
+    return local.local_topology(gpus=True, timeout_s=options.driver_timeout_s)
+
+
+def _speed(choice: Choice) -> str:
+    return "" if choice.bandwidth_gbps is None else f", {choice.bandwidth_gbps:g} GB/s"

@@ -1,0 +1,191 @@
+"""run, plan and sweep: what starts a program on ranks, or would start it."""
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from launch.cli import mistakes
+from launch.cli.files import listed_hosts, read, write
+from launch.errors import CommandError, harmless
+from launch.hosts.hostfile import from_option
+from launch.machine.saved import read_topology
+from launch.machine.topology import Topology
+from launch.reach.ssh import Ssh, agent_of
+from launch.start import prepare, sbatch
+from launch.start.request import RunRequest, check, listed
+from launch.start.shown import plan_text
+from launch.watch import run as watched
+from launch.watch import supervise
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start a program and watch it; or show what that would do, or write a batch script that does it."""
+    if options.topology and not (options.dry_run or options.sbatch):
+        raise CommandError("--topology is for plan, --dry-run and --sbatch: a run asks its hosts")
+    if options.sbatch is not None and options.dry_run:
+        raise CommandError("--sbatch and --dry-run: neither starts anything, give one of them")
+    if options.sbatch is not None and options.hostfile == "-":
+        raise CommandError("--hostfile -: the job has no such input: write it to a file, or give -H")
+    if options.sbatch_options and options.sbatch is None:
+        raise CommandError("--sbatch-option is for the script that --sbatch FILE writes: add that")
+    if not 0 <= options.grace_s < math.inf:
+        raise CommandError(f"--grace-s {options.grace_s:g}: give a number of seconds, at least 0")
+    policy = _restart_policy(options)
+    if options.sbatch is not None:
+        return _sbatch(options)
+    if options.dry_run:
+        return _plan(options)
+    request = _request(options)
+    _require_leave_of_root(options)
+    if policy is not None:
+        return supervise.supervise(_request_reader(options, request), policy, os.environ)
+    prepared = prepare.prepare(request, os.environ, Path.cwd())
+    for remark in prepared.plan.remarks:
+        print(f"hvdlaunch: {harmless(remark)}", file=sys.stderr, flush=True)
+    return watched.run(prepared, grace_s=options.grace_s).status
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Run a program at several sizes."""
+    from launch.study import sweep
+
+    options.np = max(options.sizes)
+    request = _request(options)
+    _require_leave_of_root(options)
+    study = sweep.Study(
+        request=request,
+        sizes=options.sizes,
+        seeds=options.seeds,
+        mode=options.mode,
+        name=options.name,
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        target_accuracy=options.target_accuracy,
+        min_efficiency=options.min_efficiency,
+        max_accuracy_loss=options.max_accuracy_loss,
+    )
+    return sweep.sweep(study, os.environ)
+
+
+def _request(options: argparse.Namespace) -> RunRequest:
+    if not options.program:
+        raise CommandError("no program: put it after --, as in hvdlaunch run -np 2 -- python -m hvdtrain.effnet")
+    found = options.apptainer is not None or shutil.which(options.program[0]) is not None
+    if (wrong := mistakes.in_program(options.program, found=found)) is not None:
+        raise CommandError(wrong)
+    return RunRequest(
+        np=options.np,
+        per_host=options.per_host,
+        program=tuple(options.program),
+        hosts=listed_hosts(options),
+        topologies=_topologies(options.topology),
+        launcher=options.launcher,
+        gpus=options.gpus,
+        binding=options.bind,
+        ranks_per_replica=options.ranks_per_replica,
+        apptainer=options.apptainer,
+        nsys=options.nsys,
+        network=options.network,
+        exports=tuple(options.exports),
+        as_root=options.allow_run_as_root,
+        reach=Ssh(
+            agent=agent_of(os.environ, options.ssh_options),
+            options=tuple(options.ssh_options),
+            silence_s=options.silence_s,
+        ),
+        driver_timeout_s=options.driver_timeout_s,
+    )
+
+
+def _topologies(given: Collection[str]) -> dict[str, Topology]:
+    """The saved topologies by host; without its name it is this one, localhost."""
+    topologies: dict[str, Topology] = {}
+    for word in given:
+        host, file = word.split("=", 1) if "=" in word else ("localhost", word)
+        if not file or [named.name for named in from_option(host)] != [host]:
+            raise CommandError(f"--topology {word!r}: give HOST=FILE, one host")
+        if host in topologies:
+            raise CommandError(f"--topology {word!r}: {host} has one already, give each host once")
+        text, name = read(file)
+        topologies[host] = read_topology(text, name=name)
+    return topologies
+
+
+def _plan(options: argparse.Namespace) -> int:
+    print(plan_text(prepare.prepare(_request(options), os.environ, Path.cwd())))
+    if not options.topology:
+        _remind_root(options)
+    return 0
+
+
+def _is_root_without_leave(options: argparse.Namespace) -> bool:
+    return os.geteuid() == 0 and not options.allow_run_as_root
+
+
+def _require_leave_of_root(options: argparse.Namespace) -> None:
+    if _is_root_without_leave(options):
+        raise CommandError("run as root: add --allow-run-as-root if you mean it, as in a container")
+
+
+def _remind_root(options: argparse.Namespace) -> None:
+    if _is_root_without_leave(options):
+        print("hvdlaunch: to start it as root, add --allow-run-as-root", file=sys.stderr, flush=True)
+
+
+def _restart_policy(options: argparse.Namespace) -> supervise.RestartPolicy | None:
+    if options.restarts < 0:
+        raise CommandError(f"--restarts {options.restarts}: give a number of at least 0")
+    if options.min_np is not None and not options.restarts:
+        raise CommandError("--min-np is for a run that is started again: add --restarts N")
+    if options.min_np is not None and options.np is not None and options.min_np > options.np:
+        raise CommandError(f"--min-np {options.min_np}: give a number from 1 to -np, which is {options.np}")
+    if not options.restarts:
+        return None
+    return supervise.RestartPolicy(restarts=options.restarts, min_np=options.min_np, grace_s=options.grace_s)
+
+
+def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:
+    """What reads the request, with the hostfile as it is then; standard input can be read but once."""
+    return (lambda: first) if options.hostfile == "-" else (lambda: _request(options))
+
+
+def _sbatch(options: argparse.Namespace) -> int:
+    request, own = _request(options), sbatch.parse_options(options.sbatch_options)
+    hosts = listed(request, {})  # those of an allocation that this runs in are not the job's
+    check(request, hosts, os.environ)
+    slots = prepare.prepare(request, os.environ, Path.cwd()).plan.slots if request.topologies else ()
+    np = len(slots) or sbatch.tasks(request.np, hosts, own)
+    if hosts is None:
+        sbatch.require_room(np, own)
+    words = _without(("--sbatch", "--sbatch-option", "--topology"), options.words[1:])
+    script = sbatch.sbatch(
+        [sys.executable, "-P", "-m", "launch", "run", *words, "--", *options.program],
+        name=sbatch.job_name(request.program),
+        folder=str(Path.cwd()),
+        np=np,
+        per_host=request.per_host,
+        nodes=[host.name for host in hosts or ()],
+        gpus=request.gpus != "none",
+        grace_s=options.grace_s,
+        cpus_per_task=sbatch.cpus_per_task(slots, request.topologies) if slots else None,
+        options=own,
+        environment=os.environ,
+    )
+    write(options.sbatch, script)
+    print(f"submit it with: sbatch {options.sbatch}")
+    _remind_root(options)
+    return 0
+
+
+def _without(options: Collection[str], words: list[str]) -> list[str]:
+    """The same command without these options and their values."""
+    kept, skip = [], False
+    for word in words:
+        if skip or word.partition("=")[0] in options:
+            skip = not skip and word in options
+        else:
+            kept.append(word)
+    return kept

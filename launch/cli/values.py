@@ -1,0 +1,70 @@
+"""Pure: an option's value from its text; ArgumentTypeError, which argparse makes one line of, where it is none."""
+
+import argparse
+import re
+
+from launch.cores import parse_numbers
+
+MOST_SECONDS = 86_400
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not re.fullmatch("0*[1-9][0-9]{0,30}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def indices(text: str) -> tuple[int, ...]:
+    """The GPUs of 0,3 or 0-3, each once."""
+    numbers = parse_numbers(text)
+    if numbers is None or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPU indices, each once, as in 0,3 or 0-3")
+    return tuple(numbers)
+
+
+def some_gpus(text: str) -> str | tuple[int, ...]:
+    """GPUs to choose from: 'all', or their indices."""
+    if text == "auto":
+        raise argparse.ArgumentTypeError("'auto' is now 'all', the best of all that are free")
+    return text if text == "all" else indices(text)
+
+
+def gpus_or_none(text: str) -> str | tuple[int, ...]:
+    """The same, or 'none' for CPUs."""
+    return text if text == "none" else some_gpus(text)
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Numbers of ranks, from the smallest."""
+    numbers = parse_numbers(text)
+    if numbers is None or len({*numbers, 0}) <= len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks, each once, as in 1,2,4")
+    return tuple(sorted(numbers))
+
+
+def seconds(text: str) -> float:
+    """From 1 to MOST_SECONDS."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 1 <= number <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 1 to {MOST_SECONDS}")
+    return number
+
+
+def ssh_option(text: str) -> str:
+    """KEY=VALUE; Open MPI splits them at blanks and hands them on through a shell of the host."""
+    if not re.fullmatch(r"[A-Za-z]+=[\w@%+:,./~-]+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not KEY=VALUE without blanks or quotes; put other options into ~/.ssh/config"
+        )
+    return text
+
+
+def image(text: str) -> str:
+    """The path of an image."""
+    if text.startswith("-"):  # apptainer would take it for an option of its own
+        raise argparse.ArgumentTypeError(f"{text!r} is no image: give its path, as in ./image.sif")
+    return text

@@ -1,0 +1,107 @@
+"""What people write by mistake is answered with what they mean, and nothing has started."""
+
+import os
+
+import pytest
+
+from tests.unit.cli.commands import ended, output, refusal
+
+TRAIN = ("--", "python", "train.py")
+GPU4 = ("--topology", "pix4.txt")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("run -np 2 python x.py", "put -- before the program: hvdlaunch run -np 2 -- python x.py; see hvdlaunch run"),
+        ("sweep -np 1,2 python x.py -np 3", "put -- before the program: hvdlaunch sweep -np 1,2 -- python x.py -np 3"),
+        ("run --nsys --zzz x", "unrecognized arguments: --zzz; see hvdlaunch run --help"),
+        ("plan -np 2 me -- prog", "'me' is no option's value: leave it out, the program stands after --"),
+        ("-np 2 -- prog a", "no command: write hvdlaunch run -np 2 -- prog a; see hvdlaunch --help"),
+        ("-- prog a", "no command: write hvdlaunch run -- prog a"),
+        ("run -np 0 -- prog", "argument -np: '0' is no whole number of at least 1; see hvdlaunch run --help"),
+        ("run -np 0 --restarts 1 -- prog", "argument -np: '0' is no whole number of at least 1"),
+        ("run -np 2 -- train.py", "-- train.py cannot be executed: write -- python train.py"),
+        ("run --sbatch job -- ./train.py --lr 1", "train.py cannot be executed: write -- python ./train.py --lr 1"),
+        ("run -hostfile f -np 2 -- prog", "-hostfile is no option here: write --hostfile; see hvdlaunch run --help"),
+        ("plan --hosts a:2 -- prog", "--hosts is no option here: write -H; see hvdlaunch plan --help"),
+        ("run --nproc_per_node=8 -- prog", "--nproc_per_node is no option here: write --per-host; see hvdlaunch run"),
+        ("sweep -np 1,2 --nproc-per-node 8 -- prog", "write --per-host; see hvdlaunch sweep --help"),
+        ("run -H a:8 b:8 -- prog", "-H takes one word: write -H a:8,b:8; see hvdlaunch run --help"),
+        ("sweep -H a:8, b:8 -np 1,2 -- prog", "-H takes one word: write -H a:8,b:8; see hvdlaunch sweep --help"),
+        ("hostfile -H a:8 b:8", "-H takes one word: write -H a:8,b:8; see hvdlaunch hostfile --help"),
+        ("run --np 4 -- prog", "--np is no option here: write -np"),
+        ("gpus -np 4", "-np is no option here: write -k; see hvdlaunch gpus --help"),
+        ("gpus -k 4 --busy 0", "--busy is no option here: write --gpus; see hvdlaunch gpus --help"),
+        ("topo --from f", "--from is no option here: write --topology; see hvdlaunch topo --help"),
+        ("hostfile --from f", "--from is no option here: write --hostfile; see hvdlaunch hostfile --help"),
+        ("run --gpus auto -- prog", "argument --gpus: 'auto' is now 'all'"),
+        ("run --restart 5 -- prog", "unrecognized arguments: --restart: did you mean --restarts?"),
+        ("run --per-host 0 -- prog", "argument --per-host: '0' is no whole number of at least 1"),
+        ("plan -np 2 -H localhost --topology cpu.json -- prog", "(localhost 1): write localhost:2"),
+        ("plan -np 3 -H a,b --topology a=cpu.json --topology b=cpu.json -- prog", "(a 1, b 1): write a:2,b:2"),
+        ("plan -H a --topology a=cpu.json -- prog", "no GPU found on a: give -np N"),
+        ("plan --topology cpu.json -- prog", "no GPU found on localhost: give -np N"),
+        ("plan --gpus none --topology pix4.txt -- prog", "--gpus none on localhost: give -np N"),
+        ("run --sbatch job -- prog", "--sbatch: give -np N, the number of tasks of the job"),
+        ("run --sbatch job -H a,b -- prog", "--sbatch: give -np N, the number of tasks of the job"),
+        ("run --sbatch job --dry-run -np 2 -- prog", "--sbatch and --dry-run: neither starts anything, give one"),
+        ("plan -H a:2 --per-host 4 --topology a=pix4.txt -- prog", "--per-host 4 is more than the 2 slots of host a"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_is_meant(capsys, folder, words, line):
+    before = sorted(folder.rglob("*"))
+    assert line in refusal(capsys, *words.split())
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "torchrun --nproc_per_node 2 train.py",
+        "mpirun -np 2 python train.py",
+        "/usr/bin/mpiexec -n 2 python train.py",
+        "horovodrun -np 2 python train.py",
+        "srun python train.py",
+        "accelerate launch train.py",
+        "deepspeed train.py",
+        "hvdlaunch run -np 2 -- python train.py",
+        "python3.11 -m torch.distributed.run train.py",
+    ],
+)
+@pytest.mark.parametrize("start", ["run -np 2", "run -np 2 --sbatch job", "sweep -np 1,2", "plan -np 2"])
+def test_what_starts_ranks_of_its_own_is_refused_inside_ranks(capsys, folder, start, program):
+    line = refusal(capsys, *start.split(), "--", *program.split())
+    assert "each rank would start ranks of its own: leave " in line
+    assert "-- python train.py" in line
+    assert not (folder / "job").exists()
+
+
+LOOK_ALIKE = ("python torchrun.py", "python -m train.mpirun", "python -m", "./srun.sh", "./x.py")
+
+
+@pytest.mark.parametrize("program", LOOK_ALIKE)
+def test_a_program_that_only_looks_alike_is_none(capsys, folder, program):
+    (folder / "x.py").touch(mode=0o755)
+    assert "mpirun" in output(capsys, "plan", "-np", "2", *GPU4, "--", *program.split())
+
+
+def test_words_of_the_program_are_its_own(capsys):
+    assert "--hosts" in output(capsys, "plan", "-np", "2", *GPU4, "--", "prog", "--hosts", "-np", "0", "--busy")
+    assert "prog --hosts" in refusal(capsys, "run", "--nsys", "-np", "2", "prog", "--hosts", "x")
+
+
+def test_root_needs_its_option_for_what_starts_ranks_alone(capsys, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    leave = "run as root: add --allow-run-as-root if you mean it, as in a container"
+    assert refusal(capsys, "run", "-np", "2", *TRAIN) == leave
+    assert refusal(capsys, "run", "-np", "2", "--restarts", "1", *TRAIN) == leave
+    assert refusal(capsys, "sweep", "-np", "2", *TRAIN) == leave
+    assert refusal(capsys, "run", "-np", "2", "--allow-run-as-root", *TRAIN).startswith("no mpirun on PATH")
+    for command in (("plan",), ("run", "--dry-run")):
+        assert "mpirun" in output(capsys, *command, "-np", "2", *GPU4, *TRAIN)  # a saved topology: run elsewhere
+        assert refusal(capsys, *command, "-np", "2", *TRAIN).startswith("no mpirun on PATH")
+    assert output(capsys, "topo", *GPU4)
+    assert output(capsys, "gpus", "-k", "2", *GPU4)
+    reminder = "hvdlaunch: to start it as root, add --allow-run-as-root\n"
+    assert ended(capsys, "run", "-np", "2", "--sbatch", "job", *TRAIN) == (0, "submit it with: sbatch job\n", reminder)
