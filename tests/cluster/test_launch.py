@@ -265,7 +265,7 @@ def test_the_users_program_in_place_of_ssh_reaches_the_hosts(cluster: MakeCluste
     program = ("--allow-run-as-root", "--", "touch", str(tmp_path / "started"))
     done = hosts.run(
         "outside",
-        [HVDLAUNCH, "run", "-np", "2", "-H", "h1:1,h2:1", *program],
+        [HVDLAUNCH, "run", "-H", "h1,h2", "--per-host", "1", *program],
         env={**ENV, "OMPI_MCA_plm_rsh_agent": str(agent)},
         cwd=tmp_path,
     )
