@@ -10,7 +10,7 @@ from typing import TypeVar
 from launch.errors import HostError, LaunchError
 from launch.machine.mpi import Mpi
 from launch.process import stop_asking
-from launch.reach.probe import MARK, HostFacts, facts_from_json, local_facts, probe_words
+from launch.reach.probe import MARK, HostFacts, facts_from_json, local_facts, probe_words, version
 from launch.reach.ssh import Ssh
 
 AT_ONCE = 64  # hosts, each with a connection of its own
@@ -19,28 +19,10 @@ ANSWER_S = 2.0  # for ssh and all else that a host does beside asking its driver
 Reply = TypeVar("Reply")
 
 
-def ask_hosts(
-    hosts: Sequence[str],
-    *,
-    reach: Ssh,
-    mpirun: Mpi,
-    python: str,
-    folder: str,
-    gpus: bool,
-    driver_timeout_s: float,
-) -> dict[str, HostFacts]:
-    """The facts of all hosts, as `answers` gives them; LaunchError names every host that cannot be used."""
-    found = answers(
-        hosts,
-        reach=reach,
-        mpirun=mpirun,
-        python=python,
-        folder=folder,
-        gpus=gpus,
-        driver_timeout_s=driver_timeout_s,
-    )
+def all_usable(found: Mapping[str, HostFacts | LaunchError]) -> dict[str, HostFacts]:
+    """The facts of all hosts that were asked; LaunchError names every host that cannot be used."""
     if refused := {host: answer for host, answer in found.items() if isinstance(answer, LaunchError)}:
-        raise all_in_one(refused, of=len(hosts))
+        raise all_in_one(refused, of=len(found))
     return {host: answer for host, answer in found.items() if isinstance(answer, HostFacts)}
 
 
@@ -59,7 +41,7 @@ def all_in_one(refused: Mapping[str, LaunchError], *, of: int) -> LaunchError:
     return HostError(line, details)
 
 
-def answers(
+def ask_hosts(
     hosts: Sequence[str],
     *,
     reach: Ssh,
@@ -74,6 +56,7 @@ def answers(
     On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
     """
     words = probe_words(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s)
+    ours = cache(version)  # of the code as it is on disk now: in a long run all hosts may get another
 
     def facts_of(host: str) -> HostFacts | LaunchError:
         try:
@@ -82,7 +65,7 @@ def answers(
                 facts = dataclasses.replace(own, host=host, address=None)
             else:
                 said = reach.ask(host, words, folder, mark=MARK, timeout_s=driver_timeout_s + ANSWER_S)
-                facts = facts_from_json(said, host)
+                facts = facts_from_json(said, host, ours())
         except LaunchError as error:
             return error
         if facts.mpi == mpirun:

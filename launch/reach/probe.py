@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -85,9 +84,8 @@ class Report:
     topology: Topology
 
 
-@cache
 def version() -> str:
-    """A digest of this package's code: hosts that have another one may send other reports, and read other plans."""
+    """A digest of this package's code as it is on disk now: ranks that have another one may read plans otherwise."""
     package = Path(__file__).parents[1]
     files = sorted(package.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
@@ -107,21 +105,18 @@ def facts_to_json(facts: HostFacts) -> str:
     return json.dumps(dataclasses.asdict(report))
 
 
-def facts_from_json(text: str, host: str) -> HostFacts:
-    """The facts of a host from what it has printed; HostError where that is no report of this version."""
-    there: object = version()
+def facts_from_json(text: str, host: str, ours: str) -> HostFacts:
+    """The facts of a host from what it has printed; HostError where that is no report of `ours`, this version."""
     try:
         value = json.loads(text)
-        if isinstance(value, dict):
-            there = value.get("version")
+        if isinstance(value, dict) and (there := value.get("version")) != ours:
+            other = "an older version" if there is None else f"version {short(there)}"
+            raise HostError(
+                f"host {host}: it has {other} of the project, here it is {ours!r}: install the same there as here"
+            )
         report: Report = decode(value, Report, "its report")
         _check(report)
     except (TopologyError, ValueError, RecursionError) as error:
-        if there != version():
-            other = "an older version" if there is None else f"version {short(there)}"
-            raise HostError(
-                f"host {host}: it has {other} of the project, here it is {version()!r}: install the same there as here"
-            ) from error
         why = str(error) if isinstance(error, TopologyError) else f"its report is none: {short(str(error))}"
         raise HostError(
             f"host {host}: {why}: see what `python -m launch.reach.probe mpirun gpus 10` prints there"

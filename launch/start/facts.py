@@ -15,7 +15,7 @@ from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
 from launch.process import Answer, find
 from launch.process import ask as ask_program
-from launch.reach.ask import ask_hosts, is_local
+from launch.reach.ask import all_usable, ask_hosts, is_local
 from launch.reach.probe import HostFacts
 from launch.start.plan import Launcher
 from launch.start.request import RunRequest, listed
@@ -102,7 +102,7 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
             )
         return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
     names = _may_get_ranks(hosts, request.np) if hosts else ["localhost"]
-    return ask_hosts(
+    found = ask_hosts(
         names,
         reach=request.reach,
         mpirun=mpirun,
@@ -111,6 +111,7 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
         gpus=request.gpus != "none",
         driver_timeout_s=request.driver_timeout_s,
     )
+    return all_usable(found)
 
 
 def _may_get_ranks(hosts: Sequence[Host], np: int | None) -> list[str]:

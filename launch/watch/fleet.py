@@ -12,7 +12,7 @@ from launch.choose.placement import with_slots
 from launch.errors import LaunchError, PlacementError, harmless, in_one_line
 from launch.hosts.host import Host
 from launch.machine.topology import Topology, is_busy, named
-from launch.reach.ask import answers
+from launch.reach.ask import ask_hosts
 from launch.reach.probe import HostFacts
 from launch.start.command import hosts_of
 from launch.start.decide import own_hosts
@@ -110,7 +110,7 @@ class Fleet:
             name: why for name, why in ended.items() if isinstance(why, LaunchError)
         }
         reached = [name for name in names if name not in found]
-        found |= answers(
+        found |= ask_hosts(
             reached,
             reach=self._request.reach,
             mpirun=self._mpi,

@@ -125,6 +125,7 @@ def test_horovod_counts_ranks_and_hosts_as_planned(cluster: MakeCluster, tmp_pat
         (lambda cluster: cluster.hide("h2", Path(__file__).parents[2] / "launch"), "there has no hvdlaunch"),
         (lambda cluster: cluster.hide("h2", BIN / "mpirun"), "mpirun is missing, here it is Open MPI"),
         (lambda cluster: cluster.hide("h2", BIN), "it has no "),
+        (lambda cluster: cluster.hide("h2", Path(__file__).parents[2] / "launch/hosts/slurm.py"), "it has version "),
     ],
     ids=[
         "refused",
@@ -137,6 +138,7 @@ def test_horovod_counts_ranks_and_hosts_as_planned(cluster: MakeCluster, tmp_pat
         "no-project",
         "no-mpi",
         "no-python",
+        "other-version",
     ],
 )
 @pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])

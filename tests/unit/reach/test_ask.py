@@ -35,7 +35,8 @@ def here(monkeypatch):
 
 
 def ask_for(reach, *hosts):
-    return ask.ask_hosts(hosts, reach=reach, mpirun=FOUR, python="python", folder="/", gpus=True, driver_timeout_s=60)
+    found = ask.ask_hosts(hosts, reach=reach, mpirun=FOUR, python="python", folder="/", gpus=True, driver_timeout_s=60)
+    return ask.all_usable(found)
 
 
 def test_hosts_with_another_mpi_are_refused_by_name():

@@ -11,7 +11,7 @@ import pytest
 
 from launch.errors import CommandError, HostError, LaunchError, PlacementError
 from launch.machine.topology import Interface
-from launch.reach.probe import HostFacts, facts_from_json, facts_to_json
+from launch.reach.probe import HostFacts, facts_from_json, facts_to_json, version
 from launch.start.decide import decide
 from launch.start.facts import Facts
 from launch.start.render import render
@@ -88,10 +88,10 @@ def test_no_report_of_a_host_leads_to_more_than_one_line():
     """Whatever a broken, older or hostile host says, and is believed."""
     few = machine(2, interfaces=[("eth0", "10.0.0.2/24")], cores=(0, 8))
     own = replace(facts().answers["h2"], address="10.0.0.2", topology=few)
-    lines, planned = {}, 0
+    lines, planned, ours = {}, 0, version()
     for where, report in mutated(json.loads(facts_to_json(own))):
         try:
-            answer = facts_from_json(json.dumps(report), "h2")
+            answer = facts_from_json(json.dumps(report), "h2", ours)
             known = facts(answers={**facts().answers, "h2": answer}, own_addresses={"h2": "10.0.0.1"})
             text = plan_text(render(decide(request(np=4), known, {}, job="mine"), launcher()))
         except LaunchError as error:

@@ -126,7 +126,7 @@ class World:
             raise end
         return end
 
-    def answers(self, names, *, reach, mpirun, python, folder, gpus, driver_timeout_s):
+    def ask_hosts(self, names, *, reach, mpirun, python, folder, gpus, driver_timeout_s):
         assert (mpirun, python, gpus) == (MPI, "python", self.on_gpus)
         self.asked.append(list(names))
         return {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
@@ -148,7 +148,7 @@ def world(monkeypatch):
     made = World()
     for name in ("prepare", "run"):
         monkeypatch.setattr(module, name, getattr(made, name))
-    for name in ("prepare", "answers", "end_on"):
+    for name in ("prepare", "ask_hosts", "end_on"):
         monkeypatch.setattr(fleet, name, getattr(made, name))
     monkeypatch.setattr(fleet, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
     return made
