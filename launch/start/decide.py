@@ -6,7 +6,7 @@ from launch.choose import network
 from launch.choose.placement import RankSlot, place, ranks_per_host, with_slots
 from launch.choose.remarks import gpu_remarks, left_out
 from launch.errors import CommandError, HostError
-from launch.hosts.host import MAX_SLOTS, Host
+from launch.hosts.host import MAX_SLOTS, Host, shown
 from launch.machine.topology import Topology
 from launch.reach.probe import HostFacts
 from launch.start import command
@@ -45,6 +45,9 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     remarks = remarks_on(request, listed, slots, topologies)
     if shared and (behind := left_behind(environment, exports)):
         remarks.append(behind)
+    if request.network is not None and shared is None:
+        why = "one host needs no network" if len(used) == 1 else "with --topology no host is asked"
+        remarks.append(f"--network {shown(request.network)} is not used: {why}")
     meeting = rendezvous(slots[0].host, used, shared)
     return Plan(
         slots=slots,

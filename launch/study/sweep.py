@@ -117,6 +117,7 @@ def settings(study: Study) -> dict[str, Any]:
         "gpus": request.gpus if isinstance(request.gpus, str) else list(request.gpus),
         "bind": request.binding,
         "apptainer": request.apptainer,
+        "network": request.network,
     }
 
 

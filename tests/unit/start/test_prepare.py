@@ -119,7 +119,8 @@ def test_the_user_may_name_the_network(tmp_path, world, monkeypatch):
         assert run.plan.network == (wanted or "10.0.0.0/24")
     with pytest.raises(PlacementError, match=r"^--network 'ib1': h1, h2 have no address there"):
         prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), network="ib1")
-    assert prepared(tmp_path, np=2, network="ib1").plan.network is None  # this host alone needs none
+    alone = prepared(tmp_path, np=2, network="ib1").plan
+    assert (alone.network, alone.remarks) == (None, ("--network 'ib1' is not used: one host needs no network",))
 
 
 @pytest.mark.parametrize(("way", "message"), [("10.0.0.8", None), ("10.0.0.10", "covers ens4 10.0.0.8/32 of h1 too")])

@@ -131,6 +131,7 @@ def test_what_the_study_leaves_for_compare(tmp_path):
         "gpus": [0, 1],
         "bind": "numa",
         "apptainer": None,
+        "network": None,
         "sizes": [2],
         "seeds": 1,
         **limits,
@@ -291,6 +292,7 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
         replace(first, request=replace(REQUEST, launcher="horovodrun")),
         replace(first, request=replace(REQUEST, binding="cores")),
         replace(first, request=replace(REQUEST, apptainer="image.sif")),
+        replace(first, request=replace(REQUEST, network="ib0")),
     ]
     for number, study in enumerate([first, *others], start=1):
         sweep.sweep(study, {})
