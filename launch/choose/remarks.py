@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from launch.choose.placement import RankSlot
 from launch.errors import harmless
+from launch.machine.nvidia_smi import SOURCE
 from launch.machine.topology import OUTSIDE, Gpu, Topology
 
 MAX_NAMED = 4
 
 
 def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> tuple[str, ...]:
-    """One line each for GPUs that are in use already, unlike models, and each drawback of some GPUs."""
+    """One line each for GPUs in use already, each drawback of some, hosts without NVML, and unlike models."""
     gpus = {(host, gpu.index): gpu for host, topology in topologies.items() for gpu in topology.gpus}
     chosen = [(slot.host, gpus[slot.host, slot.gpu], slot.shared) for slot in slots if slot.gpu is not None]
     in_use = _places(
@@ -20,11 +21,19 @@ def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -
     )
     drawbacks = _places((drawback, host, gpu) for host, gpu, _ in chosen for drawback in gpu.drawbacks)
     lines = [f"{places}: {what}" for what, places in (in_use | drawbacks).items()]
+    if by_text := dict.fromkeys(host for host, _, _ in chosen if topologies[host].source == SOURCE):
+        lines.append(unseen_by_nvidia_smi(list(by_text)))
     models = _places((harmless(gpu.name), host, gpu) for host, gpu, _ in chosen if gpu.name is not None)
     if len(models) > 1:
         unlike = "; ".join(f"{name} ({places})" for name, places in models.items())
         lines.append(f"unlike GPUs, and each step waits for the slowest: {unlike}")
     return tuple(lines)
+
+
+def unseen_by_nvidia_smi(hosts: Sequence[str]) -> str:
+    """What is not known of the GPUs of hosts that NVML has not told of."""
+    missed = "memory that hidden processes use, slow PCIe links, displays and missing P2P are not looked at"
+    return f"{_listed(hosts)}: nvidia-smi has told of the GPUs, since there is no NVML: {missed}"
 
 
 def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:

@@ -3,13 +3,16 @@
 import argparse
 import json
 import os
+import sys
 from typing import Any
 
+from launch.choose.remarks import unseen_by_nvidia_smi
 from launch.choose.selection import Choice, select
 from launch.cli.files import listed_hosts, read, write
 from launch.errors import LaunchError
 from launch.hosts.hostfile import write as spelled
 from launch.machine import local, saved
+from launch.machine.nvidia_smi import SOURCE
 from launch.machine.show import table
 from launch.machine.topology import PeerAccess, Topology, named, position, restrict, sparing, to_json
 
@@ -42,6 +45,8 @@ def gpus(options: argparse.Namespace) -> int:
     topology = _topology(options)
     if options.topology is None:
         topology = restrict(topology, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if topology.source == SOURCE:
+            print(f"hvdlaunch: {unseen_by_nvidia_smi(['this host'])}", file=sys.stderr, flush=True)
     if not topology.gpus:
         raise LaunchError("no GPU found on this host: give a saved topology with --topology FILE")
     if options.gpus != "all":

@@ -11,6 +11,7 @@ from launch.machine.topology import P2P_WORDS, Gpu, Link, Nic, PeerAccess, Topol
 
 QUERY = "index,uuid,name,pci.bus_id,mig.mode.current"
 QUERY_APPS = "gpu_uuid,pid"
+SOURCE = "nvidia-smi"
 
 # nvidia-smi underlines its header; text that went through a browser has often lost the escape character alone.
 _ESCAPES = re.compile(r"\x1b?\[[0-9;]*m")
@@ -114,10 +115,13 @@ def _row(name: str, number: int, line: str, header: _Header) -> _Row:
             f"{width}, one for each GPU and NIC of the header" + (f", and up to {most} of affinity" if most else ""),
         )
     # Cells may be missing at the end, where nvidia-smi knows nothing. In a container without a core near the GPU the
-    # first one is empty, which leaves a tab or more before the next; if yet another is missing, no one knows which.
+    # first one is empty, which leaves a tab or more before the next; if yet another is missing, no one knows which. One
+    # that is empty in the middle leaves more than the two tabs before the last.
     titles = header.affinities
     if tail and len(tail) < most and tail[0].start() - cells[width - 1].end() >= _TAB:
         titles = titles[1:] if len(tail) == most - 1 else ()
+    elif len(tail) == most - 1 == 2 and tail[1].start() - tail[0].end() > 2 * _TAB:
+        titles = titles[::2]
     affinity = {title: cell[0] for title, cell in zip(titles, tail, strict=False)}
     return _Row(number=number, words=tuple(cell[0] for cell in cells[:width]), affinity=affinity)
 
@@ -227,7 +231,7 @@ def from_nvidia_smi(
     bare = parse(matrix, name="nvidia-smi topo -m")
     if isinstance(bare, PeerAccess):
         raise TopologyError(f"{bare.source}: printed what topo -p2p prints; expected the table of topo -m")
-    bare = replace(bare, source="nvidia-smi")
+    bare = replace(bare, source=SOURCE)
     if query is None:
         return bare
     gpus = _described(bare.gpus, query, _pids(apps or ""))

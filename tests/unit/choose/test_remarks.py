@@ -66,3 +66,10 @@ def test_gpus_that_get_no_rank_are_named_with_the_reason_unless_the_user_has_hid
         "GPU 1 of a, GPU 0 of b: busy: pid 7, left out",
         "GPU 3 of a: in MIG mode, left out",
     )
+
+
+def test_hosts_that_only_nvidia_smi_tells_of_are_named_once():
+    told = {host: replace(machine(), source="nvidia-smi") for host in ("a", "b", "c")} | {"d": machine()}
+    slots = place(hosts(a=1, b=2, c=0, d=1), told, np=4, gpus="all", binding="numa")
+    (line,) = gpu_remarks(slots, told)
+    assert line.startswith("a, b: nvidia-smi has told of the GPUs, since there is no NVML: memory that hidden")

@@ -88,6 +88,9 @@ def test_the_old_word_for_the_way_between_sockets():
         ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3", (0, 1, 2, 3), ()),
         ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "", (), ()),
         ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t\t\t\tN/A", (), ()),  # Windows' Linux
+        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3\t\t\t4", (0, 1, 2, 3), ()),  # its memory is node 4
+        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-51,104-155\t\t\tN/A", (*range(52), *range(104, 156)), ()),
+        ("     CPU Affinity  NUMA Affinity  GPU NUMA ID", "     0-3                           4", (0, 1, 2, 3), ()),
         ("\tCPU Affinity\tNUMA Affinity", "\t0-3\t\tN/A", (0, 1, 2, 3), ()),
         ("\tCPU Affinity\tNUMA Affinity", "\tN/A\t0", (), (0,)),
         ("\tCPU Affinity\tNUMA Affinity", "\t\t\t0-3\t1", (0, 1, 2, 3), (1,)),  # out of line, but all there
