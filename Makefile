@@ -30,7 +30,7 @@ test-long: setup
 
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
 test-cluster: setup
-	$(VENV) pytest -m cluster
+	$(VENV) pytest -m 'cluster and not long'
 
 # With docker or buildah: scripts/build_image.sh tells the variables.
 image:
