@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from launch.errors import ProcessError
 from launch.machine import locks, nvidia_smi, nvml, system
 from launch.machine.speeds import between_sockets
-from launch.machine.topology import Topology
+from launch.machine.topology import Gpu, Topology
 from launch.process import Answer, ask, find
 
 DRIVER_TIMEOUT_S = 10.0  # one that wakes up takes seconds
@@ -31,13 +31,14 @@ def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
 def _with_locks(topology: Topology) -> Topology:
     """The topology with the GPUs that other runs of this user hold marked as busy."""
     held = locks.held(gpu.uuid for gpu in topology.gpus if gpu.uuid is not None)
-    gpus = tuple(
-        dataclasses.replace(gpu, unusable="busy: another run of yours holds it")
-        if gpu.uuid in held and gpu.unusable is None
-        else gpu
-        for gpu in topology.gpus
-    )
-    return dataclasses.replace(topology, gpus=gpus)
+
+    def marked(gpu: Gpu) -> Gpu:
+        if gpu.unusable is not None or (pid := held.get(gpu.uuid or "")) is None:
+            return gpu
+        run = f"pid {pid}, another run of yours" if pid else "another run of yours holds it"
+        return dataclasses.replace(gpu, unusable=f"busy: {run}")
+
+    return dataclasses.replace(topology, gpus=tuple(map(marked, topology.gpus)))
 
 
 def _gpu_topology(timeout_s: float) -> Topology:

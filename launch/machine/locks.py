@@ -1,38 +1,45 @@
-"""Which GPUs other runs of this user hold on this host: launch.rank.bind keeps a locked file for each.
+"""Which GPUs other runs of this user hold on this host: launch.rank.bind locks a file for each.
 
-The folder is closed to other users, and a container may have a /tmp of its own: of runs there the driver tells.
+The kernel keeps such a lock for one process, the first rank of the host, and drops it when that process ends: nothing
+that it has started keeps it. The folder is closed to other users, and a container may have a /tmp of its own: of runs
+there the driver tells.
 """
 
 import fcntl
 import os
+import struct
 from collections.abc import Iterable
 
 LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (as in launch.rank.bind, which checks it)
+FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start, length, pid
 
 
-def held(uuids: Iterable[str]) -> frozenset[str]:
-    """Those of these GPUs, by UUID, that a run holds."""
+def held(uuids: Iterable[str]) -> dict[str, int]:
+    """Those of these GPUs, by UUID, that a run holds, and the pid of its first rank here, 0 if it is not seen."""
     try:
         folder = os.open(LOCKS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
-        return frozenset()
+        return {}
     try:
         if os.fstat(folder).st_uid != os.getuid():
-            return frozenset()
-        return frozenset(uuid for uuid in uuids if _is_locked(folder, f"{uuid.replace('/', '_')}.lock"))
+            return {}
+        holders = {uuid: _holder(folder, f"{uuid.replace('/', '_')}.lock") for uuid in uuids}
     finally:
         os.close(folder)
+    return {uuid: pid for uuid, pid in holders.items() if pid is not None}
 
 
-def _is_locked(folder: int, name: str) -> bool:
+def _holder(folder: int, name: str) -> int | None:
+    """The process that has locked this file; None if none has."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
     except OSError:
-        return False
+        return None
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # until it is closed, at once
-    except OSError as error:
-        return isinstance(error, BlockingIOError)  # else a file system without locks
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:  # a file system without locks
+        return None
     finally:
         os.close(file)
-    return False
+    return None if kind == fcntl.F_UNLCK else pid

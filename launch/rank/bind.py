@@ -15,8 +15,8 @@ import os
 import re
 import signal
 import socket
+import struct
 import sys
-import time
 import zlib
 from typing import Any, NoReturn
 from uuid import UUID
@@ -26,7 +26,8 @@ LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_R
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 MAX_CORE = 65_535
 LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (the same for every login and job, unlike $TMPDIR; checked)
-LOOK_S = 0.1
+FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start, length, pid
+TAKEN = 75  # EX_TEMPFAIL of sysexits.h: a later start takes other GPUs
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -36,9 +37,10 @@ def main(argv: list[str]) -> NoReturn:
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
-    hold_gpus(slot["to_hold"])
+    if slot["local_rank"] == 0:  # for all ranks of this host
+        hold_gpus(slot["on_host"])
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpu(slot)
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible_gpus(slot["on_host"])
     for name, value in slot["environment"].items():
         if value is None:
             os.environ.pop(name, None)
@@ -62,8 +64,8 @@ def own_slot(environment: Any) -> dict[str, Any]:
         rank = int(next(environment[name] for name in RANKS if name in environment))
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
         slot = slot_of(rank, plan)
-        ranks_here = range(rank, rank + len(slot["ranks"])) if slot["local_rank"] == 0 else ()
-        slot["to_hold"] = [slot_of(other, plan) for other in ranks_here]  # by the first rank of a host for all
+        first = rank - slot["local_rank"]
+        slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
         local_rank = int(next((environment[name] for name in LOCAL_RANKS if name in environment), slot["local_rank"]))
     except (StopIteration, LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         refuse(
@@ -106,13 +108,14 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
     return {**slot, "cores": set().union(*cores)}
 
 
-def visible_gpu(slot: dict[str, Any]) -> str:
-    """The value of CUDA_VISIBLE_DEVICES."""
-    return slot["gpu_uuid"] or ("" if slot["gpu"] is None else str(slot["gpu"]))
+def visible_gpus(slots: list[dict[str, Any]]) -> str:
+    """CUDA_VISIBLE_DEVICES for the ranks of a host: local rank i finds its own at i, as under torchrun."""
+    uuids = [slot["gpu_uuid"] for slot in slots]
+    return ",".join(uuids if all(uuids) else [str(slot["gpu"]) for slot in slots if slot["gpu"] is not None])
 
 
 def hold_gpus(slots: list[dict[str, Any]]) -> None:
-    """Keep a locked file for each GPU of these slots until the program has ended.
+    """Lock a file for each GPU of these slots, for as long as this process lives, also as the program.
 
     Of two launches at once the one gets all GPUs of a host, since one rank locks all in one order. Other users' runs
     have another folder, and where /tmp takes none there are no locks: then only the driver tells who has a GPU.
@@ -127,12 +130,15 @@ def hold_gpus(slots: list[dict[str, Any]]) -> None:
             file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
         except OSError:
             continue  # /tmp is full
-        os.set_inheritable(file, True)
-        if not is_locked(file) and not slot["shared"]:
-            line = f"GPU {slot['gpu']} of {slot['host']} was taken by another run of yours meanwhile: start again"
+        os.set_inheritable(file, True)  # by the program; a child of it has the file and not the lock
+        holder = lock(file)
+        if holder is not None and not slot["shared"]:
+            run = "another run of yours" + (f", pid {holder}" if holder else "")
+            gpu = f"GPU {slot['gpu']} of {slot['host']}"
+            line = f"{gpu} was taken meanwhile by {run}: start it again, and it takes others"
             with contextlib.suppress(OSError), open(os.environ.get("HVDLAUNCH_REPORT", ""), "x") as report:  # noqa: PTH123
                 json.dump({"said": f"hvdlaunch: {line}"}, report)  # so that the launcher adds no line
-            refuse(line)
+            refuse(line, TAKEN)
     os.close(folder)
 
 
@@ -159,18 +165,20 @@ def lock_folder() -> int | None:
     return folder
 
 
-def is_locked(file: int) -> bool:
-    """Whether this process has the lock now; a look at it by hvdlaunch, which is over at once, is waited for."""
-    for _ in range(3):
+def lock(file: int) -> int | None:
+    """Lock the file for this process; else the pid of the one that has it, 0 if it is not seen from here."""
+    while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(LOOK_S)
+            asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            if kind != fcntl.F_UNLCK:  # else it has just ended
+                return int(pid)
         except OSError:
-            return True  # a file system without locks
+            return None  # a file system without locks
         else:
-            return True
-    return False
+            return None
 
 
 def bind_to(cores: set[int]) -> None:
@@ -189,10 +197,10 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def refuse(message: str) -> NoReturn:
-    """One line, and status 2."""
+def refuse(message: str, status: int = 2) -> NoReturn:
+    """One line, and the exit status."""
     print(f"hvdlaunch: {message}", file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

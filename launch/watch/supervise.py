@@ -4,7 +4,7 @@ After a failure what it has left is ended on every host; the hosts are listed an
 started. The program finds its run folder by HVDLAUNCH_JOB, which stays, and goes on from its newest checkpoint.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from launch.watch.run import RunResult, run
 FRUITLESS = 3
 BAD_INPUT = 2
 TOO_MANY_SKIPPED = 3
+TAKEN = 75  # of launch.rank.bind: another run has taken a GPU since it was chosen
 FINAL = (0, BAD_INPUT, TOO_MANY_SKIPPED)
 NO_PROGRESS = 5
 MAX_NAMED = 8
@@ -52,8 +53,8 @@ def supervise(read_request: Callable[[], RunRequest], policy: RestartPolicy, env
     """
     request = read_request()
     prepared = prepare(request, {**environment, "HVDLAUNCH_ATTEMPT": "0"}, Path.cwd())
-    for remark in prepared.plan.remarks:
-        say(remark)
+    said: set[str] = set()
+    _say_new(prepared.plan.remarks, said)
     first_np = len(prepared.plan.slots)
     min_np = first_np if policy.min_np is None else policy.min_np
     if min_np > first_np:
@@ -81,6 +82,7 @@ def supervise(read_request: Callable[[], RunRequest], policy: RestartPolicy, env
         if following is None:
             return result.status
         prepared = following
+        _say_new(prepared.plan.remarks, said)
         say(restart_line(prepared, tally, result, policy))
 
 
@@ -88,12 +90,14 @@ def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
     """The tally with one more attempt, of `np` ranks."""
     if result.status == BAD_INPUT:
         return replace(tally, refused=tally.refused | {np})
+    if result.status == TAKEN:  # the program has not run; the next attempt takes other GPUs
+        return replace(tally, failures=tally.failures + 1)
     steps = [step for step in (tally.checkpoint, result.checkpoint) if step is not None]
     checkpoint = max(steps, default=None)
     return replace(
         tally,
         failures=tally.failures + 1,
-        fruitless=0 if checkpoint != tally.checkpoint or not tally.failures else tally.fruitless + 1,
+        fruitless=0 if checkpoint != tally.checkpoint or not tally.ran else tally.fruitless + 1,
         checkpoint=checkpoint,
         ran=tally.ran | {np},
     )
@@ -118,6 +122,13 @@ def restart_line(prepared: PreparedRun, tally: Tally, result: RunResult, policy:
     start = "no checkpoint was saved yet" if tally.checkpoint is None else f"from step {tally.checkpoint}"
     why = result.why or f"status {result.status}"
     return f"restart {tally.failures} of {policy.restarts} after: {why}; {ranks} on {where}, {start}"
+
+
+def _say_new(remarks: Iterable[str], said: set[str]) -> None:
+    for remark in remarks:
+        if remark not in said:
+            say(remark)
+        said.add(remark)
 
 
 def _attempt(prepared: PreparedRun, policy: RestartPolicy, *, first: bool) -> RunResult:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from launch.rank import bind
-from tests.mpi.conftest import EFFNET
+from tests.mpi.conftest import EFFNET, slow
 from tests.mpi.launched import (
     LAUNCHERS,
+    NO_NVML,
     PLACE,
     argv,
     bind_of,
@@ -107,7 +108,7 @@ def test_four_ranks_train_on_the_best_four_gpus(tmp_path, nvidia_smi):
     assert (result["np"], result["exit_reason"]) == (4, "finished")
     placement = json.loads((folder / "placement.json").read_text())
     assert [(one["rank"], one["local_rank"]) for one in placement["ranks"]] == [(rank, rank) for rank in range(4)]
-    assert [one["cuda_visible_devices"] for one in placement["ranks"]] == UUIDS
+    assert [one["cuda_visible_devices"] for one in placement["ranks"]] == [",".join(UUIDS)] * 4
     plan = placement["plan"]
     assert [(one["gpu"], one["gpu_uuid"]) for one in plan["ranks"]] == list(zip(RING, UUIDS, strict=True))
     assert [one["local_rank"] for one in plan["ranks"]] == RING
@@ -140,7 +141,7 @@ def test_mpirun_horovodrun_and_srun_give_the_same_place(tmp_path, nvidia_smi):
             assert threads == str(len(one["cores"])) or len(os.sched_getaffinity(0)) == 1
             assert own == {
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": (f"{OURS}00", f"{OURS}33")[rank],  # the pair with two NVLinks
+                "CUDA_VISIBLE_DEVICES": f"{OURS}00,{OURS}33",  # the pair with two NVLinks
                 "NCCL_DEBUG": "WARN",
             }, launcher
         assert [one["cores"] for one in places] == [one["cores"] for one in found["mpirun"]], launcher
@@ -152,40 +153,65 @@ def test_launches_at_once_take_different_gpus(tmp_path, nvidia_smi):
     for folder in (first, second):
         folder.mkdir()
         v100s(folder)
-    taken = [f"{OURS}00", f"{OURS}33"]
+    taken = [f"{OURS}00,{OURS}33"] * 2
     with started(first, argv("--gpus", "all", program=[*PLACE, "--stay"])):
-        assert [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in running(first)] == taken
+        places = running(first)
+        assert [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in places] == taken
         done = finished(second, argv("--gpus", "all", program=PLACE))
         assert done.returncode == 0, done.stderr
+        assert NO_NVML in done.stderr
         others = [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks(second)]
-        assert others == [f"{OURS}11", f"{OURS}22"]
+        assert others == [f"{OURS}11,{OURS}22"] * 2
         done = finished(second, argv("--gpus", "0,3", program=PLACE))
         assert done.returncode == 0
         (line,) = lines(done)
-        why = "busy: another run of yours holds it, used because --gpus names it"
+        why = f"busy: pid {places[0]['pid']}, another run of yours, used because --gpus names it"
         assert line == f"hvdlaunch: GPU 0 of localhost, GPU 3 of localhost: {why}"
         assert [one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks(second)] == taken
     told = json.loads(finished(tmp_path, argv("gpus", "-k", "2", "--json")).stdout)
     assert told["gpus"] == [0, 3]
 
 
+# What another run does that is faster: it goes on, and is no child of ours.
+FASTER = """\
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
 @DRIVER
-def test_a_lost_race_for_a_gpu_ends_in_one_line(tmp_path, nvidia_smi):
-    """The stand-in for mpirun takes the GPU after it was chosen, and keeps it as it becomes the real one."""
+@pytest.mark.parametrize("restarts", [0, slow(1)])
+def test_a_lost_race_for_a_gpu_ends_in_one_line_and_a_restart_takes_others(tmp_path, nvidia_smi, restarts):
+    """The stand-in for mpirun lets another run take the GPU after it was chosen, then becomes the real one."""
     real = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    other = tmp_path / "other"
     stand_in(
         tmp_path,
         "mpirun",
-        "import fcntl, os, sys\n"
-        f"os.makedirs({bind.LOCKS!r}, 0o700, exist_ok=True)\n"
-        f"file = os.open({f'{bind.LOCKS}/{OURS}33.lock'!r}, os.O_RDWR | os.O_CREAT)\n"
-        "os.set_inheritable(file, True)\n"
-        "if sys.argv[1:] != ['--version']:\n    fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "import os, subprocess, sys\n"
+        f"if sys.argv[1:] != ['--version'] and not os.path.exists({str(other)!r}):\n"
+        f"    os.makedirs({bind.LOCKS!r}, 0o700, exist_ok=True)\n"
+        f"    words = [sys.executable, '-c', {FASTER!r}, {f'{bind.LOCKS}/{OURS}33.lock'!r}]\n"
+        "    faster = subprocess.Popen(words, env={}, cwd='/', start_new_session=True, stdin=subprocess.DEVNULL,\n"
+        "                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
+        "    faster.stdout.readline()\n"
+        f"    open({str(other)!r}, 'w').write(str(faster.pid))\n"
         f"os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n",
     )
-    done = finished(tmp_path, argv("--gpus", "all", program=[*PLACE, "--stay"]))
-    assert done.returncode == 2
-    assert lines(done) == ["hvdlaunch: GPU 3 of localhost was taken by another run of yours meanwhile: start again"]
+    done = finished(tmp_path, argv("--gpus", "all", "--restarts", str(restarts), program=PLACE))
+    pid = int(other.read_text())
+    os.kill(pid, signal.SIGKILL)
+    first, *more = lines(done)
+    taken = f"GPU 3 of localhost was taken meanwhile by another run of yours, pid {pid}: start it again"
+    assert first == f"hvdlaunch: {taken}, and it takes others"
+    if not restarts:
+        assert (done.returncode, more) == (75, [])
+        return
+    assert (done.returncode, [line[:38] for line in more]) == (0, ["hvdlaunch: restart 1 of 1 after: hvdla"])
+    assert {f"{OURS}33" in one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks(tmp_path)} == {False}
 
 
 def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):

@@ -1,12 +1,12 @@
 """Which GPUs are held, by locks as launch.rank.bind takes them: tests/unit/rank/test_bind.py."""
 
-import fcntl
 import os
 
 import pytest
 
 from launch.machine import local, locks
 from launch.rank import bind
+from tests.unit.locked import locked
 from tests.unit.machines import machine
 
 
@@ -16,49 +16,40 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "locks"
 
 
-def lock(file):
-    file.touch()
-    held = os.open(file, os.O_RDWR)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    return held
-
-
-def test_both_ends_know_the_same_folder():
+def test_both_ends_know_the_same_folder_and_the_same_lock():
     assert locks.LOCKS == bind.LOCKS
+    assert locks.FLOCK.format == bind.FLOCK.format
 
 
-def test_a_gpu_is_held_as_long_as_its_file_is_locked(folder):
-    assert locks.held(["GPU-a"]) == frozenset()
+def test_a_gpu_is_held_by_the_process_that_has_locked_its_file(folder):
+    assert locks.held(["GPU-a"]) == {}
     folder.mkdir(mode=0o700)
-    held = [lock(folder / name) for name in ("GPU-a.lock", "GPU-c.lock", "_etc_x.lock")]
     (folder / "GPU-b.lock").touch()
-    try:
-        assert locks.held(["GPU-a", "GPU-b", "GPU-d", "/etc/x"]) == {"GPU-a", "/etc/x"}
-    finally:
-        for file in held:
-            os.close(file)
-    assert locks.held(["GPU-a"]) == frozenset()
+    with locked(*(folder / name for name in ("GPU-a.lock", "GPU-c.lock", "_etc_x.lock"))) as pid:
+        assert locks.held(["GPU-a", "GPU-b", "GPU-d", "/etc/x"]) == {"GPU-a": pid, "/etc/x": pid}
+    assert locks.held(["GPU-a"]) == {}
 
 
 @pytest.mark.parametrize("foreign", ["link", "file", "owner"])
 def test_a_folder_that_is_not_ours_tells_nothing(folder, tmp_path, monkeypatch, foreign):
     real = tmp_path / "real"
     real.mkdir()
-    held = lock(real / "GPU-a.lock")
-    if foreign == "link":
-        folder.symlink_to(real)
-    elif foreign == "file":
-        folder.touch()
-    else:
-        real.rename(folder)
-        monkeypatch.setattr(os, "getuid", lambda: 4242)
-    assert locks.held(["GPU-a"]) == frozenset()
-    os.close(held)
+    with locked(real / "GPU-a.lock"):
+        if foreign == "link":
+            folder.symlink_to(real)
+        elif foreign == "file":
+            folder.touch()
+        else:
+            real.rename(folder)
+            monkeypatch.setattr(os, "getuid", lambda: 4242)
+        assert locks.held(["GPU-a"]) == {}
 
 
 def test_gpus_that_are_held_are_busy(monkeypatch):
     whole = machine(unusable={1: "in MIG mode"})
     monkeypatch.setattr(local.nvml, "read_nvml", lambda: whole)
-    monkeypatch.setattr(local.locks, "held", lambda uuids: {"GPU-1111", "GPU-3333", "GPU-x"} & set(uuids))
+    held = {"GPU-1111": 7, "GPU-2222": 0, "GPU-3333": 7}
+    monkeypatch.setattr(local.locks, "held", lambda uuids: {uuid: held[uuid] for uuid in uuids if uuid in held})
     told = [gpu.unusable for gpu in local.local_topology(gpus=True, timeout_s=5).gpus]
-    assert told == [None, "in MIG mode", None, "busy: another run of yours holds it"]
+    unseen = "busy: another run of yours holds it"  # as out of a container
+    assert told == [None, "in MIG mode", unseen, "busy: pid 7, another run of yours"]

@@ -11,11 +11,12 @@ import pytest
 
 from launch.machine import locks
 from launch.rank import bind
+from tests.unit.locked import held_by_bind, locked
 from tests.unit.mutated import mutated
 
 HERE = socket.gethostname()
 DIGITS = "f" * 32 + "00112233445566778899aabbccddeeff"
-UUID = "GPU-00112233-4455-6677-8899-aabbccddeeff"
+OTHER, UUID = "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff", "GPU-00112233-4455-6677-8899-aabbccddeeff"
 RANKS = [{"gpu": 3, "cores": [[0, 0]]}, {"gpu": 4, "cores": [[1, 2], [8, 8]]}]
 GPU0 = {"gpu": 0, "gpu_uuid": None, "shared": False}
 H0 = {"host": "h0", "hostname": "other", **GPU0, "cores": [], "environment": {}, "ranks": [{}]}
@@ -33,11 +34,11 @@ def packed(plan):
 PLAN = packed(PLAIN)
 
 
-def refused(capsys, action):
+def refused(capsys, action, status=2):
     with pytest.raises(SystemExit) as left:
         action()
     out, err = capsys.readouterr()
-    assert (left.value.code, out) == (2, "")
+    assert (left.value.code, out) == (status, "")
     assert err.startswith("hvdlaunch: ")
     assert err.count("\n") == 1
     return err
@@ -103,11 +104,17 @@ def test_a_rank_in_another_place_than_planned_is_refused(capsys, environment, ch
 
 
 @pytest.mark.parametrize(
-    ("gpu", "uuid", "visible"),
-    [(3, UUID, UUID), (3, "GPU-00", "GPU-00"), (3, None, "3"), (0, None, "0"), (None, None, "")],
+    ("gpus", "visible"),
+    [
+        ([(3, UUID), (1, OTHER)], f"{UUID},{OTHER}"),
+        ([(3, "GPU-00"), (1, None)], "3,1"),  # either is of all
+        ([(0, None)], "0"),
+        ([(None, None), (None, None)], ""),
+    ],
 )
-def test_a_rank_sees_its_gpu_by_uuid_else_by_index(gpu, uuid, visible):
-    assert bind.visible_gpu({"gpu": gpu, "gpu_uuid": uuid}) == visible
+def test_a_rank_sees_the_gpus_of_its_host_by_uuid_else_by_index(gpus, visible):
+    """In the order of the local ranks: `torch.cuda.set_device(local_rank)` is right, as under other launchers."""
+    assert bind.visible_gpus([{"gpu": gpu, "gpu_uuid": uuid} for gpu, uuid in gpus]) == visible
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == (
         "PCI_BUS_ID",
-        f"GPU-{'f' * 8}-ffff-ffff-ffff-{'f' * 12}",
+        f"{OTHER},{UUID}",
     )
     assert environment["OMP_NUM_THREADS"] == "2"
     assert "TMPDIR" not in environment
@@ -213,7 +220,6 @@ def lock_folder(tmp_path, monkeypatch):
         keep(file, inheritable)
 
     monkeypatch.setattr(os, "set_inheritable", kept)
-    monkeypatch.setattr(bind, "LOOK_S", 0.001)
     for module in (bind, locks):
         monkeypatch.setattr(module, "LOCKS", str(tmp_path / "locks"))
     yield tmp_path / "locks"
@@ -225,11 +231,22 @@ def on(*uuids, shared=()):
     return [{"host": "h1", "gpu": gpu, "gpu_uuid": uuid, "shared": uuid in shared} for gpu, uuid in enumerate(uuids)]
 
 
-def test_the_gpus_of_a_host_are_held_in_a_folder_that_is_closed_to_others(lock_folder):
-    bind.hold_gpus(on("GPU-b", "GPU-a", "../GPU-c"))
-    assert locks.held(["GPU-a", "GPU-b", "../GPU-c", "GPU-d"]) == {"GPU-a", "GPU-b", "../GPU-c"}
+def test_the_gpus_of_a_host_are_held_by_the_program_in_a_folder_that_is_closed_to_others(lock_folder):
+    with held_by_bind(lock_folder, "GPU-b", "GPU-a", "../GPU-c", program="echo ready") as (pid, _):
+        assert locks.held(["GPU-a", "GPU-b", "../GPU-c", "GPU-d"]) == {"GPU-a": pid, "GPU-b": pid, "../GPU-c": pid}
     assert {file.name for file in lock_folder.iterdir()} == {"GPU-a.lock", "GPU-b.lock", ".._GPU-c.lock"}
     assert lock_folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_the_program_leaves_behind_holds_no_gpu(lock_folder):
+    with held_by_bind(lock_folder, "GPU-a", program="sleep 100 > /dev/null & echo $!") as (pid, child):
+        assert locks.held(["GPU-a"]) == {"GPU-a": pid}
+    try:
+        os.kill(int(child), 0)  # it lives on
+        assert locks.held(["GPU-a"]) == {}
+        bind.hold_gpus(on("GPU-a"))
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 def test_a_gpu_that_another_run_has_taken_is_refused_in_a_line_that_is_reported(
@@ -237,19 +254,21 @@ def test_a_gpu_that_another_run_has_taken_is_refused_in_a_line_that_is_reported(
 ):
     report = tmp_path / "report.json"
     monkeypatch.setenv("HVDLAUNCH_REPORT", str(report))
-    bind.hold_gpus(on("GPU-a", "GPU-b"))
-    line = refused(capsys, lambda: bind.hold_gpus(on("GPU-x", "GPU-b")))
-    assert line == "hvdlaunch: GPU 1 of h1 was taken by another run of yours meanwhile: start again\n"
-    assert json.loads(report.read_text()) == {"said": line.strip()}
-    report.write_text("{}")
-    refused(capsys, lambda: bind.hold_gpus(on("GPU-a")))
+    lock_folder.mkdir(mode=0o700)
+    with locked(lock_folder / "GPU-b.lock") as pid:
+        line = refused(capsys, lambda: bind.hold_gpus(on("GPU-x", "GPU-b")), status=75)
+        why = f"GPU 1 of h1 was taken meanwhile by another run of yours, pid {pid}"
+        assert line == f"hvdlaunch: {why}: start it again, and it takes others\n"
+        assert json.loads(report.read_text()) == {"said": line.strip()}
+        report.write_text("{}")
+        refused(capsys, lambda: bind.hold_gpus(on("GPU-b")), status=75)
     assert report.read_text() == "{}"  # somebody was first
 
 
 def test_a_gpu_that_was_named_although_busy_is_shared(lock_folder):
-    bind.hold_gpus(on("GPU-a"))
-    bind.hold_gpus(on("GPU-a", "GPU-b", shared=("GPU-a",)))
-    assert locks.held(["GPU-a", "GPU-b"]) == {"GPU-a", "GPU-b"}
+    lock_folder.mkdir(mode=0o700)
+    with locked(lock_folder / "GPU-a.lock"):
+        bind.hold_gpus(on("GPU-a", "GPU-b", shared=("GPU-a",)))
 
 
 def test_ranks_on_cpus_hold_nothing(lock_folder):
@@ -281,9 +300,10 @@ def test_a_file_system_without_locks_stops_no_rank(lock_folder, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(bind.fcntl, "flock", no_locks)
+    for ask in ("lockf", "fcntl"):
+        monkeypatch.setattr(bind.fcntl, ask, no_locks)
     bind.hold_gpus(on("GPU-a"))
-    assert locks.held(["GPU-a"]) == frozenset()
+    assert locks.held(["GPU-a"]) == {}
 
 
 def test_without_a_place_for_locks_there_are_none(monkeypatch, tmp_path):
@@ -291,11 +311,16 @@ def test_without_a_place_for_locks_there_are_none(monkeypatch, tmp_path):
     bind.hold_gpus(on("GPU-a"))
 
 
-@pytest.mark.parametrize(
-    ("rank", "held"), [("0", [None]), ("1", [f"GPU-{'f' * 8}-ffff-ffff-ffff-{'f' * 12}", UUID]), ("2", [])]
-)
-def test_the_first_rank_of_a_host_holds_all_its_gpus(rank, held):
+@pytest.mark.parametrize(("rank", "host"), [("0", [None]), ("1", [OTHER, UUID]), ("2", [OTHER, UUID])])
+def test_a_rank_knows_the_gpus_of_its_host(rank, host):
     slot = bind.own_slot(
         {"HVDLAUNCH_PLAN": packed({**PLAIN, "hosts": [{**H0, "hostname": HERE}, PLAIN["hosts"][1]]}), "PMIX_RANK": rank}
     )
-    assert [one["gpu_uuid"] for one in slot["to_hold"]] == held
+    assert [one["gpu_uuid"] for one in slot["on_host"]] == host
+
+
+def test_the_first_rank_of_a_host_holds_the_gpus_of_all(process):
+    os.environ["OMPI_COMM_WORLD_RANK"] = "2"
+    bind.main(["--", "prog"])
+    assert [3, 4] not in process
+    assert process[-1][2]["CUDA_VISIBLE_DEVICES"] == f"{OTHER},{UUID}"

@@ -92,7 +92,8 @@ def test_each_rank_and_the_run_folder_read_the_same_place(data):
         torch = {"RANK": str(slot.rank), "LOCAL_RANK": str(slot.local_rank), **made.rendezvous}
         assert own["cores"] == set(slot.cores)
         assert own["environment"].items() >= {**torch, **slot.environment}.items()
-        assert bind.visible_gpu(own) == (slot.gpu_uuid or ("" if slot.gpu is None else str(slot.gpu)))
+        on_host = [(one.gpu, one.gpu_uuid) for one in slots if one.host == slot.host]
+        assert [(one["gpu"], one["gpu_uuid"]) for one in own["on_host"]] == on_host
 
 
 UNFIT = tuple(f"mlx5_{i}:2" for i in range(8))

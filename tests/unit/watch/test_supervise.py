@@ -365,3 +365,23 @@ def test_a_launcher_that_cannot_be_started_at_all_is_bad_input(world):
 
 def test_ranks_on_every_host_know_which_attempt_it_is():
     assert "HVDLAUNCH_ATTEMPT" in exported({"HVDLAUNCH_ATTEMPT": "1"}, [])
+
+
+def test_gpus_that_another_run_has_taken_are_left_to_it(world, capfd):
+    """By a run that locked them first: bind ends with 75, and the lock is seen when the hosts are asked again."""
+    held = dict.fromkeys((0, 2), "busy: pid 7, another run of yours")
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable=held))}
+    lost = ended(75, why="hvdlaunch: GPU 0 of h1 was taken meanwhile")
+    assert result(world, lost, ended(0)) == 0
+    assert world.gpus == [1, 3, 0, 2]
+    line = "restart 1 of 5 after: hvdlaunch: GPU 0 of h1 was taken meanwhile; 4 ranks on h1:2,h2:2, no checkpoint was"
+    assert lines(capfd)[-1].startswith(line)
+
+
+def test_a_lost_race_is_a_restart_in_which_the_program_has_not_run():
+    lost = ended(75)
+    tally, status = after(*[(4, lost)] * 5)
+    assert (tally.failures, tally.fruitless, tally.ran, status) == (5, 0, frozenset(), None)
+    assert after(*[(4, lost)] * 6)[1] == 75
+    assert after((4, lost), *[(4, ended())] * 3)[1] is None
+    assert after((4, lost), *[(4, ended())] * 4)[1] == 5
