@@ -13,7 +13,8 @@ from typing import NoReturn
 from launch.process import find
 
 AGENT = (sys.executable, "-P", "-m", "launch.reach.srun")
-STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--input=none", "--quiet")
+# Not bound: a node may bind a task to one core, and all ranks there would be on it; launch.rank.bind binds each.
+STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--input=none", "--quiet")
 # What says which job it is. All else of Slurm's describes the step or the batch script that this runs in, and would
 # shape the new step, as SLURM_GPUS_PER_TASK; CUDA_VISIBLE_DEVICES and how ssh came here are of this host.
 OF_THE_JOB = ("SLURM_JOB_ID", "SLURM_CONF")

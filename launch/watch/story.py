@@ -6,7 +6,7 @@ from collections.abc import Collection
 # How messages of mpirun, which it frames with lines of dashes, and of ssh begin.
 FRAME = b"-" * 70
 FRAMED = (b"Primary job ", b"mpirun ", b"prterun ", b"ORTE ", b"PRTE ", b"WARNING: Open MPI ")
-UNFRAMED = (b"Connection to ", b"Timeout, server ", b"mpirun: Forwarding ", b"prterun: Forwarding ")
+UNFRAMED = (b"Connection to ", b"Timeout, server ", b"mpirun: Forwarding ", b"prterun: Forwarding ", b"srun: cluster ")
 
 
 class Story:
@@ -98,10 +98,12 @@ BANNERS = (
     r"Primary job  terminated normally, but \d+ process",
     r"lost communication with a remote daemon.*Remote daemon: *\S+ on node (?P<host>\S+)",
 )
-# What mpirun says of itself: signals that it passes on, and a call on a busy machine that its child was faster than.
+# What mpirun says of itself: signals that it passes on, and a call on a busy machine that its child was faster than;
+# what srun says where no plugin binds.
 REMARKS = re.compile(
     r"(?:mpirun|prterun): Forwarding signal \d+ to job\s*"
     r"|\[[^]\s]+\] plm:\w+: Warning: setpgid\([^)]*\) failed in parent .*\s*"
+    r"|srun: cluster configuration lacks support for cpu binding\s*"
 )
 SSH_LOST = re.compile(r"(?:Timeout, server|Connection to) (?P<host>\S+) (?:not responding|closed by remote host)")
 # What mpirun adds when a host or a rank is gone.

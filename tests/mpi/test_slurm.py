@@ -210,7 +210,8 @@ def test_a_step_has_all_gpus_of_its_job_on_the_node(tmp_path, slurm):
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{shlex.join(step)}\n")
     words = ("--ntasks=2", "--gpus-per-task=1", "--output=step-%j.out", "job.sh")
     job = slurms(tmp_path, {**slurm, **ALONE}, "sbatch", "--parsable", *words)
-    assert status_of(tmp_path, slurm, job) == ("0:0", ["2"])
+    status, said = status_of(tmp_path, slurm, job)
+    assert (status, said[-1]) == ("0:0", "2"), said
 
 
 ALONE = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}

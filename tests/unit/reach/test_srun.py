@@ -26,7 +26,7 @@ def test_it_becomes_one_task_on_that_node_with_the_command_for_a_shell_there(mon
     ((program, words, _),) = became
     assert not [word for word in words if "gres" in word]
     assert (program, words[0]) == ("srun", "srun")
-    assert {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n2"} < set(words)
+    assert {"--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--nodelist=n2"} < set(words)
     assert words[-3:] == ["sh", "-c", "cd '/my runs' && exec true"]
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
     srun.main("n2", "true")

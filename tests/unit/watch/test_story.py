@@ -249,3 +249,9 @@ def test_what_a_ranks_own_ssh_says_is_the_ranks_and_no_lost_host():
     stderr = b"Connection to data.example closed by remote host.\n"
     assert story.feed(stderr) + story.flush() == stderr
     assert (story.lost, story.gone) == (None, None)
+
+
+def test_what_srun_says_of_a_cluster_that_binds_nothing_is_swallowed():
+    stderr = b"srun: cluster configuration lacks support for cpu binding\n"
+    for chunks in ([stderr], bytewise(stderr), [stderr + b"srun: mine\n"]):
+        assert fed(*chunks)[1] == b"".join(chunks).removeprefix(stderr)
