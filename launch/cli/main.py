@@ -1,4 +1,4 @@
-"""hvdlaunch run | plan | sweep | gpus | topo | hostfile: the command line."""
+"""hvdlaunch run | plan | sweep | check | gpus | topo | hostfile: the command line."""
 
 import argparse
 import os
@@ -64,7 +64,8 @@ def _do(options: argparse.Namespace) -> int:
         return {"topo": show.topo, "gpus": show.gpus, "hostfile": show.hostfile}[options.command](options)
     from launch.cli import start
 
-    return {"run": start.run, "plan": start.run, "sweep": start.sweep}[options.command](options)
+    do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "check": start.check_hosts}
+    return do[options.command](options)
 
 
 def _open_standard_files() -> None:

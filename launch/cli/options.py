@@ -83,6 +83,13 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_sweep_options(sweep)
     _add_run_options(sweep)
+    _add_check_options(
+        command(
+            "check",
+            "say what is wrong with hosts before a run: all hosts, all faults, what mends each",
+            "-H node1,node2",
+        )
+    )
     _add_gpus_options(command("gpus", "choose the best K GPUs and their ring order, and say why", "-k 4"))
     _add_topo_options(command("topo", "show how GPUs, NUMA nodes and NICs of this host are connected", "--pair 0,3"))
     _add_hostfile_options(
@@ -90,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for one in (run, plan, sweep):
         one.usage = f"{one.prog} [options] -- PROGRAM [ARGUMENT]..."
+        one.add_argument("--no-check", action="store_true", help="do not look for what differs between the hosts")
         one.add_argument("stray", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # a program without -- before it
     examples = [f"  {one.epilog.removeprefix('example: ')}" for one in commands.choices.values() if one.epilog]
     top.epilog = "\n".join(["examples:", *examples, "", "hvdlaunch COMMAND --help tells the options of a command."])
@@ -152,6 +160,18 @@ def _add_hostfile_options(hostfile: argparse.ArgumentParser) -> None:
         help="what to write; default: openmpi",
     )
     hostfile.add_argument("-o", dest="output", type=Path, metavar="FILE", help="where to; default: standard output")
+
+
+def _add_check_options(check: argparse.ArgumentParser) -> None:
+    _add_run_options(check)
+    check.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="the run folder; default: runs"
+    )
+    check.add_argument(
+        "--data-dir", type=Path, default=Path("data"), metavar="DIR", help="the data folder; default: data"
+    )
+    check.add_argument("--json", action="store_true", help="for programs; default: a table and the findings")
+    check.set_defaults(np=None, topology=[], nsys=False, no_check=False)
 
 
 def _add_hosts(command: argparse.ArgumentParser, *, required: bool = False) -> None:

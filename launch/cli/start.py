@@ -1,4 +1,4 @@
-"""run, plan and sweep: what starts a program on ranks, or would start it."""
+"""run, plan, sweep and check: what starts a program on ranks, would start it, or looks whether it could."""
 
 import argparse
 import math
@@ -70,6 +70,18 @@ def sweep(options: argparse.Namespace) -> int:
     return sweep.sweep(study, os.environ)
 
 
+def check_hosts(options: argparse.Namespace) -> int:
+    """Tell what is wrong with hosts; nothing is started."""
+    from launch.study import check as study
+
+    options.program = ["true"]
+    checked = study.check(
+        _request(options), os.environ, Path.cwd(), runs_dir=options.runs_dir, data_dir=options.data_dir
+    )
+    print(study.to_json(checked) if options.json else study.text(checked))
+    return checked.status
+
+
 def _request(options: argparse.Namespace) -> RunRequest:
     if not options.program:
         raise CommandError("no program: put it after --, as in hvdlaunch run -np 2 -- python -m hvdtrain.effnet")
@@ -97,6 +109,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
             silence_s=options.silence_s,
         ),
         driver_timeout_s=options.driver_timeout_s,
+        check=not options.no_check,
     )
 
 

@@ -19,6 +19,8 @@ _LOST, _NEEDS_RESET = 15, 16  # NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRE
 _MASK_WORDS = 128  # of 64 cores each
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2
 _READ, _WRITE = 0, 1  # nvmlGpuP2PCapsIndex_t
+# nvmlClocksEventReasons
+_BY_HEAT, _BY_POWER, _BY_HARDWARE = 0x20 | 0x40, 0x80, 0x08  # the last one for any of the others, too
 _P2P_OK, _P2P_UNKNOWN = 0, 6  # nvmlGpuP2PStatus_t
 
 
@@ -167,10 +169,17 @@ def _drawbacks(device: _Device) -> tuple[str, ...]:
     own = device.ask("GpuMaxPcieLinkGeneration")  # in the best of slots
     if device.ask("PerformanceState") != 0:
         current = possible  # an idle GPU lowers it to save power
+    slowed = device.ask("CurrentClocksEventReasons") or device.ask("CurrentClocksThrottleReasons") or 0
+    remapped = device.ask("RemappedRows")
     facts = {
         f"{width} of {widest} PCIe lanes": width and widest and width < widest,
         f"PCIe generation {current} of {own or possible}": current and current < (own or possible or 0),
         "drives a display": device.ask("DisplayActive"),
+        "slowed down by heat": slowed & _BY_HEAT,
+        "slowed down by its power supply": slowed & _BY_POWER,
+        "slowed down by its hardware": slowed & _BY_HARDWARE and not slowed & (_BY_HEAT | _BY_POWER),
+        "a row of its memory waits to be remapped": remapped and remapped[2],
+        "a page of its memory waits to be retired": device.ask("RetiredPagesPendingStatus"),
     }
     return tuple(text for text, applies in facts.items() if applies)
 

@@ -52,7 +52,15 @@ def interfaces() -> tuple[Interface, ...]:
             plain = name.isascii() and name.isprintable()  # Linux takes nearly any
             if plain and flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
                 cidr = f"{socket.inet_ntoa(address)}/{int.from_bytes(mask, 'big').bit_count()}"
-                found.append(Interface(name=name, cidr=cidr, speed_mbps=speed_mbps(SYSFS, name)))
+                mtu = _read(SYSFS / "class/net" / name / "mtu")
+                found.append(
+                    Interface(
+                        name=name,
+                        cidr=cidr,
+                        speed_mbps=speed_mbps(SYSFS, name),
+                        mtu=int(mtu) if mtu.isdecimal() else None,
+                    )
+                )
     return tuple(found)
 
 
@@ -67,11 +75,11 @@ def speed_mbps(sysfs: Path, interface: str) -> int | None:
         return int(own)
     layer = "InfiniBand" if _read(folder / "type") == _ARPHRD_INFINIBAND else "Ethernet"
     rates = [
-        re.match(r"([0-9]+(?:\.[0-9]+)?) Gb/sec", _read(port / "rate"))  # 100 Gb/sec (4X EDR)
+        _rate_gbps(port)
         for port in (folder / "device/infiniband").glob("*/ports/*")
         if _read(port / "link_layer") == layer and _read(port / "state").endswith("ACTIVE")
     ]
-    return max((round(1000 * float(rate[1])) for rate in rates if rate), default=None)
+    return max((round(1000 * rate) for rate in rates if rate), default=None)
 
 
 def free_port() -> int | None:
@@ -120,9 +128,15 @@ def rdma_ports(sysfs: Path, adapter: str) -> tuple[Port, ...]:
             number=int(folder.name),
             active=_read(folder / "state") in ("4: ACTIVE", ""),  # "": it cannot be read here
             ethernet=_read(folder / "link_layer") == "Ethernet",
+            rate_gbps=_rate_gbps(folder),
         )
         for folder in sorted(folders, key=lambda folder: int(folder.name))
     )
+
+
+def _rate_gbps(port: Path) -> float | None:
+    rate = re.match(r"([0-9]+(?:\.[0-9]+)?) Gb/sec", _read(port / "rate"))  # 100 Gb/sec (4X EDR)
+    return float(rate[1]) if rate else None
 
 
 def numa_of(device: Path | None) -> tuple[int, ...]:

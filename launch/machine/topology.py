@@ -60,6 +60,7 @@ class Port:
     number: int  # from 1
     active: bool  # its link is up
     ethernet: bool  # else InfiniBand
+    rate_gbps: float | None = None  # Gb/s; None where not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,7 @@ class Interface:
     name: str  # as NCCL_SOCKET_IFNAME wants it: eth0
     cidr: str  # address and length of its network: 10.0.0.3/24
     speed_mbps: int | None = None  # Mb/s; None where the kernel does not know it, as of most virtual ones
+    mtu: int | None = None  # bytes of the largest packet; None where not known
 
 
 @dataclass(frozen=True, kw_only=True)

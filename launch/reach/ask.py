@@ -8,6 +8,7 @@ from functools import cache
 from typing import TypeVar
 
 from launch.errors import HostError, LaunchError
+from launch.machine.condition import Look
 from launch.machine.mpi import Mpi
 from launch.process import stop_asking
 from launch.reach.probe import MARK, HostFacts, facts_from_json, local_facts, probe_words, version
@@ -50,32 +51,40 @@ def ask_hosts(
     folder: str,
     gpus: bool,
     driver_timeout_s: float,
+    look: Look | None = None,
+    any_version: bool = False,
 ) -> dict[str, HostFacts | LaunchError]:
     """The facts of each host, or the reason why it cannot be used; other hosts are asked by `reach`.
 
-    On each host `python` is started in `folder`, and `mpirun` must be the same version as here.
+    On each host `python` is started in `folder`; with a `look` it tells its condition, too. Unless it may be of
+    `any_version`, the project and `mpirun` must be the same there as here.
     """
-    words = probe_words(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s)
+    words = probe_words(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
     ours = cache(version)  # of the code as it is on disk now: in a long run all hosts may get another
 
     def facts_of(host: str) -> HostFacts | LaunchError:
         try:
             if is_local(host):
-                own = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s)
+                own = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
                 facts = dataclasses.replace(own, host=host, address=None)
             else:
                 said = reach.ask(host, words, folder, mark=MARK, timeout_s=driver_timeout_s + ANSWER_S)
-                facts = facts_from_json(said, host, ours())
+                facts = facts_from_json(said, host, ours(), look=look, any_version=any_version)
         except LaunchError as error:
             return error
-        if facts.mpi == mpirun:
-            return facts
-        there = f"is {facts.mpi}" if facts.mpi else "is missing"
-        return HostError(
-            f"host {host}: {mpirun.path} {there}, here it is {mpirun}: install the same MPI at the same path"
-        )
+        return facts if any_version else other_mpi(facts, mpirun) or facts
 
     return at_once(facts_of, hosts)
+
+
+def other_mpi(facts: HostFacts, mpirun: Mpi) -> HostError | None:
+    """The error about a host where `mpirun` is missing, or another version than here."""
+    if facts.mpi == mpirun:
+        return None
+    there = f"is {facts.mpi}" if facts.mpi else "is missing"
+    return HostError(
+        f"host {facts.host}: {mpirun.path} {there}, here it is {mpirun}: install the same MPI at the same path"
+    )
 
 
 def at_once(question: Callable[[str], Reply], hosts: Sequence[str]) -> dict[str, Reply]:

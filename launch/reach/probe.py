@@ -1,8 +1,8 @@
 """What a host answers: its GPUs, NICs and cores, and its MPI; it is only read.
 
-python -m launch.reach.probe MPIRUN gpus|none SECONDS       the answer as one line of JSON
+python -m launch.reach.probe MPIRUN gpus|none SECONDS [TOKEN FOLDER...]       the answer as one line of JSON
 
-Its GPU driver may take so many seconds.
+Its GPU driver may take so many seconds. With a token (none: an empty word) and folders it also tells its condition.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from launch.errors import HostError, LaunchError, TopologyError
+from launch.machine.condition import Condition, Look, read_condition
 from launch.machine.decode import decode, short
 from launch.machine.local import local_topology
 from launch.machine.mpi import Mpi, read_mpi
@@ -36,14 +37,28 @@ class HostFacts:
     mpi: Mpi | None = None
     address: str | None = None  # where it was reached; None on this host, and over IPv6
     port: int | None = None  # one on which nobody listens there
+    condition: Condition | None = None  # None: nobody has asked
+    other_version: str | None = None  # of the project there, where it is not the one here
 
 
-def probe_words(python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float) -> list[str]:
+def probe_words(
+    python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float, look: Look | None = None
+) -> list[str]:
     """The command that prints a host's facts there."""
-    return [python, "-P", "-m", "launch.reach.probe", mpirun, "gpus" if gpus else "none", f"{driver_timeout_s:g}"]
+    seen = () if look is None else (look.token or "", *look.folders)
+    return [
+        python,
+        "-P",
+        "-m",
+        "launch.reach.probe",
+        mpirun,
+        "gpus" if gpus else "none",
+        f"{driver_timeout_s:g}",
+        *seen,
+    ]
 
 
-def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float) -> HostFacts:
+def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, look: Look | None = None) -> HostFacts:
     """The facts of this host; without `gpus` none is looked for.
 
     GPUs outside CUDA_VISIBLE_DEVICES, where it is set here, count as taken: each host has its own, or a Slurm step's.
@@ -57,6 +72,7 @@ def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float) -> Host
         mpi=mpi,
         address=_reached(os.environ),
         port=free_port(),
+        condition=None if look is None else read_condition(look),
     )
 
 
@@ -82,6 +98,7 @@ class Report:
     port: int | None
     mpi: Mpi | None
     topology: Topology
+    condition: Condition | None
 
 
 def version() -> str:
@@ -101,22 +118,29 @@ def facts_to_json(facts: HostFacts) -> str:
         port=facts.port,
         mpi=facts.mpi,
         topology=facts.topology,
+        condition=facts.condition,
     )
     return json.dumps(dataclasses.asdict(report))
 
 
-def facts_from_json(text: str, host: str, ours: str) -> HostFacts:
-    """The facts of a host from what it has printed; HostError where that is no report of `ours`, this version."""
+def facts_from_json(
+    text: str, host: str, ours: str, *, look: Look | None = None, any_version: bool = False
+) -> HostFacts:
+    """The facts of a host from what it has printed; HostError where that is no report of `ours`, this version.
+
+    With the `look` that it was asked for its condition must be one of them. A report of `any_version` that can be read
+    is taken if it may be.
+    """
+    there: object = ours
     try:
         value = json.loads(text)
-        if isinstance(value, dict) and (there := value.get("version")) != ours:
-            other = "an older version" if there is None else f"version {short(there)}"
-            raise HostError(
-                f"host {host}: it has {other} of the project, here it is {ours!r}: install the same there as here"
-            )
+        if isinstance(value, dict) and (there := value.get("version")) != ours and not any_version:
+            raise other_version(host, there, ours)
         report: Report = decode(value, Report, "its report")
-        _check(report)
+        _check(report, look)
     except (TopologyError, ValueError, RecursionError) as error:
+        if there != ours:
+            raise other_version(host, there, ours) from error
         why = str(error) if isinstance(error, TopologyError) else f"its report is none: {short(str(error))}"
         raise HostError(
             f"host {host}: {why}: see what `python -m launch.reach.probe mpirun gpus 10` prints there"
@@ -128,15 +152,26 @@ def facts_from_json(text: str, host: str, ours: str) -> HostFacts:
         mpi=report.mpi,
         address=report.address,
         port=report.port,
+        condition=report.condition,
+        other_version=None if report.version == ours else report.version,
     )
 
 
-def _check(report: Report) -> None:
+def other_version(host: str, there: object, ours: str) -> HostError:
+    """The error about a host whose code of the project is another one than here."""
+    other = "an older version" if there is None else f"version {short(there)}"
+    return HostError(f"host {host}: it has {other} of the project, here it is {ours!r}: install the same there as here")
+
+
+def _check(report: Report, look: Look | None) -> None:
     check(report.topology, "its report.topology")
     if not report.hostname:
         raise TopologyError("its report.hostname: expected a name, found none")
     if report.port is not None and not 0 < report.port < 1 << 16:
         raise TopologyError(f"its report.port: expected one from 1 to 65535, found {report.port}")
+    told = 0 if report.condition is None else len(report.condition.folders)
+    if look is not None and told != len(look.folders):
+        raise TopologyError(f"its report.condition: expected one with {len(look.folders)} folders, found {told}")
     if report.address is None:
         return
     try:
@@ -145,10 +180,11 @@ def _check(report: Report) -> None:
         raise TopologyError(f"its report.address: expected one as 10.0.0.3, found {short(report.address)}") from None
 
 
-def main(mpirun: str, gpus: str, driver_timeout_s: str) -> None:
+def main(mpirun: str, gpus: str, driver_timeout_s: str, token: str | None = None, *folders: str) -> None:
     """Print this host's facts."""
+    look = None if token is None else Look(folders=folders, token=token or None)
     try:
-        facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus", driver_timeout_s=float(driver_timeout_s))
+        facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus", driver_timeout_s=float(driver_timeout_s), look=look)
     except LaunchError as error:
         sys.exit(f"hvdlaunch: {error}")
     print(f"{MARK}{facts_to_json(facts)}", flush=True)

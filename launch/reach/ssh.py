@@ -40,6 +40,7 @@ TROUBLES = {
     "Invalid node name": NOT_OURS,
     "node configuration is not available": NOT_OURS,
     "Invalid job id": "the Slurm job of this shell has ended: `unset SLURM_JOB_ID`, or start from one that runs",
+    "positional arguments but": "it has an older version of the project: install the same there as here",
     "No module named": "{python} there has no hvdlaunch: install the project there as here",
     "cd: ": "it has no folder {folder}: share this folder with the host, or start from one that both have",
     "not found": "it has no {python}: install the project there at the same path as here",

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.choose import network
+from launch.choose.findings import Finding, common_findings, named
 from launch.choose.placement import RankSlot, place, ranks_per_host, with_slots
 from launch.choose.remarks import gpu_remarks, left_out
 from launch.errors import CommandError, HostError
@@ -24,11 +25,19 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     replicas = request.ranks_per_replica
     hosts = with_slots(listed, topologies, np=request.np, gpus=request.gpus, ranks_per_replica=replicas)
     np = sum(host.slots for host in hosts) if request.np is None else request.np
-    used = {host: facts.answers[host] for host in ranks_per_host(hosts, np)}
+    ranks = ranks_per_host(hosts, np)
+    used = {host: facts.answers[host] for host in ranks}
     require_program(request, facts, used)
     require_image(request, facts)
-    shared = shared_network(used, facts, request.network)
+    shared = shared_network(used, request.network, local=facts.local, own_addresses=facts.own_addresses)
     exports = exported(environment, request.exports)
+    in_image = request.apptainer is not None
+    findings = (
+        common_findings(used, shared=shared, ranks=ranks, given=exports, software=not in_image)
+        if shared and request.check
+        else ()
+    )
+    refuse_errors(findings)
     slots = place(
         hosts,
         topologies,
@@ -43,6 +52,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     if request.apptainer is not None:
         program = command.in_apptainer(program, request.apptainer)
     remarks = remarks_on(request, listed, slots, topologies)
+    remarks += [str(finding) for finding in findings]
     if shared and (behind := left_behind(environment, exports)):
         remarks.append(behind)
     if request.network is not None and shared is None:
@@ -126,15 +136,28 @@ def require_image(request: RunRequest, facts: Facts) -> None:
         )
 
 
-def shared_network(used: Mapping[str, HostFacts], facts: Facts, wanted: str | None) -> network.SharedNetwork | None:
+def refuse_errors(findings: Sequence[Finding]) -> None:
+    """HostError with all findings below it where one is an error."""
+    wrong = [finding for finding in findings if finding.severity == "error"]
+    if wrong:
+        hosts = named(list(dict.fromkeys(host for finding in wrong for host in finding.hosts)))
+        raise HostError(
+            f"this run would fail because of {hosts}: mend what follows, or start all the same with --no-check",
+            [str(finding) for finding in findings],
+        )
+
+
+def shared_network(
+    used: Mapping[str, HostFacts], wanted: str | None, *, local: frozenset[str], own_addresses: Mapping[str, str]
+) -> network.SharedNetwork | None:
     """Where the hosts meet; None for this host alone or hosts that were not asked."""
     known = {host: answer.topology.interfaces for host, answer in used.items() if answer.hostname is not None}
-    if known.keys() <= facts.local:
+    if known.keys() <= local:
         return None
     reached = {host: answer.address for host, answer in used.items() if answer.address}
-    here = next((facts.own_addresses[host] for host in reached if host in facts.own_addresses), None)
+    here = next((own_addresses[host] for host in reached if host in own_addresses), None)
     if here is not None:
-        reached |= dict.fromkeys(facts.local & known.keys(), here)
+        reached |= dict.fromkeys(local & known.keys(), here)
     return network.shared_network(known, reached, wanted)
 
 

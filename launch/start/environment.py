@@ -5,15 +5,15 @@ from collections.abc import Collection, Mapping, Sequence
 
 from launch.errors import CommandError
 from launch.hosts.host import shown
+from launch.machine.condition import SECRET, SETTING
 
 # What every rank gets from the environment of hvdlaunch; -x adds others, one name at a time.
 EXPORTED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|OMP_\w+|MKL_\w+|CUDA_HOME|CUBLAS_\w+|TORCH_\w+|HF_HOME"
-    r"|NCCL_\w+|UCX_\w+|FI_\w+|OPAL_PREFIX|HVDTRAIN_\w+|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT"
-    r"|HOROVOD_(?!(LOCAL_|CROSS_)?(RANK|SIZE)|GLOO_RENDEZVOUS|HOSTNAME)\w+"  # these tell of another process
+    r"|UCX_\w+|FI_\w+|OPAL_PREFIX|HVDTRAIN_\w+|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT"
+    rf"|{SETTING.pattern}"
     r"|(?i:https?|ftp|all|no)_(?i:proxy)"
 )
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|(?<!_IB_P)KEY", re.IGNORECASE)
 PROXY = re.compile(r"\w+_proxy", re.IGNORECASE)  # as http://user:password@proxy:3128
 # What no program misses on another host: the session, what has set up this process, what an image was built with.
 OF_THE_SESSION = re.compile(

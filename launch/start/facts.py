@@ -10,6 +10,7 @@ from pathlib import Path
 from launch.choose.placement import ranks_per_host
 from launch.errors import CommandError, HostError
 from launch.hosts.host import Host
+from launch.machine.condition import looking
 from launch.machine.mpi import Mpi, parse_mpi, read_mpi
 from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
@@ -52,7 +53,7 @@ def ask(
 
     With `known` facts of the hosts none is asked.
     """
-    launcher = _launcher(request)
+    launcher = launcher_of(request)
     hosts = listed(request, environment)
     if hosts and not request.topologies:
         # Open MPI counts the host that it starts on first, wherever that stands in the list.
@@ -66,13 +67,13 @@ def ask(
         local=frozenset(host for host, answer in answers.items() if answer.hostname is not None and is_local(host)),
         launcher=launcher,
         interfaces=interfaces(),
-        own_addresses=_own_addresses(answers),
+        own_addresses=own_addresses(answers),
         missing=missing,
         image=_image(request, missing),
     )
 
 
-def _launcher(request: RunRequest) -> Launcher:
+def launcher_of(request: RunRequest) -> Launcher:
     """The mpirun of PATH, and horovodrun if that is to start mpirun; 'auto' is mpirun alone."""
     path = find("mpirun")
     if path is None and request.topologies:
@@ -102,15 +103,18 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
             )
         return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
     names = _may_get_ranks(hosts, request.np) if hosts else ["localhost"]
-    found = ask_hosts(
-        names,
-        reach=request.reach,
-        mpirun=mpirun,
-        python=sys.executable,
-        folder=str(folder),
-        gpus=request.gpus != "none",
-        driver_timeout_s=request.driver_timeout_s,
-    )
+    with contextlib.ExitStack() as asking:
+        look = asking.enter_context(looking(folder)) if request.check and len(names) > 1 else None
+        found = ask_hosts(
+            names,
+            reach=request.reach,
+            mpirun=mpirun,
+            python=sys.executable,
+            folder=str(folder),
+            gpus=request.gpus != "none",
+            driver_timeout_s=request.driver_timeout_s,
+            look=look,
+        )
     return all_usable(found)
 
 
@@ -121,7 +125,8 @@ def _may_get_ranks(hosts: Sequence[Host], np: int | None) -> list[str]:
     return list(ranks_per_host(hosts, np))
 
 
-def _own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
+def own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
+    """This machine's own address on the way to each host; hosts without a way are missing."""
     found = {}
     for host, answer in answers.items():
         if answer.address is not None:

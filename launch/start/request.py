@@ -34,6 +34,7 @@ class RunRequest:
     reach: Ssh = SSH
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
     per_host: int | None = None  # slots of each host; None: those of the list
+    check: bool = True  # look at what differs between several hosts, and refuse what would fail
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:

@@ -1,1 +1,1 @@
-"""Many runs of one program: the scaling study."""
+"""Many runs of one program, the scaling study; or none, the check of hosts."""

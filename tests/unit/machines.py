@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 from launch.hosts.host import Host
+from launch.machine.condition import Condition, Folder
+from launch.machine.software import Software
 from launch.machine.topology import Gpu, Interface, Link, Nic, NumaNode, Port, Topology
 from launch.start.request import RunRequest
 
@@ -81,3 +83,33 @@ def request(**changes):
         as_root=False,
     )
     return replace(plain, **changes)
+
+
+SOFTWARE = Software(
+    python="3.11.2",
+    torch="2.11.0",
+    horovod="0.28.1",
+    horovod_has_nccl=True,
+    nccl="2.28.9",
+    cuda="13.0",
+    driver="570.86.15",
+    project="0.1.0",
+    commit="0123456789abcdef",
+    code="c0de",
+)
+
+
+def condition(*, software=SOFTWARE, **changes):
+    """A host with nothing wrong, and what is changed of it."""
+    sound = Condition(
+        software=software,
+        locked_memory_mib=None,
+        shm_free_mib=8 << 10,
+        folders=tuple(
+            Folder(path=path, there=True, writable=True, free_mib=100 << 10)
+            for path in ("/shared/runs", "/shared/data")
+        ),
+        sees_token=True,
+        settings=(),
+    )
+    return replace(sound, **changes)

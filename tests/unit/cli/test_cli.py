@@ -119,6 +119,11 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN, "--ranks-per-replica", "3", *PROGRAM), "--ranks-per-replica 3: -np 2 is no multiple of it"),
         ((*PLAN, "--ranks-per-replica", "x", *PROGRAM), "argument --ranks-per-replica: invalid int value: 'x'"),
         ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: there is no such image"),
+        (("check", *PROGRAM), "check takes no program: leave out what stands after --"),
+        (("check", "-H", "a;rm"), "-H: 'a;rm' is no host name"),
+        (("check", "-x", "missing"), "-x missing: there is no such variable in the environment"),
+        (("check", "-H", "a,b"), "no mpirun on PATH"),
+        (("check", "--no-check"), "unrecognized arguments: --no-check"),
         (("run", *PLAN[1:], *PROGRAM), "--topology is for plan, --dry-run and --sbatch: a run asks its hosts"),
         (("run", "-np", "1", *PROGRAM), "no mpirun on PATH"),
         (("run", "-np", "1", "--sbatch", "missing/job", *PROGRAM), "missing/job cannot be written"),
@@ -192,7 +197,7 @@ def test_any_words_end_in_an_answer_or_in_one_line(capsys, monkeypatch, start, w
         assert err == ""
 
 
-@pytest.mark.parametrize("words", [(), ("topo",), ("gpus",), ("hostfile",), ("plan",), ("run",)])
+@pytest.mark.parametrize("words", [(), ("topo",), ("gpus",), ("hostfile",), ("check",), ("plan",), ("run",)])
 def test_help_is_there_for_every_command(capsys, words):
     out = output(capsys, *words, "--help")
     assert out.startswith("usage: hvdlaunch")

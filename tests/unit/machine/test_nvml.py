@@ -356,6 +356,38 @@ def test_says_what_may_slow_a_gpu(sysfs):
     ]
 
 
+class Throttled(Nvml):
+    """By GPU: why its clocks are lower than they could be, and whether a row of its memory waits for a reset."""
+
+    REASONS = (0x1, 0x20, 0x8 | 0x40, 0x8 | 0x80, 0x8, 0x4)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu):
+        return self.REASONS[gpu] if gpu < len(self.REASONS) else lacking()
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu):
+        return 0x80 if gpu == 7 else lacking()
+
+    def nvmlDeviceGetRemappedRows(self, gpu):
+        return (0, 0, int(gpu == 6), 0)
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, gpu):
+        return int(gpu == 7)
+
+
+def test_says_which_gpus_are_slowed_down_and_which_wait_for_a_reset(sysfs):
+    heat, power = "slowed down by heat", "slowed down by its power supply"
+    assert [gpu.drawbacks for gpu in from_nvml(Throttled(), sysfs=sysfs).gpus] == [
+        (),  # idle
+        (heat,),
+        (heat,),
+        (power,),
+        ("slowed down by its hardware",),
+        (),  # at its power limit, as it should be
+        ("a row of its memory waits to be remapped",),
+        (power, "a page of its memory waits to be retired"),  # an older driver
+    ]
+
+
 def test_knows_the_ports_of_the_adapters(sysfs):
     port = sysfs / "class/infiniband/mlx5_2/ports/1"
     port.mkdir(parents=True)

@@ -90,11 +90,12 @@ def test_lists_the_ports_of_an_adapter_by_number(sysfs):
         folder.mkdir(parents=True)
         (folder / "state").write_text(f"{state}\n")
         (folder / "link_layer").write_text(f"{layer}\n")
+        (folder / "rate").write_text(f"{20 * number} Gb/sec (4X HDR)\n")
     (sysfs / "class/infiniband/mlx5_0/ports/11").mkdir()  # nothing of it may be read
     assert rdma_ports(sysfs, "mlx5_0") == (
-        Port(number=2, active=False, ethernet=False),
-        Port(number=3, active=False, ethernet=False),
-        Port(number=10, active=True, ethernet=True),
+        Port(number=2, active=False, ethernet=False, rate_gbps=40.0),
+        Port(number=3, active=False, ethernet=False, rate_gbps=60.0),
+        Port(number=10, active=True, ethernet=True, rate_gbps=200.0),
         Port(number=11, active=True, ethernet=False),
     )
     assert rdma_ports(sysfs, "mlx5_1") == ()
@@ -131,7 +132,8 @@ def test_lists_the_interfaces_that_are_up_with_their_network(monkeypatch, tmp_pa
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(flags)))
     monkeypatch.setattr(system, "SYSFS", tmp_path)
     write(tmp_path / "class/net/eth0/speed", "25000\n")
-    assert interfaces() == (Interface(name="eth0", cidr="10.1.2.3/20", speed_mbps=25_000),)
+    write(tmp_path / "class/net/eth0/mtu", "9000\n")
+    assert interfaces() == (Interface(name="eth0", cidr="10.1.2.3/20", speed_mbps=25_000, mtu=9000),)
 
 
 def write(file, text):

@@ -3,6 +3,7 @@ import threading
 import pytest
 
 from launch.errors import HostError
+from launch.machine.condition import Look
 from launch.machine.mpi import Mpi
 from launch.reach import ask
 from launch.reach.probe import HostFacts, facts_to_json
@@ -69,6 +70,25 @@ def test_a_host_may_take_as_long_as_its_driver_and_some_seconds():
     ((words, timeout_s),) = reach.asked
     assert words == ["python", "-P", "-m", "launch.reach.probe", "/bin/mpirun", "gpus", "60"]
     assert 60 < timeout_s < 70
+
+
+def test_a_look_is_asked_in_the_same_connection_and_must_be_answered():
+    reach = Reached(h1=FOUR)
+    look = Look(folders=("/shared/my runs", "/data"), token=None)
+    refused = ask_for_any(reach, "h1", look=look)["h1"]
+    assert "its report.condition: expected one with 2 folders, found 0" in str(refused)
+    ((words, _),) = reach.asked
+    assert words[-5:] == ["none", "60", "", "/shared/my runs", "/data"]
+
+
+def test_another_mpi_may_be_one_of_the_facts():
+    found = ask_for_any(Reached(h1=FIVE, h2=None), "h1", "h2")
+    assert [found[host].mpi for host in ("h1", "h2")] == [FIVE, None]
+
+
+def ask_for_any(reach, *hosts, look=None):
+    where = {"python": "python", "folder": "/", "gpus": False, "driver_timeout_s": 60}
+    return ask.ask_hosts(hosts, reach=reach, mpirun=FOUR, look=look, any_version=True, **where)
 
 
 def test_other_hosts_are_not_bound_by_the_gpus_that_are_visible_here(monkeypatch):

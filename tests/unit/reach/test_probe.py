@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import re
@@ -5,9 +6,10 @@ import re
 import pytest
 
 from launch.errors import HostError
+from launch.machine.condition import Look, Setting
 from launch.machine.mpi import Mpi
 from launch.reach import probe
-from tests.unit.machines import machine
+from tests.unit.machines import condition, machine
 from tests.unit.mutated import mutated
 
 FACTS = probe.HostFacts(
@@ -16,6 +18,7 @@ FACTS = probe.HostFacts(
     topology=machine(2, nics=(("mlx5_0", "PIX SYS SYS SYS"),), interfaces=(("eth0", "10.0.0.2/24"),), cores=(0, 8)),
     mpi=Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8)),
     address="10.0.0.2",
+    condition=condition(settings=(Setting(name="NCCL_DEBUG", value="INFO", source="its environment"),)),
 )
 REPORT = json.loads(probe.facts_to_json(FACTS))
 OURS = probe.version()
@@ -68,6 +71,23 @@ def test_facts_travel_as_one_line(mpi):
     assert probe.facts_from_json(line, "h1", OURS).host == "h1"
 
 
+def test_a_host_that_is_asked_to_look_tells_its_condition(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(probe, "read_mpi", lambda _: None)
+    (tmp_path / "token").touch()
+    probe.main("/bin/mpirun", "none", "10", str(tmp_path / "token"), str(tmp_path), str(tmp_path / "data"))
+    facts = probe.facts_from_json(capsys.readouterr().out.removeprefix(probe.MARK), "h1", OURS)
+    assert facts.condition.sees_token is True
+    assert [folder.there for folder in facts.condition.folders] == [True, False]
+    look = Look(folders=("/a",), token=None)
+    with pytest.raises(HostError, match=r"its report\.condition: expected one with 1 folders, found 2"):
+        probe.facts_from_json(probe.facts_to_json(facts), "h1", OURS, look=look)
+    probe.main("/bin/mpirun", "none", "10", "", str(tmp_path))
+    facts = probe.facts_from_json(capsys.readouterr().out.removeprefix(probe.MARK), "h1", OURS)
+    assert facts.condition.sees_token is None
+    probe.main("/bin/mpirun", "none", "10")
+    assert probe.facts_from_json(capsys.readouterr().out.removeprefix(probe.MARK), "h1", OURS).condition is None
+
+
 def refusal(text):
     with pytest.raises(HostError) as refused:
         probe.facts_from_json(text, "h7", OURS)
@@ -98,6 +118,14 @@ def test_a_report_of_another_version_is_refused_with_both_versions(changes, ther
     assert refusal(json.dumps({**REPORT, **changes})) == expected
     older = {name: value for name, value in REPORT.items() if name != "version"}
     assert "it has an older version of the project" in refusal(json.dumps(older))
+
+
+def test_a_report_of_another_version_is_taken_where_that_may_be_and_says_so():
+    other = json.dumps({**REPORT, "version": "0123456789ab"})
+    facts = probe.facts_from_json(other, "h7", OURS, any_version=True)
+    assert facts == dataclasses.replace(FACTS, other_version="0123456789ab")
+    with pytest.raises(HostError, match="it has version '0123456789ab' of the project"):
+        probe.facts_from_json(json.dumps({"version": "0123456789ab", "new": 1}), "h7", OURS, any_version=True)
 
 
 def test_the_version_is_a_digest_of_the_code():

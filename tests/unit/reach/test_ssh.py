@@ -40,6 +40,7 @@ UNKNOWN = "No ED25519 host key is known for h2 and you have requested strict che
             "/venv/python: Error while finding module specification (ModuleNotFoundError: No module named 'launch')\n",
             "/venv/python there has no hvdlaunch",
         ),
+        ("TypeError: main() takes 3 positional arguments but 5 were given\n", "it has an older version of the project"),
         ("bash: line 1: cd: /my runs: No such file or directory\n", "it has no folder /my runs"),
         ("sh: 1: cd: can't cd to /my runs\n", "it has no folder /my runs"),
         ("bash: line 1: /venv/python: No such file or directory\n", "it has no /venv/python"),

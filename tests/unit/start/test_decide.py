@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from launch.errors import CommandError, HostError, LaunchError, PlacementError
+from launch.machine.condition import Setting
 from launch.machine.topology import Interface
 from launch.reach.probe import HostFacts, facts_from_json, facts_to_json, version
 from launch.start.decide import decide
 from launch.start.facts import Facts
 from launch.start.render import render
 from launch.start.shown import plan_text
-from tests.unit.machines import hosts, machine, request
+from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 from tests.unit.mutated import mutated
 from tests.unit.start.specs import HOROVODRUN, launcher
 
@@ -84,10 +85,42 @@ def test_an_image_that_nobody_can_look_into_is_refused():
         decide(inside, facts(local=frozenset()), {}, job="mine")
 
 
+def with_conditions(**odd):
+    answers = facts().answers
+    return {host: replace(own, condition=odd.get(host, condition())) for host, own in answers.items()}
+
+
+def test_what_would_end_a_run_on_several_hosts_ends_it_before_it_starts_with_all_that_was_found():
+    other = condition(software=replace(SOFTWARE, torch="2.10.0", cuda="12.8"), shm_free_mib=1)
+    with pytest.raises(HostError) as refused:
+        decided(answers=with_conditions(h2=other))
+    assert str(refused.value) == (
+        "this run would fail because of h2: mend what follows, or start all the same with --no-check"
+    )
+    assert [line.split(": ")[:2] for line in refused.value.details] == [["error", "h2"]] * 2 + [["warning", "h2"]]
+    started = decide(request(np=4, check=False), facts(answers=with_conditions(h2=other)), {}, job="mine")
+    assert not [remark for remark in started.remarks if "h2" in remark]
+
+
+def test_warnings_are_remarks_and_hosts_without_ranks_do_not_count():
+    few = condition(shm_free_mib=100)
+    (remark,) = [one for one in decided(answers=with_conditions(h2=few)).remarks if one.startswith("warning: ")]
+    assert remark.startswith("warning: h2: /dev/shm has 100 MiB free, its ranks need 128: ")
+    assert decide(request(np=2), facts(answers=with_conditions(h2=few)), {}, job="mine").remarks == ()
+    assert decided(answers=with_conditions()).remarks == ()
+
+
+def test_variables_that_every_rank_gets_are_none_that_differ():
+    own = condition(settings=(Setting(name="NCCL_DEBUG", value="1", source="its environment"),))
+    (remark,) = decided(answers=with_conditions(h2=own)).remarks
+    assert "NCCL_DEBUG is '1', on h1 not set" in remark
+    assert decided({"NCCL_DEBUG": "INFO"}, answers=with_conditions(h2=own)).remarks == ()
+
+
 def test_no_report_of_a_host_leads_to_more_than_one_line():
     """Whatever a broken, older or hostile host says, and is believed."""
     few = machine(2, interfaces=[("eth0", "10.0.0.2/24")], cores=(0, 8))
-    own = replace(facts().answers["h2"], address="10.0.0.2", topology=few)
+    own = replace(facts().answers["h2"], address="10.0.0.2", topology=few, condition=condition())
     lines, planned, ours = {}, 0, version()
     for where, report in mutated(json.loads(facts_to_json(own))):
         try:

@@ -1,0 +1,223 @@
+"""What is wrong with hosts, told before a run costs money; nothing is started on any of them."""
+
+import json
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launch.choose.findings import (
+    MISSING,
+    Finding,
+    common_findings,
+    errors_first,
+    folder_findings,
+    from_error,
+    named,
+    project,
+    versions,
+)
+from launch.choose.gpu_findings import gpu_findings, links, training_findings
+from launch.choose.network import SharedNetwork
+from launch.errors import LaunchError, harmless
+from launch.machine.condition import SHM, Condition, looking
+from launch.machine.mpi import Mpi
+from launch.machine.show.table import aligned
+from launch.machine.topology import Topology
+from launch.reach.ask import ask_hosts, is_local, other_mpi
+from launch.reach.probe import HostFacts, other_version, version
+from launch.reach.ssh import SSH, Ssh
+from launch.start.decide import require_distinct, shared_network
+from launch.start.environment import exported
+from launch.start.facts import launcher_of, own_addresses
+from launch.start.request import RunRequest, listed
+
+CONNECT_S = 4  # a host that is silent does not keep the others waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What hosts have answered, and what is wrong with them."""
+
+    hosts: Mapping[str, HostFacts | None]  # None: it gave no answer
+    shared: SharedNetwork | None  # where they meet; None on one host, or where they do not
+    findings: tuple[Finding, ...]
+
+    @property
+    def status(self) -> int:
+        """1 if anything is an error, else 0."""
+        return int(any(finding.severity == "error" for finding in self.findings))
+
+
+def check(
+    request: RunRequest, environment: Mapping[str, str], folder: Path, *, runs_dir: Path, data_dir: Path
+) -> Checked:
+    """Ask all hosts of the request, and judge; CommandError without an mpirun here.
+
+    The two folders are relative to `folder`, from which a run would be started.
+    """
+    given = exported(environment, request.exports)
+    hosts = listed(request, environment) or ()
+    names = [host.name for host in hosts] or ["localhost"]
+    slots = {host.name: host.slots for host in hosts if host.counted}
+    mpirun = launcher_of(request).mpi
+    with looking(folder / runs_dir, folder / data_dir) as look:
+        found = ask_hosts(
+            names,
+            reach=impatient(request.reach),
+            mpirun=mpirun,
+            python=sys.executable,
+            folder=str(folder),
+            gpus=request.gpus != "none",
+            driver_timeout_s=request.driver_timeout_s,
+            look=look,
+            any_version=True,
+        )
+    facts = {host: answer for host, answer in found.items() if isinstance(answer, HostFacts)}
+    findings = [
+        from_error(answer, [host], "reached") for host, answer in found.items() if isinstance(answer, LaunchError)
+    ]
+    shared = None
+    try:
+        require_distinct(facts)
+        local = frozenset(host for host in facts if is_local(host))
+        shared = shared_network(facts, request.network, local=local, own_addresses=own_addresses(facts))
+    except LaunchError as error:
+        findings.append(from_error(error, list(facts), "network"))
+    findings += judged(request, facts, mpirun=mpirun, shared=shared, slots=slots, given=given)
+    return Checked(hosts={host: facts.get(host) for host in names}, shared=shared, findings=errors_first(findings))
+
+
+def judged(
+    request: RunRequest,
+    facts: Mapping[str, HostFacts],
+    *,
+    mpirun: Mpi,
+    shared: SharedNetwork | None,
+    slots: Mapping[str, int],
+    given: Collection[str],
+) -> list[Finding]:
+    """What is wrong with hosts that have answered."""
+    in_image = request.apptainer is not None
+    ranks = {host: slots.get(host) or max(1, len(own.topology.gpus)) for host, own in facts.items()}
+    found = [
+        *common_findings(facts, shared=shared, ranks=ranks, given=given, software=not in_image),
+        *folder_findings(facts),
+        *(() if in_image else training_findings(facts)),
+        *(gpu_findings(facts, slots, given) if request.gpus != "none" else ()),
+    ]
+    for host, own in facts.items():
+        if (other := other_mpi(own, mpirun)) is not None:
+            found.append(from_error(other, [host], "MPI"))
+        differs = any(one.about == "project" and host in one.hosts for one in found)
+        if own.other_version is not None and not differs:  # all hosts may have another one than this machine
+            found.append(from_error(other_version(host, own.other_version, version()), [host], "project"))
+    return found
+
+
+def impatient(reach: Ssh) -> Ssh:
+    """The same way to the hosts, with less patience, unless the user has another."""
+    return (
+        replace(reach, options=(*reach.options, f"ConnectTimeout={CONNECT_S}")) if reach.agent == SSH.agent else reach
+    )
+
+
+def to_json(checked: Checked) -> str:
+    """All that the hosts have answered, and the findings."""
+    document: dict[str, Any] = {
+        "hosts": {host: None if own is None else asdict(own) for host, own in checked.hosts.items()},
+        "network": None if checked.shared is None else checked.shared.name,
+        "findings": [asdict(finding) for finding in checked.findings],
+    }
+    return json.dumps(document, indent=1)
+
+
+def text(checked: Checked) -> str:
+    """One table of all facts, a line for each value of each, with its hosts; then the findings."""
+    facts = {host: _facts_of(host, own, checked.shared) for host, own in checked.hosts.items()}
+    rows = [["fact", "value", "hosts"]]
+    for name in dict.fromkeys(name for own in facts.values() for name in own):
+        values: dict[str, list[str]] = {}
+        for host, own in facts.items():
+            if name in own:
+                values.setdefault(own[name], []).append(host)
+        for number, (value, hosts) in enumerate(values.items()):
+            rows.append([name if number == 0 else "", value, "all" if len(hosts) == len(facts) > 1 else named(hosts)])
+    counts = {
+        severity: sum(finding.severity == severity for finding in checked.findings) for severity in ("error", "warning")
+    }
+    told = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count)
+    where = "1 host" if len(facts) == 1 else f"{len(facts)} hosts"
+    return "\n".join(
+        [
+            aligned(rows),
+            "",
+            *(harmless(str(finding)) for finding in checked.findings),
+            f"{where}: {told or 'nothing is wrong'}",
+        ]
+    )
+
+
+def _facts_of(host: str, own: HostFacts | None, shared: SharedNetwork | None) -> dict[str, str]:
+    if own is None:
+        return {"reached": "no"}
+    met = shared.interfaces.get(host) if shared else None
+    network = {}
+    if shared and met:
+        network = {
+            "network": shared.name,
+            "interface": f"{met.name}, {met.speed_mbps or 'unknown'} Mb/s, MTU {met.mtu or 'unknown'}",
+        }
+    return {
+        "reached": "yes",
+        "MPI": str(own.mpi or MISSING),
+        **(_software_of(own.condition) if own.condition else {}),
+        **_gpus_of(own.topology),
+        **network,
+        **(_limits_of(own.condition) if own.condition else {}),
+    }
+
+
+def _software_of(condition: Condition) -> dict[str, str]:
+    built = {None: MISSING, True: "yes", False: "no"}[condition.software.horovod_has_nccl]
+    return {
+        **versions(condition.software),
+        "Horovod with NCCL": built,
+        "project": project(condition.software),
+    }
+
+
+def _gpus_of(topology: Topology) -> dict[str, str]:
+    free = sum(gpu.unusable is None for gpu in topology.gpus)
+    models = " and ".join(sorted({gpu.name or "unknown" for gpu in topology.gpus}))
+    ports = [port for nic in topology.nics for port in nic.ports]
+    adapters = {"adapters": f"{len(topology.nics)}, {sum(port.active for port in ports)} of {len(ports)} ports up"}
+    if not topology.gpus:
+        return {"GPUs": MISSING}
+    wrong = sum(bool(gpu.drawbacks) or (gpu.unusable or "").startswith("unhealthy") for gpu in topology.gpus)
+    return {
+        "GPUs": f"{free} of {len(topology.gpus)} free, {models}",
+        "GPU health": f"{wrong} slowed or ill" if wrong else "good",
+        "between GPUs": links(topology),
+        **(adapters if topology.nics else {}),
+    }
+
+
+def _limits_of(condition: Condition) -> dict[str, str]:
+    locked, shm = condition.locked_memory_mib, condition.shm_free_mib
+    names = ("run folder", "data folder")
+    return {
+        "locked memory": "no limit" if locked is None else f"{locked} MiB",
+        SHM: MISSING if shm is None else f"{_gib(shm)} free",
+        **{
+            name: f"{folder.path}{'' if folder.there else ' (not there)'}, {_gib(folder.free_mib)} free"
+            for name, folder in zip(names, condition.folders, strict=True)
+        },
+        "run folder shared": {None: "unknown", True: "yes", False: "no"}[condition.sees_token],
+        "settings of its own": ", ".join(f"{one.name}={one.value}" for one in condition.settings) or MISSING,
+    }
+
+
+def _gib(mib: int | None) -> str:
+    return "unknown" if mib is None else f"{mib / 1024:.1f} GiB" if mib < 10 << 10 else f"{mib >> 10} GiB"

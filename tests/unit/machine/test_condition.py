@@ -1,0 +1,89 @@
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from launch.machine import condition
+from launch.machine.condition import Folder, Look, looking, read_condition
+from tests.unit.machines import SOFTWARE
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch, tmp_path):
+    """No settings but those of a test."""
+    for name in [name for name in os.environ if condition.SETTING.fullmatch(name)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(condition, "NCCL_FILES", (str(tmp_path / "own.conf"), str(tmp_path / "system.conf")))
+    monkeypatch.setattr(condition, "read_software", lambda: SOFTWARE)
+
+
+def test_a_look_leaves_a_file_in_the_run_folder_as_long_as_it_lasts(tmp_path):
+    with looking(tmp_path / "runs", tmp_path / "data") as look:
+        assert look.folders == (str(tmp_path / "runs"), str(tmp_path / "data"))
+        assert [str(file) for file in tmp_path.iterdir()] == [look.token]  # runs is not there yet
+        assert read_condition(look).sees_token is True
+        elsewhere = Look(folders=look.folders, token=f"{look.token}-of-another-folder")
+        assert read_condition(elsewhere).sees_token is False
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_file_can_be_made_nobody_knows_whether_the_folder_is_shared(tmp_path, monkeypatch):
+    def full(**_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(condition.tempfile, "mkstemp", full)
+    with looking(tmp_path) as look:
+        assert (look.token, read_condition(look).sees_token) == (None, None)
+
+
+def test_a_file_that_somebody_else_has_removed_is_no_error(tmp_path):
+    with looking(tmp_path) as look:
+        Path(look.token).unlink()
+
+
+def test_a_folder_is_there_or_on_the_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(condition.os, "access", lambda path, _: str(path) != "/proc")
+    (there, missing, unwritable) = (tmp_path, tmp_path / "a/b", "/proc/none")
+    look = Look(folders=(str(there), str(missing), str(unwritable)), token=None)
+    free = os.statvfs(tmp_path)
+    found = read_condition(look).folders
+    assert [(folder.path, folder.there, folder.writable) for folder in found] == [
+        (str(there), True, True),
+        (str(missing), False, True),
+        ("/proc/none", False, False),
+    ]
+    assert all(isinstance(folder, Folder) for folder in found)
+    assert found[0].free_mib == pytest.approx(free.f_bavail * free.f_frsize >> 20, rel=0.1)
+
+
+def test_settings_are_those_of_the_environment_and_of_nccls_files_without_secrets(tmp_path, monkeypatch):
+    (tmp_path / "own.conf").write_text("# mine\nNCCL_DEBUG=INFO\nNCCL_IB_DISABLE = 1\n\nOTHER=2\n")
+    (tmp_path / "system.conf").write_text("NCCL_DEBUG=WARN\nNCCL_P2P_LEVEL=SYS\n#NCCL_X=1\n")
+    monkeypatch.setenv("NCCL_IB_DISABLE", "0")
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
+    monkeypatch.setenv("HOROVOD_RANK", "3")  # of another process
+    monkeypatch.setenv("NCCL_AUTH_TOKEN", "s3cret!")
+    found = read_condition(Look(folders=(), token=None)).settings
+    assert [(one.name, one.value, one.source) for one in found] == [
+        ("HOROVOD_CYCLE_TIME", "5", "its environment"),
+        ("NCCL_DEBUG", "INFO", str(tmp_path / "own.conf")),
+        ("NCCL_IB_DISABLE", "0", "its environment"),
+        ("NCCL_P2P_LEVEL", "SYS", str(tmp_path / "system.conf")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "may_lock_all", "mib"),
+    [(64 << 10, False, 0), (8 << 20, False, 8), (resource.RLIM_INFINITY, False, None), (8 << 20, True, None)],
+)
+def test_locked_memory_is_in_mib_and_has_no_limit_for_who_may_lock_all(monkeypatch, limit, may_lock_all, mib):
+    monkeypatch.setattr(condition.resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(condition, "_may_lock_all", lambda: may_lock_all)
+    assert read_condition(Look(folders=(), token=None)).locked_memory_mib == mib
+
+
+def test_a_host_without_dev_shm(monkeypatch, tmp_path):
+    assert read_condition(Look(folders=(), token=None)).shm_free_mib is not None
+    monkeypatch.setattr(condition, "SHM", str(tmp_path / "none"))
+    assert read_condition(Look(folders=(), token=None)).shm_free_mib is None

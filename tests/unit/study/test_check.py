@@ -1,0 +1,173 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from launch.cli import main as cli
+from launch.errors import HostError
+from launch.machine.mpi import Mpi
+from launch.reach.probe import HostFacts
+from launch.reach.ssh import Ssh
+from launch.study import check
+from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
+
+MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Hosts that answer as the test says; h1 is this machine."""
+    found, asked = {}, []
+    for number in (1, 2, 3):
+        found[f"h{number}"] = HostFacts(
+            host=f"h{number}",
+            hostname=f"node{number}",
+            topology=machine(interfaces=(("eth0", f"10.0.0.{number}/24"),)),
+            mpi=MPI,
+            condition=condition(),
+        )
+
+    def ask_hosts(names, **how):
+        asked.append((list(names), how))
+        return {name: found[name] for name in names}
+
+    monkeypatch.setattr(check, "ask_hosts", ask_hosts)
+    monkeypatch.setattr(check, "is_local", lambda host: host in ("h1", "localhost"))
+    monkeypatch.setattr(check, "launcher_of", lambda _: type("Launcher", (), {"mpi": MPI}))
+    found["localhost"] = replace(found["h1"], host="localhost")
+    return found, asked
+
+
+def checked(tmp_path, environment=None, **changes):
+    wanted = {"hosts": hosts(h1=4, h2=4, h3=4), **changes}
+    return check.check(request(**wanted), environment or {}, tmp_path, runs_dir="runs", data_dir="/data")
+
+
+def test_hosts_with_nothing_wrong(world, tmp_path):
+    result = checked(tmp_path)
+    assert (result.status, result.findings, result.shared.name) == (0, (), "10.0.0.0/24")
+    lines = check.text(result).splitlines()
+    assert lines[-1] == "3 hosts: nothing is wrong"
+    assert ["reached", "yes", "all"] in [line.split() for line in lines]
+    ((names, how),) = world[1]
+    assert names == ["h1", "h2", "h3"]
+    assert how["look"].folders == (str(tmp_path / "runs"), "/data")
+    assert how["reach"].options == ("ConnectTimeout=4",)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_faults_of_all_hosts_are_told_and_an_error_is_status_1(world, tmp_path):
+    found, _ = world
+    found["h1"] = replace(found["h1"], condition=condition(sees_token=False))
+    found["h2"] = replace(
+        found["h2"], mpi=None, condition=condition(software=replace(SOFTWARE, torch="2.10.0", code="0ther"))
+    )
+    found["h3"] = HostError("host h3: its host key is unknown: connect to it once by hand")
+    result = checked(tmp_path)
+    assert result.status == 1
+    assert [(one.severity, one.hosts, one.about) for one in result.findings] == [
+        ("error", ("h3",), "reached"),
+        ("error", ("h2",), "torch"),
+        ("error", ("h2",), "project"),
+        ("error", ("h2",), "MPI"),
+        ("warning", ("h1",), "shared folder"),
+    ]
+    assert all(one.says and one.remedy for one in result.findings)
+    lines = check.text(result).splitlines()
+    assert lines[-1] == "3 hosts: 4 errors, 1 warning"
+    cells = [line.split() for line in lines]
+    assert ["reached", "yes", "h1,", "h2"] in cells
+    assert ["no", "h3"] in cells
+    assert ["torch", "2.11.0", "h1"] in cells
+    assert ["2.10.0", "h2"] in cells
+
+
+def test_hosts_whose_code_is_not_that_of_this_machine_are_told_where_no_host_differs(world, tmp_path):
+    found, _ = world
+    for name in ("h2", "h3"):
+        found[name] = replace(found[name], other_version="0123456789ab")
+    (finding,) = checked(tmp_path).findings
+    assert (finding.severity, finding.hosts, finding.about) == ("error", ("h2", "h3"), "project")
+    assert finding.says.startswith("it has version '0123456789ab' of the project, here it is")
+    odd = condition(software=replace(SOFTWARE, code="0ther"))
+    found["h3"] = replace(found["h3"], condition=odd)
+    assert [one.hosts for one in checked(tmp_path).findings] == [("h3",), ("h2",)]
+
+
+def test_warnings_alone_are_status_0(world, tmp_path):
+    found, _ = world
+    found["h2"] = replace(found["h2"], condition=condition(shm_free_mib=1))
+    assert checked(tmp_path).status == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hostname": "node1"}, "h1 and h2 are the same host, node1"),
+        ({"topology": machine()}, "the hosts share no network"),
+    ],
+)
+def test_hosts_that_do_not_meet_are_an_error_and_the_rest_is_told_all_the_same(world, tmp_path, changes, says):
+    found, _ = world
+    found["h2"] = replace(found["h2"], **changes)
+    found["h3"] = replace(found["h3"], condition=condition(software=replace(SOFTWARE, torch=None)))
+    result = checked(tmp_path)
+    assert [one.about for one in result.findings if one.severity == "error"] == ["network", "torch"]
+    assert result.findings[0].says.startswith(says)
+
+
+def test_one_host_is_checked_too(world, tmp_path):
+    result = checked(tmp_path, hosts=None)
+    assert (list(result.hosts), result.shared, result.status) == (["localhost"], None, 0)
+    assert check.text(result).splitlines()[-1] == "1 host: nothing is wrong"
+
+
+def test_a_host_that_tells_nothing_leaves_nothing_else_to_judge(world, tmp_path):
+    world[0].update({name: HostError(f"host {name}: ssh is refused: start sshd there") for name in ("h1", "h2", "h3")})
+    result = checked(tmp_path)
+    assert [one.hosts for one in result.findings] == [("h1", "h2", "h3")]  # for the same reason
+    assert json.loads(check.to_json(result))["hosts"] == dict.fromkeys(("h1", "h2", "h3"))
+
+
+def test_inside_an_image_the_software_of_the_hosts_does_not_count(world, tmp_path):
+    found, _ = world
+    found["h2"] = replace(found["h2"], condition=condition(software=replace(SOFTWARE, torch=None)))
+    assert checked(tmp_path).status == 1
+    assert checked(tmp_path, apptainer="a.sif").findings == ()
+
+
+def test_variables_of_this_shell_reach_all_ranks(world, tmp_path):
+    found, _ = world
+    from launch.machine.condition import Setting
+
+    found["h2"] = replace(
+        found["h2"], condition=condition(settings=(Setting(name="NCCL_DEBUG", value="1", source="x"),))
+    )
+    assert [one.about for one in checked(tmp_path).findings] == ["NCCL_DEBUG"]
+    assert checked(tmp_path, {"NCCL_DEBUG": "INFO"}).findings == ()
+
+
+def test_the_users_own_patience_with_ssh_wins_and_another_program_gets_no_option_of_ours():
+    assert check.impatient(Ssh(options=("ConnectTimeout=9",))).options == ("ConnectTimeout=9", "ConnectTimeout=4")
+    assert check.impatient(Ssh(agent=("enter",))).options == ()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_command_prints_a_table_or_json_and_ends_with_the_status(world, tmp_path, monkeypatch, capsys, as_json):
+    found, _ = world
+    bad = "2.10\x1b[2J"
+    found["h2"] = replace(found["h2"], condition=condition(software=replace(SOFTWARE, torch=bad)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        cli.main(["check", "-H", "h1:4,h2:4", "--runs-dir", "mine", *(["--json"] if as_json else [])])
+    out, err = capsys.readouterr()
+    assert (left.value.code, err) == (1, "")
+    assert "\x1b" not in out
+    if as_json:
+        document = json.loads(out)
+        assert list(document["hosts"]) == ["h1", "h2"]
+        assert document["hosts"]["h2"]["condition"]["software"]["torch"] == bad
+        assert [(one["severity"], one["about"]) for one in document["findings"]] == [("error", "torch")]
+    else:
+        assert "error: h2: torch 2.10\\x1b[2J, on h1 2.11.0: run `make setup` there" in out
+    assert world[1][0][1]["look"].folders[0] == str(tmp_path / "mine")
