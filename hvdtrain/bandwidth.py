@@ -4,16 +4,20 @@
     hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.bandwidth      two hosts
     mpirun -np 2 python -m hvdtrain.bandwidth --over ours,mpi4py,gloo        beside others, in turns
     horovodrun --gloo -np 2 python -m hvdtrain.bandwidth                     Horovod's Gloo in place of MPI
+    hvdlaunch run -np 8 -- python -m hvdtrain.bandwidth --pairs              also between every two ranks of a host
 
 Bandwidths as in NVIDIA's nccl-tests: the algorithm's is bytes / time, the bus's that times 2(p-1)/p for p ranks, which
-is what a ring sends over each link, so that it can be compared over numbers of ranks. 1 KB is 1,024 bytes.
+is what a ring sends over each link, so that it can be compared over numbers of ranks. A pair's is bytes / time while
+each sends so many to the other. 1 KB is 1,024 bytes.
 `--json FILE` leaves the same for other programs: rank 0 writes the fields of Report.
 
 2 ranks on 2 cores of an AMD EPYC, Open MPI 4.1.8: see "All-reduce" in docs/performance.md.
 """
 
 import argparse
+import math
 import re
+import socket
 import statistics
 import sys
 import time
@@ -32,6 +36,7 @@ from hvdtrain.ranks.allreduce import SUMS, InPlaceSum
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
+from hvdtrain.ranks.exchange import Exchange, exchange_on, rounds, time_exchanges
 from hvdtrain.record.files import write_json
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
@@ -53,6 +58,9 @@ class Asked:
     sizes: tuple[int, ...]  # bytes
     over: tuple[str, ...]
     repeats: int
+    limit_s: float  # of all sizes of one kind together
+    pairs: bool
+    quiet: bool
     json: Path | None
 
 
@@ -71,6 +79,17 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exchanged:
+    """What two ranks sent each other at once, of one size."""
+
+    ranks: tuple[int, int]
+    bytes: int  # one way
+    times_s: tuple[float, ...]  # each that of the slower rank
+    median_s: float
+    gb_per_s: float  # one way, 1e9 bytes, by the median
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """What --json writes."""
 
@@ -78,6 +97,7 @@ class Report:
     ranks_per_host: int
     device: str  # rank 0's: its GPU's name, or cpu
     measured: tuple[Measured, ...]
+    pairs: tuple[Exchanged, ...]  # of the pairs that `rounds` gives; empty without --pairs
 
 
 def main() -> None:
@@ -86,17 +106,31 @@ def main() -> None:
     asked = agreed(comm, lambda: parse(sys.argv[1:]))
     device = agreed(comm, lambda: usable_device(comm, asked))
     require_own_device(comm, device)
+    pairs: list[Exchanged] = []
+    if asked.pairs:  # first: Horovod's thread would take turns with them
+        exchange = agreed(comm, lambda: exchange_on(comm, device))
+        pairs = measure_pairs(comm, exchange, asked, device)
     sums = {name: agreed(comm, partial(SUMS[name], comm)) for name in asked.over}
+    shown = comm.rank == 0 and not asked.quiet
+    if shown and pairs:
+        print("\n".join(map(pair_in_words, pairs)), flush=True)
+    measured: list[Measured] = []
+    for size in asked.sizes:
+        if is_within(asked, measured, size):
+            measured += measure(comm, sums, size, asked.repeats, device)
+            if shown:
+                print("\n".join(map(in_words, measured[-len(sums) :])), flush=True)
     report = Report(
         ranks=comm.size,
         ranks_per_host=comm.local_size,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        measured=tuple(line for size in asked.sizes for line in measure(comm, sums, size, asked.repeats, device)),
+        measured=tuple(measured),
+        pairs=tuple(pairs),
     )
-    if comm.rank == 0:
+    if shown:
         print(last_line(report))
-        if asked.json is not None:
-            write_json(asked.json, asdict(report))
+    if comm.rank == 0 and asked.json is not None:
+        write_json(asked.json, asdict(report))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -115,6 +149,13 @@ def parse(argv: Sequence[str]) -> Asked:
     parser.add_argument("--sizes", default=SIZES, help=f"bytes, or with KB, MB or GB; default: {SIZES}")
     parser.add_argument("--over", default="ours", help=f"one or more of {','.join(SUMS)}; default: ours")
     parser.add_argument("--repeats", type=int, default=20, help="sums of each size that are timed; default: 20")
+    parser.add_argument(
+        "--limit-s", type=float, default=math.inf, metavar="S", help="leave out sizes once the others took so long"
+    )
+    parser.add_argument(
+        "--pairs", action="store_true", help="also between every two ranks of a host, or every two hosts"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where rank 0 writes the measurements")
     words = parser.parse_args(argv)
     over = tuple(words.over.split(","))
@@ -124,10 +165,20 @@ def parse(argv: Sequence[str]) -> Asked:
         raise BadInput(f"--over {words.over} names one twice")
     if words.repeats < 2:
         raise BadInput(f"--repeats {words.repeats} has no spread: give at least 2")
+    if not words.limit_s > 0:
+        raise BadInput(f"--limit-s {words.limit_s:g}: give a number of seconds, more than 0")
     if words.json is not None and not words.json.parent.is_dir():
         raise BadInput(f"--json {words.json}: there is no folder {words.json.parent}, make it first")
     sizes = tuple(bytes_of(word) for word in words.sizes.split(","))
-    return Asked(sizes=sizes, over=over, repeats=words.repeats, json=words.json)
+    return Asked(
+        sizes=sizes,
+        over=over,
+        repeats=words.repeats,
+        limit_s=words.limit_s,
+        pairs=words.pairs,
+        quiet=words.quiet,
+        json=words.json,
+    )
 
 
 def bytes_of(word: str) -> int:
@@ -158,8 +209,7 @@ def measure(
     comm: Comm, sums: Mapping[str, InPlaceSum], size: int, repeats: int, device: torch.device
 ) -> list[Measured]:
     """Sums of so many bytes, in turns; EndOfRun with status 1 where one is wrong."""
-    count = size // 4
-    pattern = torch.arange(_PERIOD, dtype=torch.float32, device=device).repeat(-(-count // _PERIOD))[:count]
+    pattern = pattern_of(size, device)
     values, mark = torch.empty_like(pattern), torch.zeros(1, device=device)
     times_s: dict[str, list[float]] = {name: [] for name in sums}
     wrong = set()
@@ -183,11 +233,64 @@ def measure(
     slowest = {
         name: [max(ones) for ones in zip(*(theirs[name] for theirs, _ in of_ranks), strict=True)] for name in sums
     }
-    lines = [line_of(name, size, comm.size, slowest[name][WARMUPS:]) for name in sums]
-    if comm.rank == 0:
-        for line in lines:
-            print(in_words(line), flush=True)
-    return lines
+    return [line_of(name, size, comm.size, slowest[name][WARMUPS:]) for name in sums]
+
+
+def measure_pairs(comm: Comm, exchange: Exchange, asked: Asked, device: torch.device) -> list[Exchanged]:
+    """The pairs of `rounds`, those of a round at once; EndOfRun with status 1 where something else arrives."""
+    found: list[Exchanged] = []
+    for pairs in rounds(comm.allgather(socket.gethostname())):
+        of_pair: dict[tuple[int, int], list[Exchanged]] = {pair: [] for pair in pairs}
+        for size in asked.sizes:
+            going = [pair for pair, lines in of_pair.items() if is_within(asked, lines, size)]
+            mine = next((pair for pair in going if comm.rank in pair), None)
+            times_s: list[float] = []
+            right = True
+            if mine is not None:
+                other = mine[0] + mine[1] - comm.rank
+                times_s, right = time_exchanges(
+                    exchange, pattern_of(size, device), (comm.rank, other), repeats=WARMUPS + asked.repeats
+                )
+            of_ranks = comm.allgather([times_s, right])
+            for pair in going:
+                if not all(of_ranks[rank][1] for rank in pair):
+                    raise EndOfRun(
+                        f"ranks {pair[0]} and {pair[1]} did not get the {in_units(size)} that they sent each other: "
+                        "check memory and network",
+                        status=exits.FAILED,
+                        reason="wrong values",
+                    )
+                slower = [max(both) for both in zip(*(of_ranks[rank][0] for rank in pair), strict=True)][WARMUPS:]
+                median_s = statistics.median(slower)
+                of_pair[pair].append(
+                    Exchanged(
+                        ranks=pair,
+                        bytes=size,
+                        times_s=tuple(slower),
+                        median_s=median_s,
+                        gb_per_s=size / median_s / 1e9,
+                    )
+                )
+        found += [line for lines in of_pair.values() for line in lines]
+    return found
+
+
+def pattern_of(size: int, device: torch.device) -> Tensor:
+    """So many bytes of float32 values, of which no two chunks may be mistaken for each other."""
+    count = size // 4
+    return torch.arange(_PERIOD, dtype=torch.float32, device=device).repeat(-(-count // _PERIOD))[:count]
+
+
+def is_within(asked: Asked, lines: Sequence[Measured | Exchanged], size: int) -> bool:
+    """Whether this size, by what those before it took, still ends within --limit-s; all ranks say the same."""
+    if not lines:
+        return True
+    last = lines[-1]
+    smaller = next((line for line in reversed(lines) if line.bytes < last.bytes), last)
+    s_per_byte = (last.median_s - smaller.median_s) / max(1, last.bytes - smaller.bytes)
+    expected_s = last.median_s + max(0.0, s_per_byte) * (size - last.bytes)
+    spent_s = sum(sum(line.times_s) for line in lines)
+    return spent_s + expected_s * (WARMUPS + asked.repeats) <= asked.limit_s
 
 
 def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:
@@ -217,6 +320,15 @@ def in_words(line: Measured) -> str:
     return (
         f"{in_units(line.bytes):>6} {line.over:<7} {line.median_s * 1e3:9.3f} ms ({spread})  "
         f"algorithm {line.algorithm_gb_per_s:.3f} GB/s, bus {line.bus_gb_per_s:.3f} GB/s"
+    )
+
+
+def pair_in_words(line: Exchanged) -> str:
+    """A line of the table."""
+    one, other = line.ranks
+    return (
+        f"{in_units(line.bytes):>6} ranks {one} and {other} {line.median_s * 1e3:9.3f} ms (n = {len(line.times_s)})  "
+        f"{line.gb_per_s:.3f} GB/s"
     )
 
 

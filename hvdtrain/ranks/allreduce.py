@@ -1,14 +1,13 @@
 """All-reduces in place, side by side: the one that gradients take, and others to compare it with."""
 
 import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.exchange import meet
 from hvdtrain.safety.exits import BadInput
 
 InPlaceSum = Callable[[Tensor], None]  # of a contiguous float32 tensor over all ranks; returns when it is there
@@ -45,12 +44,7 @@ def by_gloo(comm: Comm) -> InPlaceSum:
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with tempfile.TemporaryDirectory(prefix="hvdtrain-") as own:
-        folder = Path(comm.broadcast(own.encode()).decode())
-        store = dist.FileStore(str(folder / "store"), comm.size)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
-        dist.barrier()
-        comm.allgather(None)  # before the folder is removed
+    meet(comm, "gloo")
 
     def add(values: Tensor) -> None:
         dist.all_reduce(values)

@@ -27,6 +27,8 @@ def test_other_sizes_are_refused(word):
         (["--over", "ours,nccl"], "--over 'nccl' is unknown: choose from ours, mpi4py, gloo"),
         (["--over", "ours,ours"], "--over ours,ours names one twice"),
         (["--repeats", "1"], "--repeats 1 has no spread: give at least 2"),
+        (["--limit-s", "0"], "--limit-s 0: give a number of seconds, more than 0"),
+        (["--limit-s", "nan"], "--limit-s nan: give a number of seconds, more than 0"),
         (["--json", "nowhere/report.json"], "--json nowhere/report.json: there is no folder nowhere, make it first"),
         (["--repeats", "many"], "argument --repeats: invalid int value: 'many'; see --help"),
     ],
@@ -73,3 +75,20 @@ def test_a_sum_is_right_or_wrong_in_a_single_value(ranks):
     assert bandwidth.is_sum(total.clone(), pattern, ranks)
     total[100] += 1
     assert not bandwidth.is_sum(total, pattern, ranks)
+
+
+def exchanged(size, median_s, repeats=5):
+    return bandwidth.Exchanged(
+        ranks=(0, 1), bytes=size, times_s=(median_s,) * repeats, median_s=median_s, gb_per_s=size / median_s / 1e9
+    )
+
+
+def test_sizes_that_would_take_too_long_are_left_out():
+    words = asked(["--repeats", "5", "--limit-s", "10"])
+    lines = [exchanged(2**20, 0.02), exchanged(2**22, 0.05)]  # 0.01 s, and 0.01 s for each MB
+    assert bandwidth.is_within(words, [], 2**28)
+    assert bandwidth.is_within(words, lines[:1], 2**28)  # one size tells nothing of larger ones
+    assert bandwidth.is_within(words, lines, 2**26)  # 7 of 0.65 s, and 0.35 s before
+    assert not bandwidth.is_within(words, lines, 2**28)
+    assert not bandwidth.is_within(words, [exchanged(4, 2.1)], 2**10)
+    assert bandwidth.is_within(asked(), lines, 2**28)

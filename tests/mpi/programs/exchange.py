@@ -1,0 +1,23 @@
+"""Exchanges by torch.distributed, as between GPUs, but over gloo; usage: exchange.py FOLDER."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.exchange import over_torch, rounds, time_exchanges
+
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+exchange = over_torch(comm, "gloo")
+right = []
+for pairs in rounds(comm.allgather("one host")):
+    for pair in pairs:
+        if comm.rank in pair:
+            other = sum(pair) - comm.rank
+            right.append(time_exchanges(exchange, torch.arange(1000.0), (comm.rank, other), repeats=2)[1])
+    comm.allgather(None)
+(Path(sys.argv[1]) / f"rank-{comm.rank}.json").write_text(json.dumps(right))
