@@ -16,6 +16,9 @@ rules, each of which decides only where all before it are equal:
 6. What is left for the next job: 1, 2 and 3 of all free GPUs that are not chosen, taken together.
 7. The lowest addresses on PCI; the lowest index, if not all addresses are known.
 
+Where the links were measured (launch.choose.measured) their speeds stand in place of the weights of rules 1 to 3: the
+slowest of the best ring decides, then the sum over all pairs; speeds less than a tenth apart are one.
+
 The ring is the one with the best slowest link, then the largest sum of weights, then the lowest in the order of 7, from
 its lowest GPU on.
 """
@@ -32,6 +35,7 @@ from launch.machine.topology import Link, Topology, has_switch
 
 WEIGHTS = {"X": 0, "SYS": 10, "NODE": 20, "PHB": 30, "PXB": 40, "PIX": 50}
 NVLINK = 100  # each
+ALIKE = 0.9  # measured speeds from so much of a larger one on differ by chance
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 STEPS = (  # what the parts of a score mean, as they decide between two sets
@@ -152,7 +156,19 @@ def _weight(link: Link) -> int:
 
 
 def _weights(topology: Topology, positions: list[int]) -> Matrix:
-    return tuple(tuple(0 if a == b else _weight(topology.links[a][b]) for b in positions) for a in positions)
+    """By kind and count; where the speeds were measured, MB/s, those that differ by chance made equal."""
+    table = [[topology.links[a][b] for b in positions] for a in positions]
+    if not topology.measured:
+        return tuple(tuple(0 if link.kind == "X" else _weight(link) for link in row) for row in table)
+    levels, top = {0: 0}, 0
+    for speed in sorted({_mb_per_s(link) for row in table for link in row} - {0}, reverse=True):
+        top = speed if speed < ALIKE * top or not top else top
+        levels[speed] = top
+    return tuple(tuple(levels[_mb_per_s(link)] for link in row) for row in table)
+
+
+def _mb_per_s(link: Link) -> int:
+    return 0 if link.kind == "X" else max(1, round(1000 * (link.gbps or 0)))
 
 
 def _alike(weights: Matrix) -> bool:
@@ -169,15 +185,19 @@ class _Scoreboard:
         self.table = [[topology.links[a][b] for b in positions] for a in positions]
         self.weights = _weights(topology, positions)
         self.alike = _alike(self.weights)
+        self.measured = topology.measured
         self.switched = has_switch(topology)
-        self.nvlinks: Matrix = tuple(tuple(weight // NVLINK for weight in row) for row in self.weights)
+        self.nvlinks: Matrix = tuple(
+            tuple(0 if self.measured else weight // NVLINK for weight in row) for row in self.weights
+        )
         self.nics = [max((_weight(nic.links[place]) for nic in topology.nics), default=0) for place in positions]
         self.speeds = {  # of one NVLink, in MB/s
             (a, b): None if self.table[a][b].gbps is None else round(1000 * (self.table[a][b].gbps or 0) / count)
             for a, b in self.pairs
             if (count := self.nvlinks[a][b])
         }
-        self.slowest = slowest_links(tuple(tuple(min(weight, NVLINK) for weight in row) for row in self.weights))
+        capped = tuple(tuple(min(weight, NVLINK) for weight in row) for row in self.weights)
+        self.slowest = slowest_links(self.weights if self.measured else capped)
         self.sums = pair_sums(self.weights)
         self.rings = cache(self._rings)
         self.ring = cache(self._ring)
@@ -205,7 +225,7 @@ class _Scoreboard:
     def links_score(self, mask: int, *, exact: bool, high: bool) -> tuple[int, int, int]:
         """What the first three rules say of a set; if not exact, a bound that costs little, high or low."""
         slowest = self.slowest[mask]
-        if slowest < NVLINK or (self.switched and not self.rings(mask)):
+        if self.measured or slowest < NVLINK or (self.switched and not self.rings(mask)):
             return 0, slowest, self.sums[mask]
         if exact or self.switched or mask.bit_count() == 2:
             rings = self.rings(mask)
@@ -251,7 +271,7 @@ class _Scoreboard:
     def slowest_of_ring(self, ring: list[int]) -> Link:
         """The slowest link of a ring of two or more; of equal ones the one with the least, or no, known speed."""
         links = [self.table[a][b] for a, b in zip(ring, ring[1:] + ring[:1], strict=True)]
-        return min(links, key=lambda link: (_weight(link), link.gbps or 0))
+        return min(links, key=lambda link: (0 if self.measured else _weight(link), link.gbps or 0))
 
     def bandwidth_gbps(self, mask: int, ring: list[int]) -> float | None:
         if len(ring) < 2:
@@ -259,7 +279,7 @@ class _Scoreboard:
         rings, speed = self.rings(mask), self.speed(mask)
         if not rings:
             slowest = self.slowest_of_ring(ring)
-            return slowest.gbps if slowest.p2p else None
+            return slowest.gbps if slowest.p2p or self.measured else None
         return None if speed is None else rings * speed / 1000
 
     def choice(self, mask: int, reason: str) -> Choice:
@@ -283,11 +303,9 @@ def _why_best(board: _Scoreboard, best: int, runner_up: int | None, worst: int |
         return f"{what}. There is no other choice: these are all that are free."
     first, last = _step(board, best, worst), _step(board, best, runner_up)
     if board.alike:
-        link = board.table[0][1]
-        kind = f"{link.kind}{link.count}" if link.kind == "NV" else link.kind
-        kind += "" if link.p2p else " without P2P"
+        how = "measured alike" if board.measured else f"connected alike ({_kind(board.table[0][1])})"
         return (
-            f"{what}. Every two free GPUs are connected alike ({kind}), so as far as the links go the choice does not "
+            f"{what}. Every two free GPUs are {how}, so as far as the links go the choice does not "
             f"matter; decided {last if first == last else f'{first} first, {last} last'}."
         )
     return f"{what}. Before {board.names(runner_up)} {last}."
@@ -307,6 +325,10 @@ def _exact_links(board: _Scoreboard, mask: int) -> tuple[int, int, int]:
     return board.links_score(mask, exact=True, high=True)
 
 
+def _kind(link: Link) -> str:
+    return f"{link.kind}{link.count or ''}{'' if link.p2p else ' without P2P'}"
+
+
 def _what_it_is(board: _Scoreboard, mask: int) -> str:
     chosen, ring = board.members(mask), board.ring(mask)
     rings, gbps = board.rings(mask), board.bandwidth_gbps(mask, ring)
@@ -315,15 +337,14 @@ def _what_it_is(board: _Scoreboard, mask: int) -> str:
         words = "one GPU, which needs no ring"
     elif not rings:
         none = "no NVLink ring, " if board.speeds else ""
-        slowest = board.slowest_of_ring(ring)
-        words = f"{none}slowest link of the ring {slowest.kind}{'' if slowest.p2p else ' without P2P'}"
+        words = f"{none}slowest link of the ring {_kind(board.slowest_of_ring(ring))}"
     elif board.switched:
         words = f"{number} NVLink{'s' * (rings > 1)} from each GPU to the switch"
     elif len(chosen) == 2:
         words = f"{number} NVLink{'s' * (rings > 1)} between the two"
     else:
         words = f"{number} link-disjoint NVLink rings" if rings > 1 else "one NVLink ring"
-    speed = "" if gbps is None else f" ({gbps:g} GB/s)"
+    speed = "" if gbps is None else f" ({gbps:g} GB/s{' measured' if board.measured else ''})"
     nodes = {board.gpus[v].numa for v in chosen}
     numa = "" if nodes == {()} else f"; {NUMBERS[len(nodes)] if len(nodes) < 7 else len(nodes)} NUMA node"
     return f"{words}{speed}{numa}{'s' * (len(nodes) > 1 and bool(numa))}"

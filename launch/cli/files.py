@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from launch.choose import measured
+from launch.choose.measured import GpuLinks
 from launch.errors import LaunchError
 from launch.files import read_text, text_of, write_whole
 from launch.hosts import hostfile
@@ -37,3 +39,11 @@ def listed_hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
         return None
     text, name = read(options.hostfile)
     return hostfile.read(text, name=name)
+
+
+def measured_links(options: argparse.Namespace) -> tuple[GpuLinks, ...]:
+    """What was measured between GPUs, by the file of --measured; nothing without one."""
+    if options.measured is None:
+        return ()
+    text, name = read(options.measured)
+    return measured.read(text, name=name)

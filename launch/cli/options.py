@@ -73,9 +73,10 @@ def parser() -> argparse.ArgumentParser:
     _add_start_options(run)
     run.add_argument("--dry-run", action="store_true", help="show what hvdlaunch plan shows, start nothing")
     _add_sbatch_options(run)
+    _add_nccl_debug(run)
     plan = command("plan", "show who would run where, the files and the exact command", f"-np 4 {TRAINING}")
     _add_start_options(plan)
-    plan.set_defaults(dry_run=True, sbatch=None, sbatch_options=[])
+    plan.set_defaults(dry_run=True, sbatch=None, sbatch_options=[], nccl_debug=False)
     sweep = command(
         "sweep",
         "run a program at several sizes, tell what each gives in time, accuracy and cost; continues where it stopped",
@@ -114,6 +115,7 @@ def _add_start_options(command: argparse.ArgumentParser) -> None:
     )
     _add_run_options(command)
     _add_ends(command)
+    _add_measured(command)
     command.add_argument(
         "--nsys", action="store_true", help="under Nsight Systems: JOB-rank-R.nsys-rep in this folder, on each host"
     )
@@ -141,6 +143,7 @@ def _add_topo_options(topo: argparse.ArgumentParser) -> None:
 def _add_gpus_options(gpus: argparse.ArgumentParser) -> None:
     gpus.add_argument("-k", type=int, required=True, metavar="K", help="how many")
     _add_source(gpus)
+    _add_measured(gpus)
     gpus.add_argument(
         "--gpus",
         type=values.some_gpus,
@@ -171,7 +174,27 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
         "--data-dir", type=Path, default=Path("data"), metavar="DIR", help="the data folder; default: data"
     )
     check.add_argument("--json", action="store_true", help="for programs; default: a table and the findings")
-    check.set_defaults(np=None, topology=[], nsys=False, no_check=False)
+    check.add_argument(
+        "--bandwidth",
+        action="store_true",
+        help="start ranks that measure each host, every two hosts, GPUs and all together",
+    )
+    _add_nccl_debug(check)
+    check.set_defaults(np=None, topology=[], nsys=False, no_check=False, measured=None)
+
+
+def _add_measured(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--measured",
+        metavar="FILE",
+        help="choose GPUs by what check --bandwidth --json has written; default: by a table of link speeds",
+    )
+
+
+def _add_nccl_debug(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--nccl-debug", action="store_true", help="keep each rank's log of NCCL in logs/JOB, and say what NCCL does"
+    )
 
 
 def _add_hosts(command: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -298,7 +321,7 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(topology=[], nsys=False)
+    command.set_defaults(topology=[], nsys=False, measured=None)
 
 
 def _add_sbatch_options(run: argparse.ArgumentParser) -> None:

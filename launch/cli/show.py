@@ -6,9 +6,10 @@ import os
 import sys
 from typing import Any
 
+from launch.choose.measured import with_measured
 from launch.choose.remarks import unseen_by_nvidia_smi
 from launch.choose.selection import Choice, select
-from launch.cli.files import listed_hosts, read, write
+from launch.cli.files import listed_hosts, measured_links, read, write
 from launch.errors import LaunchError
 from launch.hosts.hostfile import write as spelled
 from launch.machine import local, saved
@@ -49,6 +50,8 @@ def gpus(options: argparse.Namespace) -> int:
             print(f"hvdlaunch: {unseen_by_nvidia_smi(['this host'])}", file=sys.stderr, flush=True)
     if not topology.gpus:
         raise LaunchError("no GPU found on this host: give a saved topology with --topology FILE")
+    if found_links := measured_links(options):
+        topology = with_measured(topology, found_links)
     if options.gpus != "all":
         for index in options.gpus:
             position(topology, index)  # or an error

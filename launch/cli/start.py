@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from launch.cli import mistakes
-from launch.cli.files import listed_hosts, read, write
+from launch.cli.files import listed_hosts, measured_links, read, write
 from launch.errors import CommandError, harmless
 from launch.hosts.hostfile import from_option
 from launch.machine.saved import read_topology
@@ -18,8 +18,8 @@ from launch.reach.ssh import Ssh, agent_of
 from launch.start import prepare, sbatch
 from launch.start.request import RunRequest, check, listed
 from launch.start.shown import plan_text
+from launch.watch import nccl, supervise
 from launch.watch import run as watched
-from launch.watch import supervise
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
     if not 0 <= options.grace_s < math.inf:
         raise CommandError(f"--grace-s {options.grace_s:g}: give a number of seconds, at least 0")
     policy = _restart_policy(options)
+    if options.nccl_debug and (options.dry_run or policy is not None):
+        raise CommandError("--nccl-debug looks at one run that is started: leave --dry-run and --restarts out")
     if options.sbatch is not None:
         return _sbatch(options)
     if options.dry_run:
@@ -43,10 +45,16 @@ def run(options: argparse.Namespace) -> int:
     _require_leave_of_root(options)
     if policy is not None:
         return supervise.supervise(_request_reader(options, request), policy, os.environ)
-    prepared = prepare.prepare(request, os.environ, Path.cwd())
+    environment = nccl.with_log(os.environ, Path.cwd()) if options.nccl_debug else os.environ
+    prepared = prepare.prepare(request, environment, Path.cwd())
     for remark in prepared.plan.remarks:
         print(f"hvdlaunch: {harmless(remark)}", file=sys.stderr, flush=True)
-    return watched.run(prepared, grace_s=options.grace_s).status
+    if not options.nccl_debug:
+        return watched.run(prepared, grace_s=options.grace_s).status
+    result, log = nccl.run_logged(prepared, grace_s=options.grace_s)
+    for line in nccl.lines_of(log, prepared):
+        print(f"hvdlaunch: {harmless(line)}", file=sys.stderr, flush=True)
+    return result.status
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -71,13 +79,19 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def check_hosts(options: argparse.Namespace) -> int:
-    """Tell what is wrong with hosts; nothing is started."""
+    """Tell what is wrong with hosts; nothing is started on them but, with --bandwidth, what measures them."""
+    from launch.study import bandwidth
     from launch.study import check as study
 
+    if options.nccl_debug and not options.bandwidth:
+        raise CommandError("--nccl-debug logs what --bandwidth starts: add that")
+    if options.bandwidth:
+        _require_leave_of_root(options)
     options.program = ["true"]
-    checked = study.check(
-        _request(options), os.environ, Path.cwd(), runs_dir=options.runs_dir, data_dir=options.data_dir
-    )
+    request = _request(options)
+    checked = study.check(request, os.environ, Path.cwd(), runs_dir=options.runs_dir, data_dir=options.data_dir)
+    if options.bandwidth:
+        checked = bandwidth.with_bandwidth(checked, request, os.environ, nccl_debug=options.nccl_debug)
     print(study.to_json(checked) if options.json else study.text(checked))
     return checked.status
 
@@ -110,6 +124,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         ),
         driver_timeout_s=options.driver_timeout_s,
         check=not options.no_check,
+        measured=measured_links(options),
     )
 
 

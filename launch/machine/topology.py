@@ -100,6 +100,7 @@ class Topology:
     nics: tuple[Nic, ...] = ()
     numa_nodes: tuple[NumaNode, ...] = ()  # empty where not known
     interfaces: tuple[Interface, ...] = ()  # without loopback; empty where not known
+    measured: bool = False  # the GB/s of the links were measured, in place of the table of link speeds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from launch.choose import network
 from launch.choose.findings import Finding, common_findings, named
+from launch.choose.measured import with_measured
 from launch.choose.placement import RankSlot, place, ranks_per_host, with_slots
 from launch.choose.remarks import gpu_remarks, left_out
 from launch.errors import CommandError, HostError
@@ -21,6 +22,8 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     """Place the ranks, choose networks and variables; LaunchError where the run cannot be started as requested."""
     require_distinct(facts.answers)
     topologies = {host: answer.topology for host, answer in facts.answers.items()}
+    if request.measured and request.gpus != "none":
+        topologies = {host: with_measured(own, request.measured, host) for host, own in topologies.items()}
     listed = facts.hosts or own_hosts(request, topologies)
     replicas = request.ranks_per_replica
     hosts = with_slots(listed, topologies, np=request.np, gpus=request.gpus, ranks_per_replica=replicas)
@@ -73,6 +76,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         environment=dict(environment) if shared is None else inherited(environment, exports),
         as_root=request.as_root,
         remarks=tuple(remarks),
+        topologies={host: topologies[host] for host in used},
     )
 
 

@@ -1,10 +1,11 @@
 """What is decided about a run, and what starts it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from launch.choose.placement import RankSlot
 from launch.machine.mpi import Mpi
+from launch.machine.topology import Topology
 from launch.reach.ssh import SSH, Ssh
 
 
@@ -25,6 +26,7 @@ class Plan:
     environment: Mapping[str, str]  # what the launcher gets of ours
     as_root: bool
     remarks: tuple[str, ...]  # what the user should know, one line each
+    topologies: Mapping[str, Topology] = field(default_factory=dict)  # of the hosts that have ranks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,9 @@ def prepare(
     """
     check(request, listed(request, environment), environment)
     facts = ask(request, environment, folder, known)
-    # The last part keeps runs apart that start in the same second.
-    job = environment.get("HVDLAUNCH_JOB") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
-    return render(decide(request, facts, environment, job=job), facts.launcher)
+    return render(decide(request, facts, environment, job=job_of(environment)), facts.launcher)
+
+
+def job_of(environment: Mapping[str, str]) -> str:
+    """The name of the run: the user's, or the time, with an end that keeps runs of the same second apart."""
+    return environment.get("HVDLAUNCH_JOB") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"

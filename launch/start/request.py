@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from launch.choose.measured import GpuLinks
 from launch.choose.placement import Binding, ranks_per_host, require_enough_named, require_whole_replicas
 from launch.errors import PlacementError
 from launch.hosts.host import Host
@@ -35,6 +36,7 @@ class RunRequest:
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
     per_host: int | None = None  # slots of each host; None: those of the list
     check: bool = True  # look at what differs between several hosts, and refuse what would fail
+    measured: tuple[GpuLinks, ...] = ()  # what GPUs are chosen by in place of the table of link speeds; empty: by that
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:

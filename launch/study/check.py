@@ -32,6 +32,7 @@ from launch.start.decide import require_distinct, shared_network
 from launch.start.environment import exported
 from launch.start.facts import launcher_of, own_addresses
 from launch.start.request import RunRequest, listed
+from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
 
 CONNECT_S = 4  # a host that is silent does not keep the others waiting
 
@@ -43,6 +44,7 @@ class Checked:
     hosts: Mapping[str, HostFacts | None]  # None: it gave no answer
     shared: SharedNetwork | None  # where they meet; None on one host, or where they do not
     findings: tuple[Finding, ...]
+    bandwidth: Bandwidth | None = None  # where it was measured
 
     @property
     def status(self) -> int:
@@ -129,6 +131,7 @@ def to_json(checked: Checked) -> str:
         "hosts": {host: None if own is None else asdict(own) for host, own in checked.hosts.items()},
         "network": None if checked.shared is None else checked.shared.name,
         "findings": [asdict(finding) for finding in checked.findings],
+        **({} if checked.bandwidth is None else {"bandwidth": bandwidth_json(checked.bandwidth)}),
     }
     return json.dumps(document, indent=1)
 
@@ -153,6 +156,7 @@ def text(checked: Checked) -> str:
         [
             aligned(rows),
             "",
+            *([] if checked.bandwidth is None else [bandwidth_table(checked.bandwidth), ""]),
             *(harmless(str(finding)) for finding in checked.findings),
             f"{where}: {told or 'nothing is wrong'}",
         ]

@@ -470,7 +470,7 @@ def test_a_pair_without_p2p_ranks_below_its_kind(better, worse):
 
 def test_says_where_the_ring_has_no_p2p():
     best = select(uniform(3, "NV4-"), 2).best
-    assert best.reason.startswith("slowest link of the ring NV without P2P; leaves 2.")
+    assert best.reason.startswith("slowest link of the ring NV4 without P2P; leaves 2.")
     assert "connected alike (NV4 without P2P)" in best.reason
     assert best.bandwidth_gbps is None
 

@@ -1,0 +1,151 @@
+"""Bandwidths measured by hvdtrain.bandwidth: one job on each host that has several ranks, then one over all hosts.
+
+The job over all hosts measures every two of them itself, in rounds in which no host is in two pairs: the 28 pairs of 8
+hosts are one start of ranks and 7 rounds. Jobs run one after the other: none takes a network or a core from another.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from launch.choose.findings import Finding, errors_first
+from launch.choose.placement import with_slots
+from launch.errors import CommandError, LaunchError
+from launch.files import read_text
+from launch.hosts.host import Host
+from launch.reach.probe import HostFacts
+from launch.start.decide import own_hosts
+from launch.start.prepare import prepare
+from launch.start.render import PreparedRun
+from launch.start.request import RunRequest, listed
+from launch.study.check import Checked
+from launch.study.links import Bandwidth, Speeds, from_report, slow_ones
+from launch.watch.nccl import lines_of, run_logged, surprises, with_log
+from launch.watch.run import run
+
+REPEATS = 5
+LIMIT_S = 5.0  # for all sizes of one sum, or of one pair: on a slow network the largest are left out
+JOB_S = 300  # at most, besides LIMIT_S for each host
+
+
+def with_bandwidth(
+    checked: Checked, request: RunRequest, environment: Mapping[str, str], *, nccl_debug: bool
+) -> Checked:
+    """The same with what ranks measure on its hosts, and what of it is slow; as it is where a host has an error.
+
+    CommandError where there is nothing to measure; SystemExit where a signal ends a job.
+    """
+    facts = {name: own for name, own in checked.hosts.items() if own is not None}
+    topologies = {name: own.topology for name, own in facts.items()}
+    if checked.status:
+        skipped = _finding("warning", tuple(facts), "it was not measured", "mend the errors first")
+        return replace(checked, findings=errors_first([*checked.findings, skipped]))
+    names = listed(request, environment) or own_hosts(request, topologies)
+    hosts = with_slots(names, topologies, np=1, gpus=request.gpus)
+    if not (planned := jobs(hosts)):
+        raise CommandError("--bandwidth: one rank has no other to sum with: give its slots, as in -H localhost:2")
+    found = Bandwidth(hosts={}, pairs={}, links={}, together=(), topologies=topologies)
+    findings: list[Finding] = []
+    for number, job in enumerate(planned, start=1):
+        where = job[0].name if len(job) == 1 else f"{len(job)} hosts"
+        print(f"hvdlaunch: measuring {where} ({number} of {len(planned)})", file=sys.stderr, flush=True)
+        ended, wrong = _with_job(found, job, request=request, facts=facts, environment=environment, log=nccl_debug)
+        found, findings = ended, findings + wrong
+    return replace(checked, bandwidth=found, findings=errors_first([*checked.findings, *findings, *slow_ones(found)]))
+
+
+def jobs(hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
+    """The hosts of each job: each host that has several ranks by itself, and all of them."""
+    return [(host,) for host in hosts if host.slots > 1] + ([tuple(hosts)] if len(hosts) > 1 else [])
+
+
+def _with_job(
+    found: Bandwidth,
+    hosts: tuple[Host, ...],
+    *,
+    request: RunRequest,
+    facts: Mapping[str, HostFacts],
+    environment: Mapping[str, str],
+    log: bool,
+) -> tuple[Bandwidth, list[Finding]]:
+    """What was found so far, and by the job over these hosts; and what went wrong."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".hvdlaunch-", dir=Path.cwd()))
+    except OSError as error:
+        raise LaunchError(f"no folder can be made in {Path.cwd()} for what is measured: {error.strerror}") from error
+    try:
+        file = folder / "bandwidth.json"
+        on_gpus = request.gpus != "none" and bool(facts[hosts[0].name].topology.gpus)
+        own = {"MPIEXEC_TIMEOUT": str(round(JOB_S + LIMIT_S * len(hosts))), **environment}
+        prepared = prepare(
+            replace(
+                request,
+                np=sum(host.slots for host in hosts),
+                hosts=hosts,
+                per_host=None,
+                program=program(file, pairs=on_gpus or len(hosts) > 1),
+                check=False,
+            ),
+            with_log(own, Path.cwd()) if log else own,
+            Path.cwd(),
+            {host.name: facts[host.name] for host in hosts},
+        )
+        return _started(found, prepared, file, log=log)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def program(file: Path, *, pairs: bool) -> tuple[str, ...]:
+    """What the ranks run; it leaves its report in that file."""
+    words = ["--quiet", "--repeats", str(REPEATS), "--limit-s", f"{LIMIT_S:g}", "--json", str(file)]
+    return (sys.executable, "-P", "-m", "hvdtrain.bandwidth", *(["--pairs"] if pairs else []), *words)
+
+
+def _started(found: Bandwidth, prepared: PreparedRun, file: Path, *, log: bool) -> tuple[Bandwidth, list[Finding]]:
+    """What was found so far, and by this job; and what went wrong."""
+    slots = prepared.plan.slots
+    names = tuple(dict.fromkeys(slot.host for slot in slots))
+    wrong: list[Finding] = []
+    if log:
+        result, said = run_logged(prepared)
+        found = replace(found, nccl=(*found.nccl, f"{', '.join(names)}: {lines_of(said, prepared)[0]}"))
+        wrong += surprises(said, slots, prepared.plan.topologies) if said is not None else []
+    else:
+        result = run(prepared)
+    if result.stopped:
+        sys.exit(result.status)
+    try:
+        if result.status:
+            raise ValueError(result.why or f"its ranks ended with status {result.status}")
+        sums, exchanges = from_report(json.loads(read_text(file)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = str(error) if result.status else "its ranks have left no report"
+        remedy = "see above" if result.status else "start in a folder that all hosts share"
+        return found, [
+            *wrong,
+            Finding(
+                severity="error", hosts=names, about="bandwidth", says=f"it was not measured: {why}", remedy=remedy
+            ),
+        ]
+    if len(names) > 1:
+        pairs = {(slots[a].host, slots[b].host): speeds for (a, b), speeds in exchanges.items()}
+        return replace(found, pairs=pairs, together=sums), wrong
+    links: dict[tuple[int, int], Speeds] = {}
+    for (a, b), speeds in exchanges.items():
+        one, other = slots[a].gpu, slots[b].gpu
+        if one is not None and other is not None:
+            links[min(one, other), max(one, other)] = speeds
+    return replace(
+        found,
+        hosts={**found.hosts, names[0]: sums},
+        links={**found.links, names[0]: links} if links else found.links,
+    ), wrong
+
+
+def _finding(severity: Literal["error", "warning"], hosts: tuple[str, ...], says: str, remedy: str) -> Finding:
+    return Finding(severity=severity, hosts=hosts, about="bandwidth", says=says, remedy=remedy)

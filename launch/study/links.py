@@ -1,0 +1,227 @@
+"""Pure: what was measured on hosts, between them and between their GPUs, and which of these is slower than its like."""
+
+import statistics
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from launch.choose.findings import Finding
+from launch.choose.measured import GpuLinks, gains, in_words, with_measured
+from launch.machine.show.table import aligned, link_word
+from launch.machine.topology import Topology, position
+
+BELOW = 2 / 3  # of what its like reach: such a host, pair or link is slow
+COLUMNS = {2**16: "64KB", 2**20: "1MB", 2**22: "4MB", 2**24: "16MB", 2**26: "64MB", 2**28: "256MB"}
+Node = TypeVar("Node", str, int)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Sums or exchanges of one size."""
+
+    bytes: int
+    median_s: float
+    gb_per_s: float  # of a sum on its bus, of an exchange one way
+
+
+Speeds = tuple[Speed, ...]  # of one host, pair or link, the smallest size first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bandwidth:
+    """All that was measured."""
+
+    hosts: Mapping[str, Speeds]  # sums over the ranks of a host
+    pairs: Mapping[tuple[str, str], Speeds]  # exchanges between the first ranks of two hosts
+    links: Mapping[str, Mapping[tuple[int, int], Speeds]]  # exchanges between two GPUs, by host and indices
+    together: Speeds  # sums over all ranks of several hosts; empty where there is one
+    topologies: Mapping[str, Topology]
+    nccl: tuple[str, ...] = ()  # what NCCL did in each job, if its log was asked for
+
+
+def from_report(report: Mapping[str, Any]) -> tuple[Speeds, dict[tuple[int, int], Speeds]]:
+    """The sums, and the exchanges by ranks, of what hvdtrain.bandwidth --json has written.
+
+    KeyError, TypeError or ValueError where it is something else.
+    """
+    sums = tuple(_speed(line, line["bus_gb_per_s"]) for line in report["measured"])
+    pairs: dict[tuple[int, int], Speeds] = {}
+    for line in report["pairs"]:
+        one, other = line["ranks"]
+        pairs[one, other] = (*pairs.get((one, other), ()), _speed(line, line["gb_per_s"]))
+    return sums, pairs
+
+
+def _speed(line: Mapping[str, Any], gb_per_s: float) -> Speed:
+    return Speed(bytes=int(line["bytes"]), median_s=float(line["median_s"]), gb_per_s=float(gb_per_s))
+
+
+def slow_ones(found: Bandwidth) -> list[Finding]:
+    """The hosts, pairs and links that are slow."""
+    return _slow_hosts(found) + _slow_pairs(found) + _slow_links(found)
+
+
+def _slow(host: str, says: str, remedy: str) -> Finding:
+    return Finding(severity="warning", hosts=(host,), about="bandwidth", says=says, remedy=remedy)
+
+
+def _slow_hosts(found: Bandwidth) -> list[Finding]:
+    size, reached = _at_one_size(found.hosts)
+    if len(reached) < 2:
+        return []
+    usual = statistics.median(reached.values())
+    return [
+        _slow(
+            host,
+            f"its own ranks sum {_named(size)} at {gbps:.3g} GB/s, the median of all hosts is {usual:.3g}",
+            "see what else runs there (top, nvidia-smi), its clocks, and whether its GPUs are the same",
+        )
+        for host, gbps in reached.items()
+        if gbps < BELOW * usual
+    ]
+
+
+def _slow_pairs(found: Bandwidth) -> list[Finding]:
+    """Hosts that are slow with every other host, and other slow pairs."""
+    size, reached = _at_one_size(found.pairs)
+    # The best of each host: where one host is slow, so are most pairs of three hosts, but the others' best are not.
+    best: dict[str, float] = {}
+    for pair, gbps in reached.items():
+        best |= {host: max(gbps, best.get(host, 0)) for host in pair}
+    if not best:
+        return []
+    usual = statistics.median(best.values())
+    slow = {pair for pair, gbps in reached.items() if gbps < BELOW * usual}
+    hosts, rest = blamed(slow, reached)
+    return [
+        _slow(
+            host,
+            f"with every other host it exchanges {_named(size)} at {best[host]:.3g} GB/s or less, others reach "
+            f"{usual:.3g}",
+            "see the speed of its interface (ethtool), its cable and port, and who else uses its network",
+        )
+        for host in hosts
+    ] + [
+        _slow(
+            one,
+            f"with {other} it exchanges {_named(size)} at {reached[one, other]:.3g} GB/s, others reach {usual:.3g}",
+            f"see the way between the two (traceroute, MTU, switch), or leave out {one} or {other}",
+        )
+        for one, other in rest
+    ]
+
+
+def _slow_links(found: Bandwidth) -> list[Finding]:
+    """GPUs whose links are all slower than the median of the same kind on all hosts, and other such links."""
+    all_links = {(host, *pair): speeds for host, own in found.links.items() for pair, speeds in own.items()}
+    size, reached = _at_one_size(all_links)
+    kinds = {key: _kind(found.topologies[key[0]], key[1], key[2]) for key in reached}
+    alike: dict[str, list[float]] = {}
+    for key, gbps in reached.items():
+        alike.setdefault(kinds[key], []).append(gbps)
+    usual = {kind: statistics.median(speeds) for kind, speeds in alike.items()}
+    slow = []
+    for host, own in found.links.items():
+        below = {pair for pair in own if reached[(host, *pair)] < BELOW * usual[kinds[(host, *pair)]]}
+        gpus, rest = blamed(below, own)
+        slow += [
+            _slow(
+                host,
+                f"every link of GPU {gpu} is slower than its like, at most "
+                f"{max(reached[(host, *pair)] for pair in own if gpu in pair):.3g} GB/s at {_named(size)}",
+                f"see its PCIe width and NVLinks (nvidia-smi -q -i {gpu}, nvidia-smi nvlink -s -i {gpu}), or "
+                "leave it out with --gpus",
+            )
+            for gpu in gpus
+        ] + [
+            _slow(
+                host,
+                f"GPUs {a} and {b} exchange {_named(size)} at {reached[host, a, b]:.3g} GB/s, links of the same "
+                f"kind ({kinds[host, a, b]}) {usual[kinds[host, a, b]]:.3g}",
+                f"see nvidia-smi nvlink -s -i {a} and nvidia-smi topo -p2p r; --measured FILE chooses around it",
+            )
+            for a, b in rest
+        ]
+    return slow
+
+
+def blamed(
+    slow: Collection[tuple[Node, Node]], pairs: Iterable[tuple[Node, Node]]
+) -> tuple[list[Node], list[tuple[Node, Node]]]:
+    """Those of which every pair, of several, is slow, and the slow pairs that have none of them."""
+    own: dict[Node, list[bool]] = {}
+    for pair in pairs:
+        for node in pair:
+            own.setdefault(node, []).append(pair in slow)
+    nodes = [node for node, slows in own.items() if len(slows) > 1 and all(slows)]
+    return nodes, sorted(pair for pair in slow if not set(pair) & set(nodes))
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def _at_one_size(found: Mapping[Key, Speeds]) -> tuple[int, dict[Key, float]]:
+    """The largest size that was measured for all, and each one's GB/s there."""
+    common = set.intersection(*({speed.bytes for speed in speeds} for speeds in found.values())) if found else set()
+    size = max(common, default=0)
+    return size, {key: speed.gb_per_s for key, speeds in found.items() for speed in speeds if speed.bytes == size}
+
+
+def _kind(topology: Topology, a: int, b: int) -> str:
+    return link_word(topology.links[position(topology, a)][position(topology, b)])
+
+
+def _named(size: int) -> str:
+    unit, count = next(((unit, size >> bits) for unit, bits in (("MB", 20), ("KB", 10)) if size >> bits), ("B", size))
+    return f"{count}{unit}"
+
+
+def gpu_links(found: Bandwidth) -> tuple[GpuLinks, ...]:
+    """The matrix of each host with several GPUs, at the largest size that all its links have."""
+    hosts = []
+    for host, own in found.links.items():
+        _, reached = _at_one_size(own)
+        gpus = sorted({gpu for pair in own for gpu in pair})
+        uuids = {gpu.index: gpu.uuid for gpu in found.topologies[host].gpus}
+        rows = tuple(tuple(None if a == b else reached[min(a, b), max(a, b)] for b in gpus) for a in gpus)
+        hosts.append(GpuLinks(host=host, gpus=tuple(gpus), uuids=tuple(uuids[gpu] for gpu in gpus), gb_per_s=rows))
+    return tuple(hosts)
+
+
+def bandwidth_table(found: Bandwidth) -> str:
+    """Latency and GB/s of hosts, pairs and all together; the matrix of GPUs and what choosing by it gains."""
+    rows = [["GB/s", "latency", *COLUMNS.values()]]
+    rows += [_row(f"on {host}", speeds) for host, speeds in found.hosts.items()]
+    rows += [_row(f"{one} and {other}", speeds) for (one, other), speeds in found.pairs.items()]
+    rows += [_row("over all", found.together)] if found.together else []
+    blocks = [aligned(rows)] if len(rows) > 1 else []
+    for links in gpu_links(found):
+        cells = [["-" if speed is None else f"{speed:.1f}" for speed in row] for row in links.gb_per_s]
+        names = [f"GPU{gpu}" for gpu in links.gpus]
+        blocks.append(aligned([[links.host, *names], *([name, *row] for name, row in zip(names, cells, strict=True))]))
+        measured = with_measured(found.topologies[links.host], [links], links.host)
+        blocks.append("\n".join(f"{links.host}: {in_words(gain)}" for gain in gains(measured)))
+    return "\n\n".join([*blocks, *found.nccl])
+
+
+def _row(what: str, speeds: Speeds) -> list[str]:
+    at = {speed.bytes: speed for speed in speeds}
+    latency = f"{speeds[0].median_s * 1e3:.3f} ms" if speeds else "-"
+    return [what, latency, *(f"{at[size].gb_per_s:.3g}" if size in at else "-" for size in COLUMNS)]
+
+
+def bandwidth_json(found: Bandwidth) -> dict[str, Any]:
+    """The same for programs; `gpu_links` is what --measured reads."""
+    return {
+        "hosts": {host: _plain(speeds) for host, speeds in found.hosts.items()},
+        "pairs": [{"hosts": list(pair), "speeds": _plain(speeds)} for pair, speeds in found.pairs.items()],
+        "over_all": _plain(found.together),
+        "gpu_links": [
+            {"host": one.host, "gpus": one.gpus, "uuids": one.uuids, "gb_per_s": one.gb_per_s}
+            for one in gpu_links(found)
+        ],
+    }
+
+
+def _plain(speeds: Sequence[Speed]) -> list[dict[str, float]]:
+    return [{"bytes": one.bytes, "median_s": one.median_s, "gb_per_s": one.gb_per_s} for one in speeds]

@@ -1,0 +1,125 @@
+"""NCCL's own logs: which ways the ranks of a run talk, along which rings, on how many channels.
+
+The lines are those of NCCL 2.4 to 2.28: src/graph/rings.cc, src/init.cc and src/transport of NVIDIA/nccl. Where a run
+has several communicators the largest is looked at.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.files import read_text
+
+RANK = re.compile(r"\brank (\d+) nranks (\d+)\b")
+VERSION = re.compile(r"NCCL version (\S+)")
+CHANNELS = re.compile(r"NCCL INFO (\d+) coll channels")
+PLACE = re.compile(r"NCCL INFO Ring (\d+) : (\d+) -> (\d+) -> (\d+)$")
+RING = re.compile(r"NCCL INFO Channel (\d+)/(\d+) :((?: +\d+)+)$")  # rank 0's, cut where the line is full
+WAY = re.compile(r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : (\d+)\S* -> (\d+)\S*(?: \[(?:send|receive)\])? via (\S+)")
+WARNING = re.compile(r"NCCL WARN (.+)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLog:
+    """What one rank's file tells."""
+
+    rank: int
+    ranks: int
+    version: str | None
+    channels: int  # 0 where not told
+    following: Mapping[int, int]  # channel -> the rank that comes next in its ring
+    rings: tuple[tuple[int, ...], ...]  # whole ones, which rank 0 tells
+    ways: Mapping[tuple[int, int], str]  # from, to -> P2P/CUMEM, SHM, NET/IB/GDRDMA, NET/Socket...
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclLog:
+    """What the files of all ranks tell together."""
+
+    version: str | None
+    channels: int  # the fewest that a rank tells; 0 where none does
+    rings: tuple[tuple[int, ...], ...]  # one for each channel; empty where not known
+    ways: Mapping[tuple[int, int], str]
+    missing: tuple[int, ...]  # ranks without a file
+    warnings: tuple[str, ...]
+
+
+def read_folder(folder: Path) -> NcclLog | None:
+    """The logs that ranks have left in a folder; None where there is none."""
+    logs = []
+    for file in sorted(folder.glob("nccl.*.log")):
+        try:
+            log = read_rank(read_text(file))
+        except (OSError, ValueError):
+            continue
+        logs += [] if log is None else [log]
+    return together(logs)
+
+
+def read_rank(text: str) -> RankLog | None:
+    """One rank's log; None where NCCL has not made a communicator."""
+    lines = [line.rstrip() for line in text.splitlines()]
+    sizes = [(int(found[2]), int(found[1])) for line in lines if (found := RANK.search(line))]
+    if not sizes:
+        return None
+    ranks, rank = max(sizes)
+    places = [found for line in lines if (found := PLACE.search(line)) and int(found[3]) == rank]
+    lists = [found for line in lines if (found := RING.search(line))]
+    rings = {int(found[1]): tuple(map(int, found[3].split())) for found in lists}
+    told = [int(found[1]) for line in lines if (found := CHANNELS.search(line))] + [int(found[2]) for found in lists]
+    ways = [found for line in lines if (found := WAY.search(line))]
+    versions = [found[1] for line in lines if (found := VERSION.search(line))]
+    return RankLog(
+        rank=rank,
+        ranks=ranks,
+        version=versions[0] if versions else None,
+        channels=max(told, default=0),
+        following={int(found[1]): int(found[4]) for found in places},
+        rings=tuple(ring for _, ring in sorted(rings.items()) if sorted(ring) == list(range(ranks))),
+        ways={(int(found[1]), int(found[2])): way_of(found[3]) for found in ways},
+        warnings=tuple(found[1] for line in lines if (found := WARNING.search(line))),
+    )
+
+
+def way_of(via: str) -> str:
+    """A connection without what differs between alike ones: NET/IB/3/GDRDMA/Shared is NET/IB/GDRDMA."""
+    kind, *rest = via.split("/")
+    if kind == "direct":  # "direct shared memory" up to NCCL 2.7
+        return "SHM"
+    if kind == "NET":
+        return "/".join([kind, *(part for part in rest if not part.isdecimal() and part != "Shared")])
+    return "/".join([kind, *rest[:1]]) if kind == "P2P" else kind
+
+
+def together(logs: Iterable[RankLog]) -> NcclLog | None:
+    """The logs of all ranks as one; None where there is none."""
+    by_rank = {log.rank: log for log in sorted(logs, key=lambda log: log.ranks)}
+    if not by_rank:
+        return None
+    ranks = max(log.ranks for log in by_rank.values())
+    by_rank = {rank: log for rank, log in by_rank.items() if log.ranks == ranks}
+    first = next(iter(by_rank.values()))
+    whole = by_rank[0].rings if 0 in by_rank else ()
+    followed = _followed(by_rank, ranks)
+    return NcclLog(
+        version=first.version,
+        channels=min((log.channels for log in by_rank.values() if log.channels), default=len(followed)),
+        rings=whole if len(whole) > len(followed) else followed,
+        ways={pair: way for _, log in sorted(by_rank.items()) for pair, way in log.ways.items()},
+        missing=tuple(rank for rank in range(ranks) if rank not in by_rank),
+        warnings=tuple(dict.fromkeys(line for log in by_rank.values() for line in log.warnings)),
+    )
+
+
+def _followed(by_rank: Mapping[int, RankLog], ranks: int) -> tuple[tuple[int, ...], ...]:
+    """The rings, from rank to next rank; those that do not come back through all ranks are left out."""
+    rings = []
+    for channel in sorted(set[int]().union(*(log.following for log in by_rank.values()))):
+        ring = [0]
+        while len(ring) < ranks and ring[-1] in by_rank and channel in by_rank[ring[-1]].following:
+            ring.append(by_rank[ring[-1]].following[channel])
+        if sorted(ring) == list(range(ranks)):
+            rings.append(tuple(ring))
+    return tuple(rings)

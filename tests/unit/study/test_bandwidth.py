@@ -1,0 +1,151 @@
+"""check --bandwidth without ranks: what they would leave is written in their place."""
+
+import json
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch.choose.measured import read
+from launch.choose.placement import place
+from launch.errors import CommandError
+from launch.reach.probe import HostFacts
+from launch.study import bandwidth, check
+from launch.watch.run import RunResult
+from tests.unit.machines import hosts, machine, request
+from tests.unit.watch.nccl_logs import NVLINK
+
+ENDED = RunResult(status=0, run_folder=None, why=None, stopped=False)
+SIZES = (2**10, 2**24)
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    """Jobs that end as the test says; their ranks would exchange at 1 GB/s between hosts and 20 between GPUs."""
+    monkeypatch.chdir(tmp_path)
+    started = []
+    said = SimpleNamespace(started=started, result=ENDED, slow={}, report=True, logs={})
+
+    def prepare(asked, environment, folder, known):
+        topologies = {host.name: known[host.name].topology for host in asked.hosts}
+        gpus = "none" if not any(one.gpus for one in topologies.values()) else asked.gpus
+        slots = place(asked.hosts, topologies, np=asked.np, gpus=gpus, binding="none")
+        plan = SimpleNamespace(slots=slots, topologies=topologies)
+        started.append((asked, environment))
+        return SimpleNamespace(plan=plan, environment=environment, program=asked.program)
+
+    def run(prepared, grace_s=0):
+        slots, file = prepared.plan.slots, Path(prepared.program[-1])
+        places = list(dict.fromkeys(slot.host for slot in slots))
+        several = len(places) > 1
+        ends = [next(s.rank for s in slots if s.host == host) for host in places] if several else range(len(slots))
+        lines = [
+            {"ranks": pair, "bytes": size, "median_s": size / rate / 1e9, "gb_per_s": rate}
+            for pair in combinations(ends, 2)
+            for size in SIZES
+            for rate in [said.slow.get(tuple(slots[rank].host if several else slots[rank].gpu for rank in pair), 20)]
+        ]
+        sums = [{"bytes": size, "median_s": size / 9e9, "bus_gb_per_s": 9.0} for size in SIZES]
+        if said.report:
+            file.write_text(json.dumps({"measured": sums, "pairs": lines if "--pairs" in prepared.program else []}))
+        for rank, text in said.logs.items():
+            (Path(prepared.environment["NCCL_DEBUG_FILE"]).parent / f"nccl.node.{rank}.log").write_text(text)
+        return said.result
+
+    monkeypatch.setattr(bandwidth, "prepare", prepare)
+    monkeypatch.setattr(bandwidth, "run", run)
+    monkeypatch.setattr("launch.watch.nccl.run", run)
+    return said
+
+
+def checked(names, *, gpus=4):
+    facts = {name: HostFacts(host=name, hostname=name, topology=machine(gpus)) for name in names}
+    return check.Checked(hosts=facts, shared=None, findings=())
+
+
+def measured(names, *, slots=4, gpus=4, nccl_debug=False, **changes):
+    asked = request(hosts=hosts(**dict.fromkeys(names, slots)), **changes)
+    return bandwidth.with_bandwidth(checked(names, gpus=gpus), asked, {"PATH": "/bin"}, nccl_debug=nccl_debug)
+
+
+def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys):
+    world.slow = {(0, 2): 4.0}  # on both hosts, and alike links are faster
+    found = measured(["h1", "h2"])
+    assert [[host.name for host in asked.hosts] for asked, _ in world.started] == [["h1"], ["h2"], ["h1", "h2"]]
+    assert [asked.np for asked, _ in world.started] == [4, 4, 8]
+    assert capsys.readouterr().err.splitlines() == [
+        "hvdlaunch: measuring h1 (1 of 3)",
+        "hvdlaunch: measuring h2 (2 of 3)",
+        "hvdlaunch: measuring 2 hosts (3 of 3)",
+    ]
+    assert not any(asked.check for asked, _ in world.started)
+    assert {own["MPIEXEC_TIMEOUT"] for _, own in world.started} == {"305", "310"}
+    assert [(one.hosts, one.says) for one in found.findings] == [
+        (("h1", "h2"), "GPUs 0 and 2 exchange 16MB at 4 GB/s, links of the same kind (PIX) 20")
+    ]
+    assert found.status == 0
+    document = check.to_json(found)
+    one, two = read(document, name="f.json")
+    assert (one.host, two.host, one.gb_per_s[0][2], one.gb_per_s[0][1]) == ("h1", "h2", 4.0, 20.0)
+    shown = check.text(found)
+    assert "on h1 " in shown
+    assert "h1 and h2 " in shown
+    assert "h2: the best measured ring of 2 GPUs is 0-1 at 20 GB/s" in shown
+    assert not list(Path.cwd().iterdir())
+
+
+def test_on_cpus_a_host_has_no_links(world):
+    found = measured(["h1", "h2"], slots=2, gpus=0)
+    assert ["--pairs" in asked.program for asked, _ in world.started] == [False, False, True]
+    assert found.bandwidth.links == {}
+    assert list(found.bandwidth.pairs) == [("h1", "h2")]
+
+
+def test_a_job_that_fails_is_an_error_and_the_others_go_on(world):
+    world.result = replace(ENDED, status=3, why="rank 1 on h1 ended with status 3")
+    found = measured(["h1"])
+    assert [str(one) for one in found.findings] == [
+        "error: h1: it was not measured: rank 1 on h1 ended with status 3: see above"
+    ]
+    assert found.status == 1
+    world.result, world.report = ENDED, False
+    found = measured(["h1", "h2"])
+    assert [str(one) for one in found.findings] == [
+        "error: h1, h2: it was not measured: its ranks have left no report: start in a folder that all hosts share"
+    ]
+    assert len(world.started) == 4
+
+
+def test_a_signal_ends_it(world):
+    world.result = replace(ENDED, status=143, stopped=True)
+    with pytest.raises(SystemExit) as left:
+        measured(["h1", "h2"])
+    assert left.value.code == 143
+    assert not list(Path.cwd().iterdir())
+
+
+def test_nothing_is_started_where_a_host_has_an_error_or_has_no_other(world):
+    bad = replace(
+        checked(["h1"]), findings=(bandwidth.Finding(severity="error", hosts=("h1",), about="x", says="y", remedy="z"),)
+    )
+    found = bandwidth.with_bandwidth(bad, request(hosts=hosts(h1=4)), {}, nccl_debug=False)
+    assert [str(one) for one in found.findings][1:] == ["warning: h1: it was not measured: mend the errors first"]
+    with pytest.raises(CommandError, match="--bandwidth: one rank has no other to sum with"):
+        measured(["h1"], slots=1)
+    assert world.started == []
+
+
+def test_nccls_log_is_kept_and_read(world):
+    world.logs = {rank: text.replace("P2P/CUMEM/read", "SHM/direct/direct") for rank, text in NVLINK.items()}
+    found = measured(["h1"], nccl_debug=True)
+    _, environment = world.started[0]
+    folder = Path(environment["NCCL_DEBUG_FILE"]).parent
+    assert folder == Path.cwd() / "logs" / environment["HVDLAUNCH_JOB"]
+    assert len(list(folder.iterdir())) == 4
+    assert {one.about for one in found.findings} == {"NCCL"}
+    assert "GPUs 0 and 2 (PIX) talk over SHM, not P2P" in {one.says for one in found.findings}
+    assert f"h1: NCCL 2.21.5+cuda12.4: 2 channels, SHM on a host, ring 0-1-2-3; its logs are in {folder}" in check.text(
+        found
+    )

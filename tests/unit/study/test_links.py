@@ -1,0 +1,156 @@
+import json
+
+import pytest
+
+from launch.choose.measured import read
+from launch.hosts.host import Host
+from launch.machine.topology import Gpu, Link, Topology
+from launch.study.bandwidth import jobs
+from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, blamed, from_report, slow_ones
+
+SIZES = (2**10, 2**20, 2**24)
+
+
+def speeds(gb_per_s, sizes=SIZES):
+    return tuple(Speed(bytes=size, median_s=size / gb_per_s / 1e9, gb_per_s=gb_per_s) for size in sizes)
+
+
+def found(**what):
+    return Bandwidth(**{"hosts": {}, "pairs": {}, "links": {}, "together": (), "topologies": {}, **what})
+
+
+def pairs_of(rates):
+    """Every two hosts at the rate of the slower one."""
+    names = sorted(rates)
+    return {(a, b): speeds(min(rates[a], rates[b])) for i, a in enumerate(names) for b in names[i + 1 :]}
+
+
+def machine(size=4, kind="PIX"):
+    return Topology(
+        source="a test",
+        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(size)),
+        links=tuple(tuple(Link(kind="X" if a == b else kind) for b in range(size)) for a in range(size)),
+    )
+
+
+def links_of(slow, *, size=4, usual=20.0):
+    return {(a, b): speeds(slow.get((a, b), usual)) for a in range(size) for b in range(a + 1, size)}
+
+
+def test_each_host_with_several_ranks_and_then_all():
+    one, two, three = Host(name="h1", slots=2), Host(name="h2", slots=1), Host(name="h3", slots=4)
+    assert jobs([one]) == [(one,)]
+    assert jobs([two]) == []
+    assert jobs([one, two, three]) == [(one,), (three,), (one, two, three)]
+
+
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_a_host_with_a_slow_network_is_named_and_its_pairs_are_not(count):
+    rates = {f"h{number}": 0.1 for number in range(1, count + 1)} | {"h2": 0.025}
+    (slow,) = slow_ones(found(pairs=pairs_of(rates)))
+    assert slow.hosts == ("h2",)
+    assert slow.says == "with every other host it exchanges 16MB at 0.025 GB/s or less, others reach 0.1"
+    assert "ethtool" in slow.remedy
+
+
+def test_two_slow_hosts_of_five():
+    rates = {"h1": 1.0, "h2": 1.0, "h3": 1.0, "h4": 0.5, "h5": 0.25}
+    assert [slow.hosts for slow in slow_ones(found(pairs=pairs_of(rates)))] == [("h4",), ("h5",)]
+
+
+def test_a_slow_pair_is_named_where_its_hosts_are_fast_with_others():
+    pairs = pairs_of(dict.fromkeys(("h1", "h2", "h3", "h4"), 1.0)) | {("h2", "h3"): speeds(0.3)}
+    (slow,) = slow_ones(found(pairs=pairs))
+    assert (slow.hosts, slow.says) == (("h2",), "with h3 it exchanges 16MB at 0.3 GB/s, others reach 1")
+
+
+def test_alike_ones_and_a_single_pair_are_not_slow():
+    pairs = pairs_of({"h1": 1.0, "h2": 0.7, "h3": 1.0})
+    assert slow_ones(found(pairs=pairs, hosts={"h1": speeds(2.0), "h2": speeds(1.5)})) == []
+    assert slow_ones(found(pairs={("h1", "h2"): speeds(0.001)})) == []
+
+
+def test_pairs_are_compared_at_a_size_that_all_have():
+    """On a slow network the largest sizes are left out."""
+    pairs = pairs_of({"h1": 1.0, "h2": 1.0, "h3": 1.0}) | {("h1", "h3"): speeds(0.1, SIZES[:2])}
+    (slow,) = slow_ones(found(pairs=pairs))
+    assert slow.says == "with h3 it exchanges 1MB at 0.1 GB/s, others reach 1"
+
+
+def test_a_slow_host_by_itself():
+    hosts = {"h1": speeds(10.0), "h2": speeds(10.0), "h3": speeds(4.0)}
+    (slow,) = slow_ones(found(hosts=hosts))
+    assert (slow.hosts, slow.says) == (("h3",), "its own ranks sum 16MB at 4 GB/s, the median of all hosts is 10")
+
+
+def test_a_slow_link_and_a_slow_gpu_are_named():
+    topologies = {"h1": machine(), "h2": machine()}
+    (slow,) = slow_ones(found(links={"h1": links_of({(1, 2): 8.0}), "h2": links_of({})}, topologies=topologies))
+    assert (slow.hosts, slow.says) == (("h1",), "GPUs 1 and 2 exchange 16MB at 8 GB/s, links of the same kind (PIX) 20")
+    third = {(0, 3): 5.0, (1, 3): 5.0, (2, 3): 6.0}
+    (slow,) = slow_ones(found(links={"h1": links_of(third), "h2": links_of({})}, topologies=topologies))
+    assert (slow.hosts, slow.says) == (("h1",), "every link of GPU 3 is slower than its like, at most 6 GB/s at 16MB")
+
+
+def test_links_of_other_kinds_are_not_compared():
+    two = Topology(
+        source="a test",
+        gpus=(Gpu(index=0), Gpu(index=1), Gpu(index=2)),
+        links=tuple(
+            tuple(Link(kind="X" if a == b else "PIX" if {a, b} == {0, 1} else "SYS") for b in range(3))
+            for a in range(3)
+        ),
+    )
+    own = links_of({(0, 2): 5.0, (1, 2): 5.0}, size=3)
+    assert slow_ones(found(links={"h1": own}, topologies={"h1": two})) == []
+
+
+def test_who_is_to_blame():
+    pairs = [("a", "b"), ("a", "c"), ("b", "c")]
+    assert blamed({("a", "c"), ("b", "c")}, pairs) == (["c"], [])
+    assert blamed({("a", "c")}, pairs) == ([], [("a", "c")])
+    assert blamed({("a", "b")}, [("a", "b")]) == ([], [("a", "b")])
+
+
+def test_a_report_is_read():
+    report = {
+        "measured": [{"bytes": 1024, "median_s": 0.5, "bus_gb_per_s": 2.0, "over": "ours"}],
+        "pairs": [
+            {"ranks": [0, 1], "bytes": 1024, "median_s": 0.25, "gb_per_s": 4.0},
+            {"ranks": [0, 1], "bytes": 2048, "median_s": 0.25, "gb_per_s": 8},
+        ],
+    }
+    sums, pairs = from_report(report)
+    assert sums == (Speed(bytes=1024, median_s=0.5, gb_per_s=2.0),)
+    assert [speed.gb_per_s for speed in pairs[0, 1]] == [4.0, 8.0]
+
+
+def test_the_table():
+    topologies = {"h1": machine(2), "h2": machine(2)}
+    both = found(
+        hosts={"h1": speeds(18.0)},
+        pairs={("h1", "h2"): speeds(1.25)},
+        links={"h1": links_of({}, size=2)},
+        together=speeds(1.0, SIZES[:2]),
+        topologies=topologies,
+    )
+    assert bandwidth_table(both).splitlines() == [
+        "GB/s       latency   64KB  1MB   4MB  16MB  64MB  256MB",
+        "on h1      0.000 ms  -     18    -    18    -     -",
+        "h1 and h2  0.001 ms  -     1.25  -    1.25  -     -",
+        "over all   0.001 ms  -     1     -    -     -     -",
+        "",
+        "h1    GPU0  GPU1",
+        "GPU0  -     20.0",
+        "GPU1  20.0  -",
+        "",
+        "h1: the best measured ring of 2 GPUs is 0-1 at 20 GB/s, 1.00 times PCI order, 0-1 at 20",
+    ]
+
+
+def test_what_programs_get_is_what_the_choice_reads():
+    topologies = {"h1": machine(3)}
+    written = bandwidth_json(found(links={"h1": links_of({(0, 2): 5.0}, size=3)}, topologies=topologies))
+    (links,) = read(json.dumps({"bandwidth": written}), name="f.json")
+    assert (links.host, links.gpus, links.uuids) == ("h1", (0, 1, 2), ("GPU-0", "GPU-1", "GPU-2"))
+    assert links.gb_per_s == ((None, 20.0, 5.0), (20.0, None, 20.0), (5.0, 20.0, None))
