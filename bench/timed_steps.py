@@ -17,7 +17,7 @@ import torch
 from synthetic import synthetic_training
 
 from hvdtrain.ranks import comm as ranks
-from hvdtrain.ranks import connect
+from hvdtrain.ranks import cores
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     chosen = arguments.parse_args()
 
     if chosen.spin:
-        connect.cores_together = lambda local_size: local_size + 1
+        cores.cores_together = lambda local_size: local_size + 1
     if chosen.look_every_us is not None:
         ranks.LOOK_EVERY_S = chosen.look_every_us * 1e-6
     settings = dict(setting(word) for word in chosen.set)

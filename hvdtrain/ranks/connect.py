@@ -7,6 +7,7 @@ import os
 
 import torch
 
+from hvdtrain.ranks import cores
 from hvdtrain.ranks.comm import Comm, HorovodComm, SerialComm
 from hvdtrain.ranks.launchers import require_joined
 from hvdtrain.ranks.memory import keep_freed_memory
@@ -59,7 +60,7 @@ def connect(
         comm: Comm = HorovodComm(mpi=None)
     elif any(name in os.environ for name in RANK_VARIABLES):
         local_size = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-        if local_size >= cores_together(local_size):
+        if local_size >= cores.cores_together(local_size):
             # Open MPI spins as if each rank had a core to spare. It reads this at MPI_Init, which the import runs.
             os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if os.environ.get("OMPI_COMM_WORLD_SIZE") == str(local_size):
@@ -75,7 +76,7 @@ def connect(
             raise BadInput("--timeline: only Horovod has one, so start with horovodrun or mpirun, or leave it out")
         return SerialComm()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores_together(comm.local_size) // comm.local_size))
+        torch.set_num_threads(max(1, cores.cores_together(comm.local_size) // comm.local_size))
     return comm
 
 
@@ -84,16 +85,3 @@ def _without_tcp(transports: str) -> str:
     if not transports:
         return "^tcp"
     return f"{transports},tcp" if transports.startswith("^") else transports
-
-
-def cores_together(local_size: int) -> int:
-    """How many cores the `local_size` ranks of this host may use between them.
-
-    A rank sees its own cores and the launcher's, which is not bound: ranks that were bound one by one have together as
-    many as they are, ranks that were not share what the launcher may use. The launcher is the parent, unless hvdlaunch
-    has told its cores.
-    """
-    own = os.sched_getaffinity(0)
-    told = os.environ.get("HVDLAUNCH_CORES")
-    launcher = set(map(int, told.split(","))) if told else os.sched_getaffinity(os.getppid())
-    return min(len(own) * local_size, len(own | launcher))

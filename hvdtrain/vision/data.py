@@ -9,7 +9,7 @@ from torchvision.datasets import CIFAR10
 
 from hvdtrain.ranks.agree import agreed, require_equal
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.connect import cores_together
+from hvdtrain.ranks.cores import cores_together
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision import images, models
 from hvdtrain.vision.config import DATA, EffnetConfig

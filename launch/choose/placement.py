@@ -32,7 +32,7 @@ class RankSlot:
     shared: bool  # its GPU is busy, and named by --gpus: it is used all the same
     numa: tuple[int, ...]  # NUMA nodes of its cores; empty where not known
     cores: Cores  # empty: the rank is not bound
-    threads: int | None  # its share of these cores; None where not known
+    threads: int | None  # its share of these cores, as far as a quota pays for them; None where not known
     interface: str | None  # on the network that several hosts share
     unfit_ports: tuple[str, ...]  # where there are several hosts: of InfiniBand or RoCE, for NCCL to leave alone
     environment: Mapping[str, str | None]  # what launch.rank.bind sets besides, or unsets where it is None
@@ -201,7 +201,7 @@ def _ring(host: str, topology: Topology, ranks: int) -> tuple[int, ...]:
         replace(gpu, uuid=None, unusable=gpu.unusable and "taken", shared=None, drawbacks=()) for gpu in topology.gpus
     )
     try:
-        return _ring_of_kind(replace(topology, gpus=gpus, numa_nodes=(), interfaces=()), ranks)
+        return _ring_of_kind(replace(topology, gpus=gpus, numa_nodes=(), interfaces=(), cpu_quota=None), ranks)
     except SelectionError as error:
         raise PlacementError(f"host {host}: {error}") from error
 
@@ -238,6 +238,9 @@ def _slots_of(
         if bound and binding == "cores":
             cores, sharers = split_cores(cores, len(sharing))[sharing.index(local_rank)], 1
         threads = None if not usable else max(1, len(cores if bound else usable) // sharers)
+        if topology.cpu_quota is not None:  # a container with --cpus sees all cores
+            allowed = max(1, int(topology.cpu_quota / len(gpus)))
+            threads = min(threads or allowed, allowed)
         slots.append(
             RankSlot(
                 rank=first + local_rank,

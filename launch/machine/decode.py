@@ -10,7 +10,7 @@ from launch.errors import TopologyError, harmless
 MAX_CHARACTERS = 256  # of one text
 MAX_WHOLE_FLOAT = 1 << 16  # JSON may write 40.0 as 40
 # Older files lack them: they have a default.
-LATER = frozenset({"speed_mbps", "mtu", "p2p", "shared", "drawbacks", "ports", "rate_gbps", "measured"})
+LATER = frozenset({"speed_mbps", "mtu", "p2p", "shared", "drawbacks", "ports", "rate_gbps", "cpu_quota", "measured"})
 
 
 def decode(value: object, kind: typing.Any, where: str) -> typing.Any:

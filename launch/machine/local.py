@@ -25,6 +25,7 @@ def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
         _with_locks(_gpu_topology(timeout_s)) if gpus else Topology(source="none"),
         numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
         interfaces=system.interfaces(),
+        cpu_quota=system.cpu_quota(system.ROOT),
     )
 
 

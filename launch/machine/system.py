@@ -3,12 +3,12 @@
 import contextlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from launch.cores import parse_cores
 from launch.machine.topology import Interface, NumaNode, Port
 
-SYSFS = Path("/sys")
+ROOT, SYSFS = Path("/"), Path("/sys")
 
 # linux/sockios.h and linux/if.h
 _SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
@@ -28,6 +28,23 @@ def numa_nodes(sysfs: Path, usable: frozenset[int]) -> tuple[NumaNode, ...]:
             near = tuple(core for core in parse_cores(cores) if core in usable)
             nodes.append(NumaNode(id=int(folder.name.removeprefix("node")), cores=near))
     return tuple(sorted(nodes, key=lambda node: node.id))
+
+
+def cpu_quota(root: Path) -> float | None:
+    """The time that the control groups of this process allow, of either version, in cores; None without a limit."""
+    allowed = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees its own as the root
+            folder = mount / str(group).lstrip("/")
+            words = [_read(folder / "cpu.max"), _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
+            words = " ".join(words).split()  # as 150000 100000, of one version or the other; max or -1 is no limit
+            if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[0]) and int(words[1]):
+                allowed.append(int(words[0]) / int(words[1]))
+    return min(allowed, default=None)
 
 
 def interfaces() -> tuple[Interface, ...]:

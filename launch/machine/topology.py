@@ -100,6 +100,7 @@ class Topology:
     nics: tuple[Nic, ...] = ()
     numa_nodes: tuple[NumaNode, ...] = ()  # empty where not known
     interfaces: tuple[Interface, ...] = ()  # without loopback; empty where not known
+    cpu_quota: float | None = None  # time that its processes may take together, in cores; None without a limit
     measured: bool = False  # the GB/s of the links were measured, in place of the table of link speeds
 
 
@@ -247,6 +248,8 @@ def from_json(value: object, *, name: str = "topology") -> Topology:
 
 def check(topology: Topology, name: str) -> None:
     """TopologyError, which begins with `name`, where the fields do not go together or no host has such."""
+    if topology.cpu_quota is not None and not (math.isfinite(topology.cpu_quota) and topology.cpu_quota > 0):
+        raise TopologyError(f"{name}.cpu_quota: expected a positive number or null, found {topology.cpu_quota}")
     _check_links(topology, name)
     numbers = {
         **{f"gpus[{i}].cores": gpu.cores for i, gpu in enumerate(topology.gpus)},

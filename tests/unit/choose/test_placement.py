@@ -48,6 +48,18 @@ def test_ranks_share_the_cores_near_their_gpu():
     ]
 
 
+@pytest.mark.parametrize(("quota", "threads"), [(None, 4), (64.0, 4), (8.0, 2), (11.9, 2), (1.5, 1)])
+@pytest.mark.parametrize("binding", ["numa", "cores", "none"])
+def test_ranks_share_no_more_cores_than_a_quota_pays_for(binding, quota, threads):
+    limited = {"a": replace(machine(), cpu_quota=quota)}
+    assert [slot.threads for slot in placed(hosts(a=4), limited, 4, binding=binding)] == [threads] * 4
+
+
+def test_a_quota_is_known_also_where_the_cores_are_not():
+    bare = replace(machine(gpus=0), numa_nodes=(), cpu_quota=3.0)
+    assert [slot.threads for slot in placed(hosts(a=2), {"a": bare}, 2)] == [1, 1]
+
+
 def test_ranks_get_cores_of_their_own_when_asked():
     slots = placed(hosts(a=4), {"a": machine()}, 4, binding="cores")
     assert [slot.cores for slot in slots] == [(0, 1, 2, 3), (8, 9, 10, 11), (4, 5, 6, 7), (12, 13, 14, 15)]

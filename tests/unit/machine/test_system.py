@@ -8,6 +8,7 @@ import pytest
 
 from launch.machine import system
 from launch.machine.system import (
+    cpu_quota,
     free_port,
     interfaces,
     numa_nodes,
@@ -185,3 +186,41 @@ def test_a_free_port_is_one_on_which_nobody_listens(monkeypatch):
 
 def test_lists_this_machine_without_loopback():
     assert "lo" not in {interface.name for interface in interfaces()}
+
+
+V1 = "7:pids:/\n4:cpu,cpuacct:/docker/3bf3\n2:cpuset:/docker/3bf3\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),  # as a container sees itself
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        ("0::/\n", {}, None),
+        (
+            "0::/kube/pod/c\n",
+            {"kube/cpu.max": "400000 100000", "kube/pod/cpu.max": "250000 100000", "kube/pod/c/cpu.max": "max 100000"},
+            2.5,
+        ),
+        (V1, {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
+        (V1, {"cpu/docker/3bf3/cpu.cfs_quota_us": "50000", "cpu/docker/3bf3/cpu.cfs_period_us": "100000"}, 0.5),
+        (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
+        (V1, {"cpu/cpu.cfs_quota_us": "200000"}, None),
+        (V1, {"cpuset/cpu.cfs_quota_us": "1", "cpuset/cpu.cfs_period_us": "100000"}, None),
+        ("0::/\n", {"cpu.max": "no number"}, None),
+        ("0::/\n", {"cpu.max": "100000 0"}, None),
+        ("0::/\n", {"cpu.max": "0 100000"}, None),
+    ],
+)
+def test_the_quota_is_that_of_the_strictest_group(tmp_path, line, files, quota):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(line)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    assert cpu_quota(tmp_path) == quota
+
+
+def test_where_there_are_no_control_groups_there_is_no_quota(tmp_path):
+    assert cpu_quota(tmp_path) is None

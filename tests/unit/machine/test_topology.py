@@ -42,6 +42,7 @@ def machine(**changes):
         nics=(Nic(name="mlx5_0", links=(Link(kind="PIX"), Link(kind="NODE"), Link(kind="SYS")), ports=PORTS),),
         numa_nodes=(NumaNode(id=0, cores=(0, 1)), NumaNode(id=1, cores=())),
         interfaces=(Interface(name="eth0", cidr="10.0.0.3/24", speed_mbps=10_000),),
+        cpu_quota=1.5,
     )
     return dataclasses.replace(whole, **changes)
 
@@ -140,8 +141,8 @@ def test_reads_files_from_before_some_facts_were_known():
     for row in (*plain["links"], *(nic["links"] for nic in plain["nics"])):
         for link in row:
             del link["p2p"]
-    del plain["nics"][0]["ports"]
-    whole = machine()
+    del plain["nics"][0]["ports"], plain["cpu_quota"]
+    whole = machine(cpu_quota=None)
     gpus = tuple(dataclasses.replace(gpu, drawbacks=()) for gpu in whole.gpus)
     nics = (dataclasses.replace(whole.nics[0], ports=()),)
     assert from_json(plain) == dataclasses.replace(whole, gpus=gpus, nics=nics)
@@ -170,6 +171,7 @@ def changed(path, value):
         (changed(["new"], 1), "expected an object with source"),
         (changed(["source"], 3), "h.json.source: expected str, found 3"),
         (changed(["gpus"], {}), r"h.json.gpus: expected a list"),
+        (changed(["cpu_quota"], 0.0), "h.json.cpu_quota: expected a positive number or null, found 0.0"),
         (changed(["gpus", 0, "index"], True), r"h.json.gpus\[0\].index: expected int, found True"),
         (changed(["gpus", 0, "uuid"], 5), r"gpus\[0\].uuid: expected str or null, found 5"),
         (changed(["gpus", 1, "index"], 0), "expected each index once"),
@@ -182,7 +184,7 @@ def changed(path, value):
         (changed(["links", 0, 1, "kind"], "LAN"), r"links\[0\]\[1\].kind: expected NV"),
         (changed(["links", 0, 1, "count"], 0), "count: 0 does not go with NV"),
         (changed(["links", 0, 2, "count"], 1), "count: 1 does not go with SYS"),
-        ({}, "interfaces, measured, found none"),
+        ({}, "cpu_quota, measured, found none"),
         (changed(["links", 0, 1, "gbps"], 0.0), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], -1.0), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], float("inf")), "gbps: expected a positive number or null"),

@@ -1,5 +1,6 @@
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,35 +9,6 @@ from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import RANK_VARIABLES
 from hvdtrain.safety.watchdog import PATIENCE_S, slow_s
-
-# --- cores
-
-
-@pytest.mark.parametrize(
-    ("own", "launcher", "local_size", "cores"),
-    [
-        (range(8), range(8), 4, 8),  # unbound: all share what the launcher may use
-        ([3], range(8), 4, 4),  # bound to a core each
-        ([3], range(8), 8, 8),
-        (range(4), range(8), 2, 8),  # bound to a NUMA node each
-        (range(4), range(8), 4, 8),  # two ranks to a NUMA node
-        (range(4), range(8), 1, 4),  # alone and bound
-        ([2, 3], [2, 3], 4, 2),  # a container of two cores
-        ([5], [0], 2, 2),  # bound, and so is the launcher, elsewhere
-    ],
-)
-def test_cores_together(monkeypatch, own, launcher, local_size, cores):
-    monkeypatch.delenv("HVDLAUNCH_CORES", raising=False)
-    monkeypatch.setattr(os, "getppid", lambda: 4711)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0: set(own), 4711: set(launcher)}[pid])
-    assert connect.cores_together(local_size) == cores
-    # The parent is another program, which is bound as well, but hvdlaunch tells.
-    monkeypatch.setenv("HVDLAUNCH_CORES", ",".join(map(str, launcher)))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(own))
-    assert connect.cores_together(local_size) == cores
-
-
-# --- connect
 
 
 @pytest.mark.parametrize(
@@ -134,6 +106,7 @@ def test_ranks_that_fill_their_cores_yield_while_they_wait(monkeypatch, ranks, y
     environment = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": ranks}
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.setattr("hvdtrain.ranks.cores.ROOT", Path("/nowhere"))
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ImportError):  # at the import, which would start MPI, it must be set already
         connect.connect(fusion_threshold_mb=None, cycle_time_ms=None)

@@ -1,0 +1,82 @@
+import math
+import os
+
+import pytest
+
+from hvdtrain.ranks import cores
+
+
+@pytest.fixture(autouse=True)
+def no_quota(monkeypatch, tmp_path):
+    """No control group of this machine."""
+    monkeypatch.setattr(cores, "ROOT", tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("own", "launcher", "local_size", "together"),
+    [
+        (range(8), range(8), 4, 8),  # unbound: all share what the launcher may use
+        ([3], range(8), 4, 4),  # bound to a core each
+        ([3], range(8), 8, 8),
+        (range(4), range(8), 2, 8),  # bound to a NUMA node each
+        (range(4), range(8), 4, 8),  # two ranks to a NUMA node
+        (range(4), range(8), 1, 4),  # alone and bound
+        ([2, 3], [2, 3], 4, 2),  # a container of two cores
+        ([5], [0], 2, 2),  # bound, and so is the launcher, elsewhere
+    ],
+)
+def test_the_cores_of_all_ranks_of_a_host(monkeypatch, own, launcher, local_size, together):
+    monkeypatch.delenv("HVDLAUNCH_CORES", raising=False)
+    monkeypatch.setattr(os, "getppid", lambda: 4711)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0: set(own), 4711: set(launcher)}[pid])
+    assert cores.cores_together(local_size) == together
+    # The parent is another program, which is bound as well, but hvdlaunch tells.
+    monkeypatch.setenv("HVDLAUNCH_CORES", ",".join(map(str, launcher)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(own))
+    assert cores.cores_together(local_size) == together
+
+
+def group(root, line, **files):
+    """A machine on which this process is in such a control group; files are named from /sys/fs/cgroup on."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(line)
+    for name, text in files.items():
+        path = root / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+V1 = "7:pids:/\n4:cpu,cpuacct:/docker/3bf3\n2:cpuset:/docker/3bf3\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),  # as a container sees itself
+        ("0::/\n", {"cpu.max": "max 100000"}, math.inf),
+        ("0::/\n", {}, math.inf),
+        (
+            "0::/kube/pod/c\n",
+            {"kube/cpu.max": "400000 100000", "kube/pod/cpu.max": "250000 100000", "kube/pod/c/cpu.max": "max 100000"},
+            2.5,
+        ),
+        (V1, {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
+        (V1, {"cpu/docker/3bf3/cpu.cfs_quota_us": "50000", "cpu/docker/3bf3/cpu.cfs_period_us": "100000"}, 0.5),
+        (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf),
+        (V1, {"cpu/cpu.cfs_quota_us": "200000"}, math.inf),
+        (V1, {"cpuset/cpu.cfs_quota_us": "1", "cpuset/cpu.cfs_period_us": "100000"}, math.inf),
+        ("0::/\n", {"cpu.max": "no number"}, math.inf),
+        ("0::/\n", {"cpu.max": "100000 0"}, math.inf),
+    ],
+)
+def test_the_quota_is_that_of_the_strictest_group(tmp_path, line, files, quota):
+    assert cores.quota(group(tmp_path, line, **files)) == quota
+
+
+@pytest.mark.parametrize(("text", "together"), [("150000 100000", 1), ("350000 100000", 3), ("10000 100000", 1)])
+def test_cores_that_a_quota_does_not_pay_for_do_not_count(monkeypatch, tmp_path, text, together):
+    monkeypatch.setattr(cores, "ROOT", group(tmp_path, "0::/\n", **{"cpu.max": text}))
+    monkeypatch.setenv("HVDLAUNCH_CORES", "0,1,2,3,4,5,6,7")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert cores.cores_together(4) == together
