@@ -65,6 +65,7 @@ class Run:
             "np": comm.size,
             "hosts": sorted({theirs["host"] for theirs in placement}),
             **{name: known[name] for name in ("model", "data", "recipe", "epochs", "global_batch")},
+            "logs": os.environ.get("HVDLAUNCH_LOGS"),
         }
         self.tracker = Tracker(self.folder, writes=comm.rank == 0, measures=measures, result=result, memory=memory)
         self.tracker.rank_facts(comm.rank, **facts)

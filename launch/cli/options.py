@@ -281,6 +281,12 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="give this variable to every rank; default: PATH, NCCL_*, OMP_* and others, on one host all",
     )
+    command.add_argument(
+        "--show",
+        choices=("0", "all"),
+        default="0",
+        help="what is seen: rank 0, or all ranks line by line; each has its logs/JOB/rank-R.log; default: 0",
+    )
     command.add_argument("--allow-run-as-root", action="store_true", help="needed to start ranks as root")
     command.add_argument(
         "--ssh-option",

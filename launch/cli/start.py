@@ -117,6 +117,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         network=options.network,
         exports=tuple(options.exports),
         as_root=options.allow_run_as_root,
+        show=options.show,
         reach=Ssh(
             agent=agent_of(os.environ, options.ssh_options),
             options=tuple(options.ssh_options),

@@ -2,8 +2,8 @@
 
     mpirun ... python -m launch.rank.bind -- python -m hvdtrain.effnet ...
 
-The plan comes in HVDLAUNCH_PLAN (JSON by host, zlib, base64), the rank from mpirun, horovodrun or srun. Standard
-library only: this runs once per rank on every host.
+The plan comes in HVDLAUNCH_PLAN (JSON by host, zlib, base64), the rank from mpirun, horovodrun or srun. What the
+program writes goes to a forwarder. Standard library only: this runs once per rank on every host.
 """
 
 import base64
@@ -20,6 +20,8 @@ import sys
 import zlib
 from typing import Any, NoReturn
 from uuid import UUID
+
+from launch.rank import forwarder
 
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK", "SLURM_LOCALID")
@@ -49,12 +51,14 @@ def main(argv: list[str]) -> NoReturn:
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
     # What the ranks of this host share: a program between this one and the training, as nsys, is bound as well.
     os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
+    errors = keep_words(slot)
     bind_to(slot["cores"])
     # Until the program has a handler of its own this signal, which asks it to save and leave, would kill it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         os.execvp(program[0], program)  # noqa: S606 (that is what this file is for)
     except OSError as error:
+        os.dup2(errors, 2)
         refuse(f"rank {slot['rank']} on {slot['host']} cannot start {program[0]!r}: {error.strerror}")
 
 
@@ -64,6 +68,7 @@ def own_slot(environment: Any) -> dict[str, Any]:
         rank = int(next(environment[name] for name in RANKS if name in environment))
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
         slot = slot_of(rank, plan)
+        slot["show_all"] = {"all": True, "0": False}[plan["show"]]
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
         local_rank = int(next((environment[name] for name in LOCAL_RANKS if name in environment), slot["local_rank"]))
@@ -179,6 +184,27 @@ def lock(file: int) -> int | None:
             return None  # a file system without locks
         else:
             return None
+
+
+def keep_words(slot: dict[str, Any]) -> int:
+    """Have a forwarder keep and show what this rank writes; standard error as it was.
+
+    Where a host takes no log, or the job has no name, a rank writes as if there were no forwarder.
+    """
+    os.environ.pop("HVDLAUNCH_LOGS", None)
+    if not (job := os.environ.get("HVDLAUNCH_JOB")):
+        return 2
+    folder = f"{forwarder.LOGS}/{job}"
+    try:
+        log = forwarder.new_log(job, slot["rank"])
+        errors = forwarder.start(log, slot["rank"], show_all=slot["show_all"])
+    except OSError as error:
+        if slot["local_rank"] == 0:
+            why = f"{folder} on {slot['host']} cannot be written: {error.strerror}"
+            print(f"hvdlaunch: {why}: what its ranks write is shown, and not kept", file=sys.stderr, flush=True)
+        return 2
+    os.environ["HVDLAUNCH_LOGS"] = f"{os.getcwd()}/{folder}"  # noqa: PTH109
+    return errors
 
 
 def bind_to(cores: set[int]) -> None:

@@ -75,6 +75,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         mca=command.set_parameters(environment),
         environment=dict(environment) if shared is None else inherited(environment, exports),
         as_root=request.as_root,
+        show=request.show,
         remarks=tuple(remarks),
         topologies={host: topologies[host] for host in used},
     )

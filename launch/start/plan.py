@@ -7,6 +7,7 @@ from launch.choose.placement import RankSlot
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Topology
 from launch.reach.ssh import SSH, Ssh
+from launch.start.request import Show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Plan:
     mca: frozenset[str]  # parameters of Open MPI that the user's environment sets: ours are left out
     environment: Mapping[str, str]  # what the launcher gets of ours
     as_root: bool
+    show: Show
     remarks: tuple[str, ...]  # what the user should know, one line each
     topologies: Mapping[str, Topology] = field(default_factory=dict)  # of the hosts that have ranks
 

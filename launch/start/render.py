@@ -55,6 +55,7 @@ def packed(plan: Plan, launcher: Launcher) -> str:
     document = {
         "launcher": f"horovodrun, {launcher.mpi}" if launcher.horovodrun else str(launcher.mpi),
         "program": plan.program,
+        "show": plan.show,
         "environment": {name: plan.environment[name] for name in given},
         "rendezvous": dict(plan.rendezvous),
         "hosts": hosts,

@@ -14,6 +14,8 @@ from launch.machine.topology import Topology
 from launch.reach.ssh import SSH, Ssh
 from launch.start.environment import exported, require_plain_job
 
+Show = Literal["0", "all"]  # what is seen of the ranks: what rank 0 writes, or all ranks line by line
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
@@ -32,6 +34,7 @@ class RunRequest:
     network: str | None  # where several hosts are to meet: a CIDR or an interface; None: what they share
     exports: tuple[str, ...]
     as_root: bool
+    show: Show = "0"
     reach: Ssh = SSH
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
     per_host: int | None = None  # slots of each host; None: those of the list

@@ -1,24 +1,26 @@
 """Why a run failed: which rank was first, where it was, and its last words.
 
-A rank leaves two files in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`, one line
-with its place: "step 17 working", "step 17 reading" while it reads its data or, inside a collective, "step 17 waiting".
-Clocks are not compared.
+A rank of hvdtrain leaves two files in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`,
+one line with its place: "step 17 working", "step 17 reading" while it reads its data or, inside a collective, "step 17
+waiting". Clocks are not compared. Where there is no such file the last words are the end of the rank's log.
 """
 
 import itertools
 import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.choose.placement import RankSlot
+from launch.errors import harmless
 from launch.reach.ask import silent_host
 from launch.reach.ssh import SSH, Ssh
 from launch.watch.report import Report
 from launch.watch.story import Story
+from launch.watch.words import Logs
 
-TAIL_LINES = 12
+TAIL_LINES, LINE_CHARS = 12, 500
 MAX_NAMED = 4
 # Errors that only tell that another rank is gone.
 SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR|[Bb]roken pipe|Connection reset")
@@ -37,12 +39,20 @@ class Trace:
     at: str | None  # "at step 17"; None where not known
     waited: bool  # for other ranks, inside a collective
     read: bool  # its data
-    words: str  # what its error file holds; may be empty
-    file: Path  # its error file
+    words: str  # what that file holds; may be empty
+    file: Path  # its error file, else its log
 
 
-def explain(status: int, story: Story, slots: Sequence[RankSlot], report: Report, reach: Ssh = SSH) -> str | None:
-    """Why the run failed, in one line and the tail of an error file; None where the program has explained it itself."""
+def explain(
+    status: int,
+    story: Story,
+    slots: Sequence[RankSlot],
+    report: Report,
+    reach: Ssh = SSH,
+    *,
+    logs: Logs | None = None,
+) -> str | None:
+    """Why the run failed, in one line and a rank's last words; None where the program has explained it itself."""
     if report.explanation is not None:
         return None
     lost, hosts = story.lost or story.gone, {slot.host for slot in slots}
@@ -57,6 +67,9 @@ def explain(status: int, story: Story, slots: Sequence[RankSlot], report: Report
         return f"the launcher ended with status {status}"
     if (trace := traces.get(rank)) is not None and (fired := WATCHDOG.search(trace.words)) is not None:
         return _hung(rank, fired["after"], slots, traces)
+    if logs is not None and (trace is None or not trace.words) and (end := logs.end(slots[rank])):
+        nowhere = Trace(at=None, waited=False, read=False, words="", file=logs.file(rank))
+        trace = replace(trace or nowhere, words=end, file=logs.file(rank))
     how = (story.how if rank == story.rank else None) or f"ended the run with status {status}"
     if rank == story.rank and story.signal == signal.SIGKILL:
         how += ", perhaps out of memory" + ("," if trace and trace.at else "")
@@ -119,7 +132,7 @@ def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int,
 
 
 def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:
-    """The line with the place and the end of the rank's error file, or where its main thread stood."""
+    """The line with the place and the end of the rank's words, or where its main thread stood."""
     if trace is None:
         return line + more
     line = f"{line} {trace.at}{more}" if trace.at else line + more
@@ -132,7 +145,8 @@ def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:
         tail = list(itertools.takewhile(str.strip, lines[first + 1 :]))[:TAIL_LINES]
     else:
         tail = lines[-TAIL_LINES:]
-    return "\n".join([line + (STOOD if stacks else LAST_WORDS), *(f"    {text}" for text in tail), f"    {trace.file}"])
+    shown = (f"    {harmless(text.expandtabs()[:LINE_CHARS])}" for text in tail)
+    return "\n".join([line + (STOOD if stacks else LAST_WORDS), *shown, f"    {trace.file}"])
 
 
 def _place(at: re.Match[str]) -> str:

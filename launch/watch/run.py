@@ -15,6 +15,7 @@ from launch.watch.failure import explain, in_one_line
 from launch.watch.report import Report, read_report
 from launch.watch.stops import GRACE_S, Stops
 from launch.watch.story import Story
+from launch.watch.words import FOLDER, Logs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +68,16 @@ def _watch(prepared: PreparedRun, folder: Path, story: Story, stops: Stops) -> t
 def _result(prepared: PreparedRun, status: int | None, story: Story, report: Report, stops: Stops) -> RunResult:
     """How the run ended; the line that explains it is printed here, unless the program has done so."""
     preempted = status == 0 and report.exit_reason == "preempted"
+    job = prepared.environment["HVDLAUNCH_JOB"]
     line: str | None = None
     why: str | None
     if preempted and report.explanation is None:
-        job = prepared.environment["HVDLAUNCH_JOB"]
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"stopped and saved{at}: HVDLAUNCH_JOB={job} before the same command goes on from there"
     elif status and (stops.by is None or stops.saving):
-        line = explain(status, story, prepared.plan.slots, report, prepared.launcher.reach)
+        reach = prepared.launcher.reach
+        logs = Logs(folder=Path.cwd() / FOLDER / job, python=prepared.launcher.python, reach=reach)
+        line = explain(status, story, prepared.plan.slots, report, reach, logs=logs)
     if line is not None:
         _show(f"hvdlaunch: {line}\n".encode())
     if stops.by is not None and status != 0:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ H0 = {"host": "h0", "hostname": "other", **GPU0, "cores": [], "environment": {},
 OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
 H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "shared": False, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
-PLAIN = {"rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
+PLAIN = {"show": "0", "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
 
 def packed(plan):
@@ -141,8 +142,11 @@ def process(monkeypatch):
     monkeypatch.setattr(bind, "die_with_parent", lambda: noted.append("parent"))
     monkeypatch.setattr(bind, "hold_gpus", lambda slots: noted.append([slot["gpu"] for slot in slots]))
     monkeypatch.setattr(bind, "bind_to", noted.append)
+    monkeypatch.setattr(bind.forwarder, "new_log", lambda job, rank: noted.append((job, rank)) or 7)
+    monkeypatch.setattr(bind.forwarder, "start", lambda *of, show_all: noted.append((*of, show_all)) or 2)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: noted.append((how, signals)))
     environment = {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "1", "CUDA_VISIBLE_DEVICES": "7", "TMPDIR": "/t"}
+    environment["HVDLAUNCH_JOB"] = "mine"
     monkeypatch.setattr(os, "environ", environment)
 
     def become(program, argv):
@@ -157,7 +161,7 @@ def process(monkeypatch):
 def test_a_rank_takes_its_place_then_becomes_the_program(process):
     bind.main(["--", "prog", "--", "-x"])
     *before, (program, argv, environment) = process
-    assert before == ["parent", [3, 4], {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
+    assert before == ["parent", [3, 4], ("mine", 1), (7, 1, False), {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == (
         "PCI_BUS_ID",
@@ -165,6 +169,7 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     )
     assert environment["OMP_NUM_THREADS"] == "2"
     assert "TMPDIR" not in environment
+    assert environment["HVDLAUNCH_LOGS"] == str(Path.cwd() / "logs/mine")
     found = {name: environment[name] for name in (*MEET, "RANK", "LOCAL_RANK")}
     assert found == {**MEET, "RANK": "1", "LOCAL_RANK": "0"}
     assert environment["HVDLAUNCH_CORES"] == ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
@@ -188,6 +193,36 @@ def test_no_program_is_refused(process, capsys, argv):
     usage = "hvdlaunch: usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...\n"
     assert refused(capsys, lambda: bind.main(argv)) == usage
     assert process == ["parent"]
+
+
+@pytest.mark.parametrize(("show", "all_ranks"), [("0", False), ("all", True)])
+def test_what_is_shown_stands_in_the_plan(process, show, all_ranks):
+    os.environ["HVDLAUNCH_PLAN"] = packed({**PLAIN, "show": show})
+    bind.main(["--", "prog"])
+    assert (7, 1, all_ranks) in process
+
+
+def test_without_the_name_of_a_job_nothing_is_kept(process):
+    del os.environ["HVDLAUNCH_JOB"]
+    os.environ["HVDLAUNCH_LOGS"] = "of another run"
+    bind.main(["--", "prog"])
+    assert process[:3] == ["parent", [3, 4], {0}]
+    assert "HVDLAUNCH_LOGS" not in os.environ
+
+
+@pytest.mark.parametrize(("rank", "told"), [("1", True), ("2", False)])
+def test_a_host_that_takes_no_log_says_so_once_and_its_ranks_run(process, capsys, monkeypatch, rank, told):
+    def full(job, number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bind.forwarder, "new_log", full)
+    os.environ |= {"OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_LOGS": "of another run"}
+    bind.main(["--", "prog"])
+    assert process[-1][0] == "prog"
+    assert "HVDLAUNCH_LOGS" not in process[-1][2]
+    line = "hvdlaunch: logs/mine on h1 cannot be written: No space left on device: "
+    line += "what its ranks write is shown, and not kept\n"
+    assert capsys.readouterr().err == (line if told else "")
 
 
 def test_a_program_that_is_missing_is_named_with_its_rank_and_host(process, capsys):

@@ -18,6 +18,7 @@ def test_only_the_rank_that_writes_asks_for_the_environment(monkeypatch, tmp_pat
     monkeypatch.setattr(run, "environment", lambda: times.append(rank) or {"command": ["it"]})
     monkeypatch.setattr(run.exits, "on_early_end", lambda *_, **__: Event())
     (tmp_path / "ranks").mkdir()
+    monkeypatch.setenv("HVDLAUNCH_LOGS", "/shared/logs/mine")
     one = run.Run(Rank(rank, 2), tmp_path, SimpleNamespace(step=None), faults.NONE)
     settings = {"model": "m", "data": "d", "recipe": "scaled", "epochs": 1}
     one.begin(settings, {"global_batch": 8}, device=CPU, columns=["model"], measures=IMAGES, memory=None, epochs_done=0)
@@ -25,4 +26,5 @@ def test_only_the_rank_that_writes_asks_for_the_environment(monkeypatch, tmp_pat
     assert len(times) == asked
     documents = {"config.json", "environment.json", "placement.json"}
     assert documents & {file.name for file in tmp_path.iterdir()} == (documents if rank == 0 else set())
+    assert one.tracker.result["logs"] == "/shared/logs/mine"
     assert json.loads((tmp_path / "ranks" / f"rank-{rank}.json").read_text())["rank"] == rank

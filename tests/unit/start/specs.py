@@ -44,6 +44,7 @@ def plan(where=None, **changes):
         mca=frozenset(),
         environment={},
         as_root=False,
+        show="0",
         remarks=(),
     )
     return replace(plain, **changes)

@@ -5,9 +5,11 @@ import pytest
 
 from launch.choose.placement import place
 from launch.watch import failure
+from launch.watch import words as last_words
 from launch.watch.failure import explain, first_failed, in_one_line, read_traces
 from launch.watch.report import read_report
 from launch.watch.story import Story
+from launch.watch.words import Logs
 from tests.unit.machines import hosts, machine
 from tests.unit.watch.test_story import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
 
@@ -259,3 +261,67 @@ def test_a_crash_shows_the_stack_of_the_thread_that_crashed(slots, tmp_path):
 
 def test_nothing_said_is_no_line():
     assert in_one_line("") == ""
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    """The logs of a run by rank, as if all hosts were this one."""
+    monkeypatch.setattr(last_words, "is_local", lambda _: True)
+    folder = tmp_path / "logs"
+    folder.mkdir()
+
+    def write(**by_rank):
+        for name, text in by_rank.items():
+            (folder / f"{name.replace('_', '-')}.log").write_bytes(text)
+        return Logs(folder=folder, python="python")
+
+    return write
+
+
+TRACEBACK = b"epoch 1\nTraceback (most recent call last):\n\tFile x\nValueError: \x1b[2Jfirst\n"
+
+
+def test_of_any_program_the_end_of_its_log_is_shown(slots, logs):
+    nowhere = Path("/nonexistent/report.json")
+    told = logs(rank_0=b"not it", rank_2=TRACEBACK)
+    explanation = explain(3, story_of(STATUS_3), slots, read_report(nowhere), logs=told)
+    assert explanation.splitlines() == [
+        "rank 2 on h2 ended with status 3; its last words:",
+        "    epoch 1",
+        "    Traceback (most recent call last):",
+        "            File x",
+        r"    ValueError: \x1b[2Jfirst",
+        f"    {told.file(2)}",
+    ]
+    assert in_one_line(explanation) == r"rank 2 on h2 ended with status 3: ValueError: \x1b[2Jfirst"
+    killed = explain(137, story_of(KILLED), slots, read_report(nowhere), logs=told)
+    assert killed.startswith("rank 2 on h2 died of signal 9 (Killed), perhaps out of memory; its last words:\n")
+    silent = explain(3, story_of(BY_RANK[1]), slots, read_report(nowhere), logs=told)
+    assert silent == "rank 1 on h1 ended with status 3"
+
+
+def test_a_rank_that_has_left_last_words_of_its_own_is_not_quoted_from_its_log(slots, tmp_path, logs):
+    report = folder_with(tmp_path, rank_2=b"ValueError: its own")
+    told = logs(rank_2=TRACEBACK)
+    assert "its own" in in_one_line(explain(3, story_of(STATUS_3), slots, read_report(report), logs=told))
+    (tmp_path / "ranks" / "rank-2.err").write_bytes(b"")
+    at(tmp_path, rank_2="step 7 working")
+    explanation = explain(3, story_of(STATUS_3), slots, read_report(report), logs=told)
+    assert explanation.startswith("rank 2 on h2 ended with status 3 at step 7; its last words:\n    epoch 1\n")
+
+
+def test_a_line_without_end_is_shown_in_part(slots, logs):
+    told = logs(rank_2=b"x" * 100_000)
+    _, end, _ = explain(3, story_of(STATUS_3), slots, read_report(Path("/nonexistent")), logs=told).splitlines()
+    assert end == "    " + "x" * 500
+
+
+def test_where_a_program_has_crashed_in_python_it_is_shown_where_it_stood(slots, logs):
+    crash = b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
+    crash += b'  File "a.py"\n\nmore'
+    told = logs(rank_0=crash)
+    explanation = explain(139, story_of(KILLED_OF_5), slots, read_report(Path("/nonexistent")), logs=told)
+    assert explanation.splitlines()[:2] == [
+        "rank 0 on h1 died of signal 11 (Segmentation fault); it stood here:",
+        '      File "a.py"',
+    ]

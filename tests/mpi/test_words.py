@@ -1,0 +1,180 @@
+"""What ranks write: kept on disk whatever happens, seen of rank 0 or line by line of all; no rank notices."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.mpi.conftest import left_in, slow, wait_until
+from tests.mpi.launched import LAUNCHERS, argv, environment, finished, lines, started
+
+SAYS = 'echo "out $OMPI_COMM_WORLD_RANK"; echo "err $OMPI_COMM_WORLD_RANK" >&2'
+RANK = "import json, os, signal, sys, time\nrank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+
+
+def python(script):
+    return [sys.executable, "-c", RANK + script]
+
+
+def log(folder, rank, name="mine"):
+    return folder / "logs" / name / f"rank-{rank}.log"
+
+
+def forwarders(folder):
+    return [one for one in left_in(folder) if "launch.rank.bind" in one.cmdline() and one.ppid() == 1]
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
+def test_rank_0_is_seen_and_all_are_kept(tmp_path, launcher):
+    done = finished(tmp_path, argv("--launcher", launcher, program=["sh", "-c", SAYS]), HVDLAUNCH_JOB="mine")
+    assert done.returncode == 0, done.stderr
+    tag = "[1,0]<std{}>:" if launcher == "horovodrun" else ""  # its own, on whatever it shows
+    assert (done.stdout, lines(done)[-1]) == (f"{tag}out 0\n".format("out"), f"{tag}err 0".format("err"))
+    assert len(lines(done)) == 2
+    assert [sorted(log(tmp_path, rank).read_text().splitlines()) for rank in (0, 1)] == [
+        [f"err {rank}", f"out {rank}"] for rank in (0, 1)
+    ]
+
+
+def test_all_are_seen_on_request_and_no_line_mixes_with_another(tmp_path):
+    """In bursts that are longer than what mpirun reads at once."""
+    script = (
+        "lines = [f'{rank} {number} ' + 'x' * (7 * number % 3000) for number in range(400)]\n"
+        "for part in range(0, 400, 40):\n"
+        "    for stream in (sys.stdout, sys.stderr):\n"
+        "        burst = ''.join(f'{stream.name} {one}\\n' for one in lines[part:part + 40])\n"
+        "        os.write(stream.fileno(), burst.encode())\n"
+    )
+    done = finished(tmp_path, argv("--show", "all", "-np", "3", program=python(script)))
+    assert done.returncode == 0
+    assert done.stdout == ""
+    found = lines(done)
+    for rank in range(3):
+        for stream in ("<stdout>", "<stderr>"):
+            begins = f"[{rank}] {stream} {rank} "
+            expected = [f"{begins}{number} " + "x" * (7 * number % 3000) for number in range(400)]
+            assert [line for line in found if line.startswith(begins)] == expected
+    assert len(found) == 2400
+
+
+FAULTS = {
+    "traceback": ("raise ValueError('planted')", 1, "ended with status 1"),
+    "kill": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "died of signal 9 (Killed), perhaps out of memory"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_last_words_of_a_rank_are_shown_whatever_the_program(tmp_path, fault):
+    """It flushes nothing itself: its standard output is a terminal, as under mpirun alone."""
+    how, status, said = FAULTS[fault]
+    script = f"if rank == 0:\n    time.sleep(100)\nprint('\\x1b[31mword')\n{how}\n"
+    done = finished(tmp_path, argv(program=python(script)), HVDLAUNCH_JOB="mine", PYTHONUNBUFFERED="")
+    assert done.returncode == status, done.stderr
+    first, *words, file = lines(done)
+    assert first == f"hvdlaunch: rank 1 on localhost {said}; its last words:"
+    assert r"    \x1b[31mword" in words
+    assert fault == "kill" or "    ValueError: planted" in words
+    assert file == f"    {log(tmp_path, 1)}"
+    assert "\x1b[31mword\n" in log(tmp_path, 1).read_text()
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """logs/ has no room for what the test writes."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_ends_no_rank_and_rank_0_is_seen(tmp_path, full_disk):
+    script = (
+        "for number in range(20000):\n    print(rank, number)\nopen(f'finished-{rank}', 'w')\n"
+        "sys.exit(0 if os.statvfs('logs').f_bavail == 0 else 'there was room')\n"
+    )
+    done = finished(tmp_path, argv(program=python(script)), HVDLAUNCH_JOB="mine")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(f"0 {number}\n" for number in range(20000))
+    assert all((tmp_path / f"finished-{rank}").exists() for rank in (0, 1))
+
+
+def test_what_a_rank_has_started_keeps_nobody_waiting(tmp_path):
+    """It inherits the rank's streams, and mpirun waits for their end."""
+    done = finished(tmp_path, argv(program=["sh", "-c", "sleep 300 & exit 0"]))
+    assert (done.returncode, lines(done)) == (0, [])
+
+
+FACTS = (
+    "status = dict(line.split(':\\t') for line in open('/proc/self/status').read().splitlines())\n"
+    "try:\n    os.waitpid(-1, 0)\nexcept ChildProcessError:\n    children = 0\n"
+    "facts = {'terminals': [os.isatty(number) for number in (0, 1, 2)], 'children': children,\n"
+    "    'ignored': status['SigIgn'], 'caught': status['SigCgt'], 'leads': os.getpgid(0) == os.getpid(),\n"
+    "    'parent': os.path.basename(open(f'/proc/{os.getppid()}/cmdline').read().split('\\0')[0]),\n"
+    "    'files': len(os.listdir('/proc/self/fd'))}\n"
+    "json.dump(facts, open(f'{sys.argv[1]}-{rank}', 'w'))\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_finds_itself_as_under_the_launcher_alone(tmp_path, launcher):
+    own = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    alone = [launcher, *(["--oversubscribe"] if launcher == "mpirun" else []), "-np", "2", *python(FACTS), "alone"]
+    subprocess.run(alone, cwd=tmp_path, env=environment(tmp_path, **own), stdin=subprocess.DEVNULL, check=True)
+    assert finished(tmp_path, argv("--launcher", launcher, program=[*python(FACTS), "ours"])).returncode == 0
+    for rank in (0, 1):
+        found = {name: json.loads((tmp_path / f"{name}-{rank}").read_text()) for name in ("alone", "ours")}
+        assert found["alone"] == found["ours"]
+
+
+@pytest.mark.slow
+def test_megabytes_without_a_line_end_are_kept_byte_by_byte(tmp_path):
+    script = "if rank == 1:\n    sys.stdout.buffer.write(bytes(set(range(256)) - {10}) * 400_000)\n"
+    done = finished(tmp_path, argv(program=python(script)), HVDLAUNCH_JOB="mine")
+    assert done.returncode == 0, done.stderr
+    assert log(tmp_path, 1).read_bytes() == bytes(set(range(256)) - {10}) * 400_000
+
+
+@pytest.mark.slow
+def test_where_a_forwarder_is_killed_the_run_ends_and_does_not_hang(tmp_path):
+    script = "while True:\n    print(rank, flush=True)\n    time.sleep(0.05)\n"
+    with started(tmp_path, argv(program=python(script))) as job:
+        (rank_1,) = wait_until(
+            lambda: [
+                one
+                for one in forwarders(tmp_path)
+                if any(file.path.endswith("rank-1.log") for file in one.open_files())
+            ],
+            20,
+        )
+        rank_1.kill()
+        assert job.wait(20) != 0
+    assert "hvdlaunch: rank 1 on localhost " in (tmp_path / "out").read_text()
+    wait_until(lambda: not left_in(tmp_path), 5)
+
+
+@pytest.mark.slow
+def test_a_restart_keeps_the_log_of_the_attempt_before(tmp_path):
+    program = ["sh", "-c", "echo attempt $HVDLAUNCH_ATTEMPT; exit 9"]
+    done = finished(tmp_path, argv("-np", "1", "--restarts", "1", program=program), HVDLAUNCH_JOB="mine")
+    assert done.returncode == 9
+    assert log(tmp_path, 0).read_text() == "attempt 1\n"
+    assert log(tmp_path, 0).with_name("rank-0.before.log").read_text() == "attempt 0\n"
+
+
+@pytest.mark.slow
+def test_where_no_log_can_be_made_all_is_seen(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "logs").symlink_to("elsewhere")
+    done = finished(tmp_path, argv(program=["sh", "-c", SAYS]), HVDLAUNCH_JOB="mine")
+    assert done.returncode == 0
+    (line,) = (line for line in lines(done) if line.startswith("hvdlaunch: "))
+    assert re.fullmatch(r"hvdlaunch: logs/mine on localhost cannot be written: .*: what its ranks write is .*", line)
+    assert sorted(set(lines(done)) - {line}) == ["err 0", "err 1", "out 0", "out 1"]
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -1,0 +1,227 @@
+import contextlib
+import errno
+import math
+import os
+import stat
+
+import pytest
+
+from launch.rank import forwarder
+from launch.rank.forwarder import CHUNK_BYTES, HELD_S, PACKET_BYTES, Line, Log, Streams, Words, marked, new_log
+
+OUT, ERR = 101, 102
+SEEN_OUT, SEEN_ERR, LOG = 201, 202, 301
+STREAMS = Streams(out=OUT, err=ERR, launchers_out=SEEN_OUT, launchers_err=SEEN_ERR)
+
+
+class Files:
+    """What was written, by file, in one list; a write may fail, or take so many bytes alone."""
+
+    def __init__(self):
+        self.written = []
+        self.room = {LOG: math.inf, SEEN_OUT: math.inf, SEEN_ERR: math.inf}
+
+    def write(self, file, text):
+        taken = text[: int(min(self.room[file], len(text)))]
+        if text and not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room[file] -= len(taken)
+        self.written.append((file, taken))
+        return len(taken)
+
+    def of(self, file):
+        return b"".join(text for into, text in self.written if into == file)
+
+
+@pytest.fixture
+def files(monkeypatch):
+    made = Files()
+    monkeypatch.setattr(os, "write", made.write)
+    monkeypatch.setattr(forwarder.fcntl, "fcntl", lambda *_: 0)
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(forwarder.time, "monotonic", lambda: now[0])
+    return now
+
+
+def words(rank=0, *, show_all=False):
+    return Words(STREAMS, Log(LOG), rank, show_all=show_all)
+
+
+def test_rank_0_is_seen_as_it_comes_on_its_own_streams(files, clock):
+    said = words()
+    for stream, chunk in ((OUT, b"a ba"), (ERR, b"\r 10%"), (OUT, b"r\n"), (ERR, b"\r 20%\x00\xff\x1b[2J")):
+        said.feed(stream, chunk)
+    assert files.of(SEEN_OUT) == b"a bar\n"
+    assert files.of(SEEN_ERR) == b"\r 10%\r 20%\x00\xff\x1b[2J"
+    assert files.of(LOG) == b"a bar\n"  # the rest of the other line may come
+    said.flush(math.inf)
+    assert files.of(LOG) == b"a bar\n\r 10%\r 20%\x00\xff\x1b[2J"
+
+
+def test_of_other_ranks_nothing_is_seen(files, clock):
+    said = words(3)
+    said.feed(OUT, b"a\n")
+    said.feed(ERR, b"b\n")
+    assert files.written == [(LOG, b"a\n"), (LOG, b"b\n")]
+
+
+def test_all_ranks_are_seen_in_whole_lines_with_their_rank(files, clock):
+    said = words(3, show_all=True)
+    said.feed(OUT, b"one\ntw")
+    said.feed(ERR, b"  error\n\n")
+    said.feed(OUT, b"o\n")
+    assert files.of(SEEN_OUT) == b""
+    assert [text for file, text in files.written if file == SEEN_ERR] == [
+        b"[3] one\n",
+        b"[3]   error\n",
+        b"[3] \n",
+        b"[3] two\n",
+    ]
+    assert files.of(LOG) == b"one\n  error\n\ntwo\n"
+
+
+def test_a_line_that_is_not_whole_is_kept_back_for_a_while_and_mixes_with_none(files, clock):
+    said = words(1)
+    assert said.due == math.inf
+    said.feed(OUT, b"Password: ")
+    said.flush(clock[0])
+    assert (files.written, said.due) == ([], HELD_S)
+    clock[0] = HELD_S / 2
+    said.feed(OUT, b"(none)")
+    said.flush(clock[0])
+    assert (files.written, said.due) == ([], HELD_S)
+    said.flush(HELD_S)
+    assert (files.of(LOG), said.due) == (b"Password: (none)", math.inf)
+    said.feed(ERR, b"error\n")
+    said.feed(OUT, b" yes\n")
+    assert files.of(LOG) == b"Password: (none)\nerror\n yes\n"
+
+
+def test_a_line_without_end_is_not_kept_back_for_ever():
+    line, passed = Line(), 0
+    for _ in range(100):
+        passed += len(line.whole(b"x" * 5000, 0.0))
+    assert passed + len(line.rest()) == 500_000
+    assert line.due == math.inf
+    assert len(Line().whole(b"x" * CHUNK_BYTES, 0.0)) == CHUNK_BYTES
+
+
+def test_the_wait_of_a_line_counts_from_its_beginning():
+    line = Line()
+    assert line.whole(b"a", 1.0) == b""
+    assert line.whole(b"b", 1.1) == b""
+    assert line.due == 1.0 + HELD_S
+    assert line.whole(b"\nc", 1.2) == b"ab\n"
+    assert line.due == 1.2 + HELD_S
+    assert line.whole(b"\n", 1.3) == b"c\n"
+    assert line.due == math.inf
+
+
+def test_what_a_full_disk_does_not_take_is_dropped_and_counted(files, clock):
+    files.room[LOG] = 6
+    said = words(1)
+    for number in range(3):
+        said.feed(OUT, b"line %d\n" % number)
+    assert files.of(LOG) == b"line 0"
+    files.room[LOG] = math.inf
+    said.feed(ERR, b"room again\n")
+    assert files.of(LOG) == b"line 0\n[hvdlaunch: 15 bytes could not be written here]\nroom again\n"
+    said.feed(ERR, b"more\n")
+    assert files.of(LOG).endswith(b"here]\nroom again\nmore\n")
+
+
+def test_nobody_who_watches_any_more_costs_the_log_nothing(files, clock):
+    files.room[SEEN_OUT] = files.room[SEEN_ERR] = 0
+    for rank, show_all in ((0, False), (1, True)):
+        files.written.clear()
+        said = words(rank, show_all=show_all)
+        said.feed(OUT, b"line\n")
+        assert files.written == [(LOG, b"line\n")]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (b"a\nb\n", [b"a", b"b"]),
+        (b"a\n\nb", [b"a", b"", b"b"]),
+        (b"\r 10%\r 20%", [b" 20%"]),
+        (b" 10%\r 20%\r", [b" 20%"]),
+        (b"dos\r\n\n", [b"dos", b""]),
+        (b"\n", [b""]),
+        (b"\x1b[31mred\x1b[0m\n", [b"\x1b[31mred\x1b[0m"]),
+    ],
+)
+def test_lines_are_marked(text, lines):
+    assert list(marked(text, b"[12] ")) == [b"[12] " + line + b"\n" for line in lines]
+
+
+def test_a_line_is_shown_in_packets_that_open_mpi_reads_at_once():
+    long = bytes(range(0x20, 0x7F)) * 300
+    packets = list(marked(long + b"\nshort\n", b"[1] "))
+    assert max(map(len, packets)) == PACKET_BYTES
+    assert all(packet.startswith(b"[1] ") and packet.endswith(b"\n") for packet in packets)
+    assert b"".join(packet[4:-1] for packet in packets[:-1]) == long
+    assert packets[-1] == b"[1] short\n"
+
+
+# --- where it is kept
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def kept(job, rank, text=b""):
+    file = new_log(job, rank)
+    os.write(file, text)
+    os.close(file)
+
+
+def test_a_log_is_its_owners_alone_and_the_one_before_stays(here):
+    for text in (b"first", b"second", b"third"):
+        kept("mine", 3, text)
+    folder = here / "logs" / "mine"
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        "rank-3.log": b"third",
+        "rank-3.before.log": b"second",
+    }
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (here / "logs", folder, *folder.iterdir())}
+    assert set(modes.values()) == {0o700, 0o600}
+
+
+@pytest.mark.parametrize("planted", ["logs", "logs/mine", "logs/mine/rank-0.log", "logs/mine/rank-0.before.log"])
+def test_no_planted_link_is_followed(here, planted):
+    elsewhere = here / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("keep me")
+    (here / planted).parent.mkdir(parents=True, exist_ok=True)
+    (here / planted).symlink_to(elsewhere / "file" if planted.endswith(".log") else elsewhere)
+    with contextlib.suppress(OSError):
+        kept("mine", 0, b"words")
+    assert [(path.name, path.read_text()) for path in elsewhere.iterdir()] == [("file", "keep me")]
+    if planted.endswith(".log"):
+        assert (here / "logs/mine/rank-0.log").read_bytes() == b"words"
+        assert not (here / "logs/mine/rank-0.log").is_symlink()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(here):
+    (here / "logs").touch()
+    with pytest.raises(OSError, match="Not a directory"):
+        new_log("mine", 0)
+
+
+def test_a_pipe_stays_a_pipe_and_a_terminal_one(here):
+    for made, is_terminal in ((os.pipe(), False), (os.openpty(), True)):
+        reader, writer = forwarder._stream_like(made[1])
+        assert os.isatty(writer) is is_terminal
+        os.write(writer, b"a\nb")
+        assert os.read(reader, 10) == b"a\nb"
+        for file in (*made, reader, writer):
+            os.close(file)
