@@ -37,7 +37,12 @@ def listed_hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
         return from_slurm(options.slurm_nodes)
     if options.hostfile is None:
         return None
-    text, name = read(options.hostfile)
+    return hosts_in(options.hostfile)
+
+
+def hosts_in(file: str) -> tuple[Host, ...]:
+    """The hosts of a file in any spelling."""
+    text, name = read(file)
     return hostfile.read(text, name=name)
 
 

@@ -74,9 +74,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="show what hvdlaunch plan shows, start nothing")
     _add_sbatch_options(run)
     _add_nccl_debug(run)
+    _add_mpijob_options(run)
     plan = command("plan", "show who would run where, the files and the exact command", f"-np 4 {TRAINING}")
     _add_start_options(plan)
-    plan.set_defaults(dry_run=True, sbatch=None, sbatch_options=[], nccl_debug=False)
+    plan.set_defaults(dry_run=True, sbatch=None, sbatch_options=[], mpijob=None, mpijob_options=[], nccl_debug=False)
     sweep = command(
         "sweep",
         "run a program at several sizes, tell what each gives in time, accuracy and cost; continues where it stopped",
@@ -341,6 +342,20 @@ def _add_sbatch_options(run: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="for that script: time=4:00:00, partition=gpu, exclusive; default: our own, which it may replace",
+    )
+
+
+def _add_mpijob_options(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "--mpijob", type=Path, metavar="FILE", help="write a Kubeflow MPIJob that does it; default: do it now"
+    )
+    run.add_argument(
+        "--mpijob-option",
+        dest="mpijob_options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for that job: image=IMAGE, and claim=NAME of a volume for all pods; default: none, both are needed",
     )
 
 

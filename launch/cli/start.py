@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from launch.cli import mistakes
-from launch.cli.files import listed_hosts, measured_links, read, write
+from launch.cli.files import hosts_in, listed_hosts, measured_links, read, write
 from launch.errors import CommandError, harmless
+from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
 from launch.machine.saved import read_topology
 from launch.machine.topology import Topology
 from launch.reach.ssh import Ssh, agent_of
-from launch.start import prepare, sbatch
-from launch.start.request import RunRequest, check, listed
+from launch.start import mpijob, prepare, sbatch
+from launch.start.request import RunRequest, check, default_hostfile, listed
 from launch.start.shown import plan_text
 from launch.watch import nccl, supervise
 from launch.watch import run as watched
@@ -32,6 +33,12 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("--hostfile -: the job has no such input: write it to a file, or give -H")
     if options.sbatch_options and options.sbatch is None:
         raise CommandError("--sbatch-option is for the script that --sbatch FILE writes: add that")
+    if options.sbatch is not None and options.mpijob is not None:
+        raise CommandError("--sbatch and --mpijob: give one of them")
+    if options.mpijob is not None and options.dry_run:
+        raise CommandError("--mpijob and --dry-run: neither starts anything, give one of them")
+    if options.mpijob_options and options.mpijob is None:
+        raise CommandError("--mpijob-option is for the job that --mpijob FILE writes: add that")
     if not 0 <= options.grace_s < math.inf:
         raise CommandError(f"--grace-s {options.grace_s:g}: give a number of seconds, at least 0")
     policy = _restart_policy(options)
@@ -39,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("--nccl-debug looks at one run that is started: leave --dry-run and --restarts out")
     if options.sbatch is not None:
         return _sbatch(options)
+    if options.mpijob is not None:
+        return _mpijob(options)
     if options.dry_run:
         return _plan(options)
     request = _request(options)
@@ -106,7 +115,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         np=options.np,
         per_host=options.per_host,
         program=tuple(options.program),
-        hosts=listed_hosts(options),
+        hosts=_hosts(options),
         topologies=_topologies(options.topology),
         launcher=options.launcher,
         gpus=options.gpus,
@@ -127,6 +136,12 @@ def _request(options: argparse.Namespace) -> RunRequest:
         check=not options.no_check,
         measured=measured_links(options),
     )
+
+
+def _hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
+    file = default_hostfile(os.environ)
+    hosts = listed_hosts(options)
+    return hosts_in(file) if hosts is None and file is not None else hosts
 
 
 def _topologies(given: Collection[str]) -> dict[str, Topology]:
@@ -206,6 +221,38 @@ def _sbatch(options: argparse.Namespace) -> int:
     write(options.sbatch, script)
     print(f"submit it with: sbatch {options.sbatch}")
     _remind_root(options)
+    return 0
+
+
+def _mpijob(options: argparse.Namespace) -> int:
+    named = {"-H": options.hosts, "--hostfile": options.hostfile, "--slurm-nodes": options.slurm_nodes}
+    for option, given in named.items():
+        if given is not None:
+            raise CommandError(f"{option} names hosts, but Kubernetes makes those of --mpijob: leave it out")
+    if options.apptainer is not None:
+        raise CommandError("--apptainer: the pods of --mpijob are containers already: give --mpijob-option image=IMAGE")
+    request, pods = _request(options), mpijob.parse_options(options.mpijob_options)
+    workers = mpijob.workers(request.np, request.per_host)
+    check(request, workers, os.environ)
+    words = _without(("--mpijob", "--mpijob-option"), options.words[1:])
+    ssh = [word for option in mpijob.SSH for word in ("--ssh-option", option)]
+    name = mpijob.plain_name(os.environ.get("HVDLAUNCH_JOB") or sbatch.job_name(request.program))
+    job = mpijob.mpijob(
+        ["hvdlaunch", "run", *words, *ssh, "--", *options.program],
+        name=name,
+        pods=pods,
+        workers=workers,
+        gpus=request.gpus != "none",
+        grace_s=options.grace_s,
+        restarts=options.restarts,
+        exports=request.exports,
+        environment=os.environ,
+    )
+    write(options.mpijob, job)
+    if secret := mpijob.secrets(request.exports, os.environ):
+        lines = "|".join(secret)
+        print(f"first: env | grep -E '^({lines})=' | kubectl create secret generic {name} --from-env-file=/dev/stdin")
+    print(f"submit it with: kubectl create -f {options.mpijob}")
     return 0
 
 

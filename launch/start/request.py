@@ -50,6 +50,11 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
     return from_slurm(nodes, None if gpus else environment.get("SLURM_TASKS_PER_NODE"), gpus)
 
 
+def default_hostfile(environment: Mapping[str, str]) -> str | None:
+    """The hostfile that Open MPI takes by itself, as /etc/mpi/hostfile in a launcher pod of Kubeflow; None in Slurm."""
+    return None if "SLURM_JOB_NODELIST" in environment else environment.get("OMPI_MCA_orte_default_hostfile")
+
+
 def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, ...] | None:
     """The hosts of the request, else of the Slurm allocation, with --per-host slots each; None where there is no list.
 

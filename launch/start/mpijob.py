@@ -1,0 +1,162 @@
+"""Pure: a command -> the MPIJob of Kubeflow that starts it, and what can be wrong with it before it is submitted.
+
+The job is JSON, which Kubernetes reads as it reads YAML. Its fields: pkg/apis/kubeflow/v2beta1/types.go of
+kubeflow/mpi-operator, and core/v1 of Kubernetes. What the operator adds (keys, hostfile, variables of Open MPI):
+pkg/controller/mpi_job_controller.go there.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch.errors import CommandError
+from launch.hosts.host import Host, shown
+from launch.start.environment import is_secret
+
+CLEAN_UP_S = 10  # to end all ranks that have not saved in time
+NAME_CHARS = 40  # a pod's name, which is longer, has 63
+# Of the project's image: the home of user 1000, and its ssh server where no port below 1024 may be taken.
+KEYS, GROUP, PORT = "/home/hvdtrain/.ssh", 1000, 2222
+SHARED = "/shared"  # where every pod has the claim, and works
+SSH = (f"Port={PORT}", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ConnectionAttempts=10")
+# The names of new pods are known after some seconds. The operator's own arguments for ssh would stand in place of ours.
+WAIT = "for second in $(seq 60); do getent hosts $(cut -d' ' -f1 /etc/mpi/hostfile) >/dev/null && break; sleep 1; done"
+START = ("sh", "-c", f'{WAIT}; unset OMPI_MCA_plm_rsh_args; exec "$@"', "sh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pods:
+    """What --mpijob-option says."""
+
+    image: str
+    claim: str  # a PersistentVolumeClaim that all pods may write to
+
+
+def mpijob(
+    command: Sequence[str],
+    *,
+    name: str,
+    pods: Pods,
+    workers: Sequence[Host],
+    gpus: bool,
+    grace_s: float,
+    restarts: int,
+    exports: Sequence[str],
+    environment: Mapping[str, str],
+) -> str:
+    """An MPIJob whose launcher starts `command`, which finds the workers by itself.
+
+    The command gets `grace_s` and some seconds to save before it is killed. A launcher that fails is started again
+    `restarts` times; the run keeps its name, and with it its run folder. Of the variables in `exports` those that look
+    like a secret come from the Secret with the name of the job.
+    """
+    slots = workers[0].slots
+    run = environment.get("HVDLAUNCH_JOB") or name
+    variables = [{"name": "HVDLAUNCH_JOB", "value": _literal(run)}]
+    variables += [_variable(one, name, environment) for one in exports]
+    launcher = {"name": "launcher", "args": [_literal(word) for word in (*START, *command)], "env": variables}
+    worker = {
+        "name": "worker",
+        "args": ["sshd"],
+        "env": [{"name": "SSH_PORT", "value": str(PORT)}],
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+    }
+    if gpus:
+        worker["resources"] = {"limits": {"nvidia.com/gpu": slots}}
+    policy = {"cleanPodPolicy": "Running", "backoffLimit": restarts}
+    replicas = {
+        "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": _pod(launcher, pods, grace_s)},
+        "Worker": {
+            "replicas": len(workers),
+            "restartPolicy": "OnFailure",
+            "template": _pod(worker, pods, grace_s, memory="/dev/shm"),  # noqa: S108 (else it has 64 MB)
+        },
+    }
+    job = {
+        "apiVersion": "kubeflow.org/v2beta1",
+        "kind": "MPIJob",
+        "metadata": {"name": name},
+        "spec": {
+            "slotsPerWorker": slots,
+            "launcherCreationPolicy": "WaitForWorkersReady",
+            "sshAuthMountPath": KEYS,
+            "runPolicy": policy,
+            "mpiReplicaSpecs": replicas,
+        },
+    }
+    return json.dumps(job, indent=2) + "\n"
+
+
+def _pod(container: Mapping[str, Any], pods: Pods, grace_s: float, memory: str | None = None) -> dict[str, Any]:
+    """A pod of one container that works in the claim; `memory` is where it has a file system in memory."""
+    volumes = {"shared": {"persistentVolumeClaim": {"claimName": pods.claim}}}
+    mounts = {"shared": SHARED}
+    if memory is not None:
+        volumes["memory"], mounts["memory"] = {"emptyDir": {"medium": "Memory"}}, memory
+    whole = {
+        **container,
+        "image": pods.image,
+        "workingDir": SHARED,
+        "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
+    }
+    return {
+        "spec": {
+            "terminationGracePeriodSeconds": math.ceil(grace_s) + CLEAN_UP_S,
+            "securityContext": {"fsGroup": GROUP},
+            "containers": [whole],
+            "volumes": [{"name": name, **source} for name, source in volumes.items()],
+        }
+    }
+
+
+def _variable(name: str, job: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    if is_secret(name, environment[name]):
+        return {"name": name, "valueFrom": {"secretKeyRef": {"name": job, "key": name}}}
+    return {"name": name, "value": _literal(environment[name])}
+
+
+def _literal(text: str) -> str:
+    """The text as Kubernetes gives it to the container: it would expand $(NAME), and makes one $ of two."""
+    return text.replace("$", "$$")
+
+
+def secrets(exports: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the variables whose values are not written into the file."""
+    return tuple(name for name in exports if is_secret(name, environment[name]))
+
+
+def parse_options(given: Sequence[str]) -> Pods:
+    """--mpijob-option; CommandError for what is missing or makes no sense."""
+    values: dict[str, str] = {}
+    for word in given:
+        key, equals, value = word.partition("=")
+        if key not in ("image", "claim") or not equals:
+            raise CommandError(f"--mpijob-option {shown(word)}: give image=IMAGE or claim=NAME")
+        values[key] = value
+    for key, what in (("image", "the image to run"), ("claim", "a PersistentVolumeClaim that all pods can write to")):
+        if key not in values:
+            raise CommandError(f"--mpijob wants --mpijob-option {key}=NAME, {what}")
+    plain = {"image": r"\w[\w./:@-]*", "claim": r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?"}
+    for key, pattern in plain.items():
+        if not re.fullmatch(pattern, values[key], re.ASCII):
+            raise CommandError(f"--mpijob-option {key}={shown(values[key])}: Kubernetes has no such {key}: correct it")
+    return Pods(image=values["image"], claim=values["claim"])
+
+
+def workers(np: int | None, per_host: int | None) -> tuple[Host, ...]:
+    """The pods with ranks, as hosts, each with as many; CommandError where they are not known or not full."""
+    if np is None:
+        raise CommandError("--mpijob: give -np N, the ranks of the job; --per-host N are those of each pod")
+    slots = per_host or np
+    if np % slots:
+        raise CommandError(f"--per-host {slots}: -np {np} is no multiple of it, but Kubernetes makes all pods alike")
+    return tuple(Host(name=f"worker-{number}", slots=slots) for number in range(np // slots))
+
+
+def plain_name(name: str) -> str:
+    """The name as Kubernetes takes it: small letters, digits and '-', a letter first."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return (plain if plain[:1].isalpha() else f"job-{plain}")[:NAME_CHARS].strip("-")

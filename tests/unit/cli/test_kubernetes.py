@@ -1,0 +1,91 @@
+"""--mpijob, and the hostfile that a launcher pod has."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launch.cli import start
+from launch.cli.options import parser
+from launch.hosts.host import Host
+from tests.unit.cli.commands import ended, output
+
+PROGRAM = ("--", "prog")
+ASKED = ("--mpijob", "job.json", "--mpijob-option", "image=me/hvdtrain", "--mpijob-option=claim=runs")
+JOB = ("run", "-np", "4", *ASKED)
+
+
+def launcher_of(file):
+    (container,) = json.loads(Path(file).read_text())["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
+        "containers"
+    ]
+    return container
+
+
+def test_mpijob_writes_a_job_that_runs_the_same_again(capsys, folder):
+    words = ["--per-host", "2", "--restarts", "3", "--show", "all", "-x", "NCCL_DEBUG"]
+    said = output(capsys, *JOB, *words, "--", "python", "-m", "hvdtrain.effnet", "--mpijob", "x")
+    assert said == "submit it with: kubectl create -f job.json\n"
+    job = json.loads(Path("job.json").read_text())
+    assert job["metadata"]["name"] == "hvdtrain-effnet"
+    assert (job["spec"]["slotsPerWorker"], job["spec"]["runPolicy"]["backoffLimit"]) == (2, 3)
+    args = launcher_of("job.json")["args"]
+    run = args[args.index("hvdlaunch") :]
+    before, program = run[: run.index("--")], run[run.index("--") :]
+    assert before[:4] == ["hvdlaunch", "run", "-np", "4"]
+    assert before[4:12] == ["--per-host", "2", "--restarts", "3", "--show", "all", "-x", "NCCL_DEBUG"]
+    assert "--mpijob" not in before
+    assert "StrictHostKeyChecking=no" in before
+    assert program == ["--", "python", "-m", "hvdtrain.effnet", "--mpijob", "x"]
+    parser().parse_args(before[1:])
+
+
+def test_a_secret_that_ranks_are_to_get_is_made_first(capsys, folder):
+    said = output(capsys, *JOB, "-x", "MY_TOKEN", *PROGRAM).splitlines()
+    assert said[0] == (
+        "first: env | grep -E '^(MY_TOKEN)=' | kubectl create secret generic prog --from-env-file=/dev/stdin"
+    )
+    assert "s3cret!" not in Path("job.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*JOB, "-H", "a:4"), "-H names hosts, but Kubernetes makes those of --mpijob: leave it out"),
+        ((*JOB, "--hostfile", "hosts.toml"), "--hostfile names hosts, but Kubernetes makes those of --mpijob"),
+        ((*JOB, "--apptainer", "x.sif"), "--apptainer: the pods of --mpijob are containers already"),
+        ((*JOB, "--per-host", "3"), "--per-host 3: -np 4 is no multiple of it"),
+        ((*JOB, "--ranks-per-replica", "3"), "--ranks-per-replica 3: -np 4 is no multiple of it"),
+        ((*JOB, "-x", "MISSING"), "-x MISSING: there is no such variable"),
+        ((*JOB, "--gpus", "0"), "--gpus names 1 for the 4 ranks on host worker-0"),
+        (("run", *ASKED), "--mpijob: give -np N, the ranks of the job"),
+        ((*JOB, "--dry-run"), "--mpijob and --dry-run: neither starts anything, give one of them"),
+        (("run", "-np", "1", "--mpijob", "job.json"), "--mpijob wants --mpijob-option image=NAME"),
+        (("run", "-np", "1", "--mpijob-option", "image=a"), "--mpijob-option is for the job that --mpijob FILE writes"),
+        ((*JOB, "--topology", "a=pix4.txt"), "--topology is for plan, --dry-run and --sbatch"),
+        ((*JOB, "--sbatch", "job"), "--sbatch and --mpijob: give one of them"),
+    ],
+)
+def test_what_could_not_run_is_refused_before_a_job_is_written(capsys, folder, words, message):
+    status, out, err = ended(capsys, *words, *PROGRAM)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not list(folder.glob("job*"))
+
+
+def hosts_of(*words):
+    return start._hosts(parser().parse_args(["run", "-np", "1", *words]))
+
+
+def test_in_a_launcher_pod_its_hostfile_is_the_default(monkeypatch, folder):
+    (folder / "hostfile").write_text(
+        "pi-worker-0.pi-worker.default.svc slots=8\npi-worker-1.pi-worker.default.svc slots=8\n"
+    )
+    assert hosts_of() is None
+    monkeypatch.setitem(os.environ, "OMPI_MCA_orte_default_hostfile", str(folder / "hostfile"))
+    assert hosts_of() == tuple(Host(name=f"pi-worker-{number}.pi-worker.default.svc", slots=8) for number in (0, 1))
+    assert hosts_of("-H", "a:2") == (Host(name="a", slots=2),)
+    assert hosts_of("--hostfile", "hosts.toml") == (Host(name="a", slots=2), Host(name="b", slots=1))
+    monkeypatch.setitem(os.environ, "SLURM_JOB_NODELIST", "n1")
+    assert hosts_of() is None

@@ -1,0 +1,189 @@
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launch.errors import CommandError
+from launch.start.mpijob import START, Pods, mpijob, parse_options, plain_name, secrets, workers
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+TRAIN = ("hvdlaunch", "run", "-np", "16", "--", "python", "-m", "hvdtrain.effnet", "--name", "$HOME $(x) $$")
+
+
+def job(**changes):
+    plain = {"name": "effnet", "pods": Pods(image="ghcr.io/me/hvdtrain:1", claim="runs"), "workers": workers(16, 8)}
+    more = {"gpus": True, "grace_s": 25.5, "restarts": 0, "exports": (), "environment": {}}
+    return mpijob(TRAIN, **{**plain, **more, **changes})
+
+
+JOBS = {
+    "mpijob_gpus.json": job(),
+    "mpijob_cpus.json": job(
+        gpus=False,
+        restarts=5,
+        pods=Pods(image="hvdtrain", claim="nfs.runs"),
+        workers=workers(4, None),
+        exports=("MY_DATA", "WANDB_API_KEY"),
+        environment={"MY_DATA": "/shared/$data", "WANDB_API_KEY": "canary", "HVDLAUNCH_JOB": "mine", "PATH": "/bin"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_job_is_as_it_was(name):
+    """Written anew by `python -m tests.unit.start.test_mpijob`, to be read before it is committed."""
+    assert JOBS[name] == (GOLDEN / name).read_text()
+
+
+# What Kubernetes knows of the fields that we use: a type, the words that are allowed, or a list of one kind.
+# MPIJob to ReplicaSpec: pkg/apis/kubeflow/v2beta1/types.go of kubeflow/mpi-operator 0.6.0, launcherCreationPolicy since
+# 0.4.0. The rest: Kubernetes API reference v1.31, core/v1, PodTemplateSpec and below it.
+MOUNT = {"name": str, "mountPath": str}
+VARIABLE = {"name": str, "value": str, "valueFrom": {"secretKeyRef": {"name": str, "key": str}}}
+CONTAINER = {
+    "name": str,
+    "image": str,
+    "args": [str],
+    "workingDir": str,
+    "env": [VARIABLE],
+    "volumeMounts": [MOUNT],
+    "resources": {"limits": {"nvidia.com/gpu": int}},
+    "readinessProbe": {"tcpSocket": {"port": int}, "periodSeconds": int},
+}
+VOLUME = {
+    "name": str,
+    "persistentVolumeClaim": {"claimName": str},
+    "emptyDir": {"medium": {"", "Memory", "HugePages"}},
+}
+POD = {
+    "terminationGracePeriodSeconds": int,
+    "securityContext": {"fsGroup": int},
+    "containers": [CONTAINER],
+    "volumes": [VOLUME],
+}
+REPLICA = {
+    "replicas": int,
+    "restartPolicy": {"Always", "OnFailure", "Never", "ExitCode"},
+    "template": {"spec": POD},
+}
+MPIJOB = {
+    "apiVersion": {"kubeflow.org/v2beta1"},
+    "kind": {"MPIJob"},
+    "metadata": {"name": str},
+    "spec": {
+        "slotsPerWorker": int,
+        "launcherCreationPolicy": {"AtStartup", "WaitForWorkersReady"},
+        "sshAuthMountPath": str,
+        "runPolicy": {"cleanPodPolicy": {"None", "Running", "All"}, "backoffLimit": int},
+        "mpiReplicaSpecs": {"Launcher": REPLICA, "Worker": REPLICA},
+    },
+}
+
+
+def wrong(value, kind, where="job"):
+    """The places of a value that Kubernetes would not take."""
+    if isinstance(kind, dict):
+        if not isinstance(value, dict) or not value.keys() <= kind.keys():
+            return [f"{where}: {value}"]
+        return [found for name, one in value.items() for found in wrong(one, kind[name], f"{where}.{name}")]
+    if isinstance(kind, list):
+        if not isinstance(value, list):
+            return [f"{where}: {value}"]
+        return [found for at, one in enumerate(value) for found in wrong(one, kind[0], f"{where}[{at}]")]
+    fits = value in kind if isinstance(kind, set) else type(value) is kind
+    return [] if fits else [f"{where}: {value}"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_kubernetes_knows_every_field_and_its_type(name):
+    found = json.loads(JOBS[name])
+    assert wrong(found, MPIJOB) == []
+    for replica in found["spec"]["mpiReplicaSpecs"].values():
+        pod = replica["template"]["spec"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        (container,) = pod["containers"]
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        assert {"ssh-auth", "mpi-job-config"}.isdisjoint(volumes)  # the operator adds these
+        assert "command" not in container  # the image's entrypoint stays
+    assert wrong({"spec": {"slotsPerWorker": "8", "new": 1}}, MPIJOB) != []
+
+
+def expanded(word):
+    """As Kubernetes does it (third_party/forked/golang/expansion of kubernetes): $$ is $, unknown $(NAME) stay."""
+    return word.replace("$$", "$")
+
+
+def test_the_launcher_gets_the_very_words():
+    found = json.loads(job())["spec"]["mpiReplicaSpecs"]
+    (launcher,) = found["Launcher"]["template"]["spec"]["containers"]
+    assert tuple(map(expanded, launcher["args"])) == (*START, *TRAIN)
+    assert launcher["args"][-1] == "$$HOME $$(x) $$$$"
+    assert shlex.split(START[2])[-1] == "$@"
+    (worker,) = found["Worker"]["template"]["spec"]["containers"]
+    assert (worker["args"], worker["resources"]) == (["sshd"], {"limits": {"nvidia.com/gpu": 8}})
+
+
+def test_a_secret_is_named_and_not_written():
+    text = JOBS["mpijob_cpus.json"]
+    assert "canary" not in text
+    (launcher,) = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
+    assert launcher["env"] == [
+        {"name": "HVDLAUNCH_JOB", "value": "mine"},
+        {"name": "MY_DATA", "value": "/shared/$$data"},
+        {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "effnet", "key": "WANDB_API_KEY"}}},
+    ]
+    assert secrets(("A", "MY_TOKEN"), {"A": "1", "MY_TOKEN": "2"}) == ("MY_TOKEN",)
+
+
+def test_options_are_read():
+    assert parse_options(["image=a/b:c@sha256:0", "claim=runs-2.x"]) == Pods(image="a/b:c@sha256:0", claim="runs-2.x")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ([], "--mpijob wants --mpijob-option image=NAME, the image to run"),
+        (["image=a"], "--mpijob wants --mpijob-option claim=NAME, a PersistentVolumeClaim that all pods can write to"),
+        (["image=a", "claim=b", "workers=2"], "--mpijob-option 'workers=2': give image=IMAGE or claim=NAME"),
+        (["image"], "--mpijob-option 'image': give image=IMAGE"),
+        (["image=a b", "claim=b"], "--mpijob-option image='a b': Kubernetes has no such image: correct it"),
+        (["image=\x1b[2J", "claim=b"], r"--mpijob-option image='\x1b[2J': Kubernetes has no such image"),
+        (["image=a", "claim=B_c"], "--mpijob-option claim='B_c': Kubernetes has no such claim"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_one_line(given, line):
+    with pytest.raises(CommandError) as refused:
+        parse_options(given)
+    assert str(refused.value).startswith(line)
+    assert str(refused.value).isprintable()
+
+
+def test_each_worker_has_as_many_ranks():
+    assert [(host.name, host.slots) for host in workers(8, 2)] == [(f"worker-{number}", 2) for number in range(4)]
+    assert [host.slots for host in workers(8, None)] == [8]
+    with pytest.raises(CommandError, match="--per-host 4: -np 6 is no multiple of it"):
+        workers(6, 4)
+    with pytest.raises(CommandError, match="--mpijob: give -np N, the ranks of the job"):
+        workers(None, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("hvdtrain.effnet", "hvdtrain-effnet"),
+        ("My_Run-1", "my-run-1"),
+        ("20261122-10", "job-20261122-10"),
+        ("../x", "x"),
+        ("...", "job"),
+        ("a" * 60, "a" * 40),
+        ("train" + "-" * 35 + "x", "train-x"),
+    ],
+)
+def test_a_name_that_kubernetes_takes(name, plain):
+    assert plain_name(name) == plain
+
+
+if __name__ == "__main__":
+    for golden_name, golden_text in JOBS.items():
+        (GOLDEN / golden_name).write_text(golden_text)
