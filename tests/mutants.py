@@ -163,6 +163,12 @@ MUTANTS = [
     Mutant("launch/machine/show/table.py", "best = min(kinds", "best = max(kinds"),
     Mutant("launch/hosts/host.py", "host.max_slots < host.slots", "host.max_slots <= host.slots"),
     Mutant("launch/hosts/slurm.py", "for n in range(first, last + 1)", "for n in range(first, last)"),
+    Mutant("launch/rank/forwarder.py", "_unended not in (None, stream)", "_unended is None"),
+    Mutant("launch/rank/forwarder.py", "elif rank == 0:", "elif rank >= 0:"),
+    Mutant("launch/watch/words.py", "| os.O_NOFOLLOW |", "|"),
+    Mutant("launch/machine/system.py", "min(allowed, default=None)", "max(allowed, default=None)"),
+    Mutant("launch/start/mpijob.py", "np % slots", "slots % np"),
+    Mutant("hvdtrain/ranks/cores.py", "int(words[0]) / int(words[1])", "int(words[1]) / int(words[0])"),
     Mutant("launch/rank/bind.py", "min(high, MAX_CORE) + 1", "min(high, MAX_CORE)"),
     Mutant("launch/rank/bind.py", "signal.SIG_BLOCK, {signal.SIGUSR1}", "signal.SIG_UNBLOCK, {signal.SIGUSR1}"),
 ]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.mpi import openmpi5
 from tests.mpi.launched import PLACE, argv, environment, finished, lines, ranks
+from tests.mpi.test_words import BURSTS, all_whole, python
 
 pytestmark = pytest.mark.slow
 
@@ -44,3 +45,9 @@ def test_a_failing_rank_is_named_in_one_line(tmp_path, path, how, status, said):
     done = finished(tmp_path, argv(program=[*PLACE, "--end", "1", how]), PATH=path)
     assert done.returncode == status, done.stdout + done.stderr
     assert lines(done) == [f"hvdlaunch: rank 1 on localhost {said}"]
+
+
+def test_all_are_seen_in_whole_lines(tmp_path, path):
+    done = finished(tmp_path, argv("--show", "all", program=python(BURSTS)), PATH=path)
+    assert (done.returncode, done.stdout) == (0, "")
+    all_whole(lines(done), ranks=2)

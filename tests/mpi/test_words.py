@@ -38,25 +38,29 @@ def test_rank_0_is_seen_and_all_are_kept(tmp_path, launcher):
     ]
 
 
-def test_all_are_seen_on_request_and_no_line_mixes_with_another(tmp_path):
-    """In bursts that are longer than what mpirun reads at once."""
-    script = (
-        "lines = [f'{rank} {number} ' + 'x' * (7 * number % 3000) for number in range(400)]\n"
-        "for part in range(0, 400, 40):\n"
-        "    for stream in (sys.stdout, sys.stderr):\n"
-        "        burst = ''.join(f'{stream.name} {one}\\n' for one in lines[part:part + 40])\n"
-        "        os.write(stream.fileno(), burst.encode())\n"
-    )
-    done = finished(tmp_path, argv("--show", "all", "-np", "3", program=python(script)))
-    assert done.returncode == 0
-    assert done.stdout == ""
-    found = lines(done)
-    for rank in range(3):
+BURSTS = (
+    "lines = [f'{rank} {number} ' + 'x' * (7 * number % 3000) for number in range(400)]\n"
+    "for part in range(0, 400, 40):\n"
+    "    for stream in (sys.stdout, sys.stderr):\n"
+    "        burst = ''.join(f'{stream.name} {one}\\n' for one in lines[part:part + 40])\n"
+    "        os.write(stream.fileno(), burst.encode())\n"
+)
+
+
+def all_whole(found, ranks):
+    """Of BURSTS, which are longer than what mpirun reads at once, every line is there, and nothing else."""
+    for rank in range(ranks):
         for stream in ("<stdout>", "<stderr>"):
             begins = f"[{rank}] {stream} {rank} "
             expected = [f"{begins}{number} " + "x" * (7 * number % 3000) for number in range(400)]
             assert [line for line in found if line.startswith(begins)] == expected
-    assert len(found) == 2400
+    assert len(found) == 800 * ranks
+
+
+def test_all_are_seen_on_request_and_no_line_mixes_with_another(tmp_path):
+    done = finished(tmp_path, argv("--show", "all", "-np", "3", program=python(BURSTS)))
+    assert (done.returncode, done.stdout) == (0, "")
+    all_whole(lines(done), ranks=3)
 
 
 FAULTS = {
