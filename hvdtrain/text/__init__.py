@@ -1,0 +1,1 @@
+"""Text: corpora, vocabularies, masks, models, and the settings of a run on them."""

@@ -1,0 +1,94 @@
+"""A trained BERT as a folder that transformers loads, and --pretrained too."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.text.model import Bert, BertForMaskedLM
+from hvdtrain.text.pretrained import CONFIG, FIXED, KEYS, TOKENIZER, VOCABULARY, WEIGHTS
+
+FILES = {CONFIG, WEIGHTS, VOCABULARY, TOKENIZER}
+
+
+def require_free(folder: Path, *, replace: bool) -> None:
+    """Raise BadInput before the training where `export` could not write; with `replace` a former export may go."""
+    try:
+        found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder.parent):
+            pass
+    except OSError as error:
+        raise BadInput(f"--export {folder}: cannot be written ({error.strerror}); name another folder") from error
+    if found and not (replace and found <= FILES):
+        raise BadInput(f"--export {folder}: holds files already; remove them, or name another folder")
+
+
+def export(
+    folder: Path, model: Bert, *, vocabulary: Sequence[str], lower_case: bool, labels: Sequence[str] = ()
+) -> None:
+    """Write the folder, whole or not at all; what stands there is replaced. Raises OSError.
+
+    `labels` are the names of a classifier's classes.
+    """
+    part, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        weights = {name: weight.cpu().contiguous() for name, weight in model.state_dict().items()}
+        try:
+            save_file(weights, part / WEIGHTS, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"{part / WEIGHTS}: {error}") from error
+        (part / VOCABULARY).write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
+        _write(part / CONFIG, _config(model, vocabulary, labels))
+        _write(part / TOKENIZER, _tokenizer(model, lower_case=lower_case))
+        for path in (*part.iterdir(), part):
+            _sync(path)
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _config(model: Bert, vocabulary: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    head = "BertForMaskedLM" if isinstance(model, BertForMaskedLM) else "BertForSequenceClassification"
+    config = {"architectures": [head], **FIXED}
+    config |= {KEYS[field]: value for field, value in asdict(model.sizes).items()}
+    config |= {"attention_probs_dropout_prob": model.sizes.dropout, "pad_token_id": vocabulary.index("[PAD]")}
+    if labels:
+        config["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        config["label2id"] = {label: number for number, label in enumerate(labels)}
+    return config
+
+
+def _tokenizer(model: Bert, *, lower_case: bool) -> dict[str, Any]:
+    return {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": lower_case,
+        "model_max_length": model.sizes.positions,
+    }
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,207 @@
+"""BERT (Devlin et al. 2019), with the names and shapes of Hugging Face's state dicts.
+
+N sequences of a batch, L tokens of the longest, M masked, W width, A heads, V tokens of the vocabulary, K classes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hvdtrain.safety.exits import BadInput
+
+NORM_EPS = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertSizes:
+    """What the shapes of a BERT follow from, and how it is initialised and regularised."""
+
+    vocabulary: int  # tokens
+    width: int
+    layers: int
+    heads: int
+    intermediate: int  # width inside a feed-forward layer
+    positions: int = 512  # tokens of the longest sequence
+    types: int = 2  # segments of a sequence
+    dropout: float = 0.1  # probability, everywhere
+    initializer_range: float = 0.02  # standard deviation of a fresh weight
+
+
+_SHAPES = {  # layers, width, heads, initializer range
+    "bert_tiny": (2, 128, 2, 0.06),  # learns faster than from 0.02
+    "bert_mini": (4, 256, 4, 0.02),
+    "bert_base": (12, 768, 12, 0.02),
+    "bert_large": (24, 1024, 16, 0.02),
+}
+MODELS = tuple(_SHAPES)
+
+
+def sizes_of(name: str, *, vocabulary: int, positions: int = 512) -> BertSizes:
+    """The sizes of a model by its name; BadInput for an unknown one."""
+    if name not in _SHAPES:
+        raise BadInput(f"--model {name!r} is unknown: choose one of {', '.join(MODELS)}")
+    layers, width, heads, initializer_range = _SHAPES[name]
+    return BertSizes(
+        vocabulary=vocabulary,
+        width=width,
+        layers=layers,
+        heads=heads,
+        intermediate=4 * width,
+        positions=positions,
+        initializer_range=initializer_range,
+    )
+
+
+class _Embeddings(nn.Module):
+    """The sum of what a token is, which segment it is in and where it stands."""
+
+    def __init__(self, sizes: BertSizes) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.position_embeddings = nn.Embedding(sizes.positions, sizes.width)
+        self.token_type_embeddings = nn.Embedding(sizes.types, sizes.width)
+        self.LayerNorm = nn.LayerNorm(sizes.width, eps=NORM_EPS)
+        self.dropout = nn.Dropout(sizes.dropout)
+
+    def forward(self, tokens: Tensor, types: Tensor) -> Tensor:
+        positions = self.position_embeddings.weight[: tokens.shape[1]]  # L W
+        embedded = self.word_embeddings(tokens) + self.token_type_embeddings(types) + positions
+        normed: Tensor = self.dropout(self.LayerNorm(embedded))  # N L W
+        return normed
+
+
+class _SelfAttention(nn.Module):
+    """Every token looks at all real tokens of its sequence."""
+
+    def __init__(self, sizes: BertSizes) -> None:
+        super().__init__()
+        self.query = nn.Linear(sizes.width, sizes.width)
+        self.key = nn.Linear(sizes.width, sizes.width)
+        self.value = nn.Linear(sizes.width, sizes.width)
+        self._heads, self._dropout = sizes.heads, sizes.dropout
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = (
+            layer(hidden).unflatten(-1, (self._heads, -1)).transpose(1, 2)  # N A L W/A
+            for layer in (self.query, self.key, self.value)
+        )
+        dropout = self._dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        return attended.transpose(1, 2).flatten(2)  # N L W
+
+
+class _AddedTo(nn.Module):
+    """A linear layer whose output is added to what came before, and the sum normalised."""
+
+    def __init__(self, inputs: int, sizes: BertSizes) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inputs, sizes.width)
+        self.LayerNorm = nn.LayerNorm(sizes.width, eps=NORM_EPS)
+        self.dropout = nn.Dropout(sizes.dropout)
+
+    def forward(self, inputs: Tensor, before: Tensor) -> Tensor:
+        normed: Tensor = self.LayerNorm(self.dropout(self.dense(inputs)) + before)
+        return normed
+
+
+class _Layer(nn.Module):
+    """Attention, then two linear layers for each token by itself."""
+
+    def __init__(self, sizes: BertSizes) -> None:
+        super().__init__()
+        self.attention = nn.ModuleDict({"self": _SelfAttention(sizes), "output": _AddedTo(sizes.width, sizes)})
+        self.intermediate = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.intermediate)})
+        self.output = _AddedTo(sizes.intermediate, sizes)
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        attended = self.attention["output"](self.attention["self"](hidden, mask), hidden)
+        output: Tensor = self.output(F.gelu(self.intermediate["dense"](attended)), attended)
+        return output
+
+
+class _Bert(nn.Module):
+    """The layers below all heads; with a pooler for a head that looks at whole sequences."""
+
+    def __init__(self, sizes: BertSizes, *, pooled: bool) -> None:
+        super().__init__()
+        self.embeddings = _Embeddings(sizes)
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_Layer(sizes) for _ in range(sizes.layers))})
+        if pooled:
+            self.pooler = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.width)})
+
+    def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+        hidden: Tensor = self.embeddings(tokens, types)
+        for layer in self.encoder["layer"].children():
+            hidden = layer(hidden, mask[:, None, None, :])
+        return hidden  # N L W
+
+
+class _Predictions(nn.Module):
+    """The head over the vocabulary; its matrix is that of the word embeddings."""
+
+    def __init__(self, sizes: BertSizes) -> None:
+        super().__init__()
+        dense, norm = nn.Linear(sizes.width, sizes.width), nn.LayerNorm(sizes.width, eps=NORM_EPS)
+        self.transform = nn.ModuleDict({"dense": dense, "LayerNorm": norm})
+        self.bias = nn.Parameter(torch.zeros(sizes.vocabulary))
+
+    def forward(self, hidden: Tensor, words: Tensor) -> Tensor:
+        transformed = self.transform["LayerNorm"](F.gelu(self.transform["dense"](hidden)))
+        return F.linear(transformed, words, self.bias)
+
+
+class BertForMaskedLM(nn.Module):
+    """Predicts masked tokens, and computes nothing of the head at the others."""
+
+    def __init__(self, sizes: BertSizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.bert = _Bert(sizes, pooled=False)
+        self.cls = nn.ModuleDict({"predictions": _Predictions(sizes)})
+        _initialise(self, sizes.initializer_range)
+
+    def forward(self, tokens: Tensor, types: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+        """Logits (M, V) from tokens and types (N, L), a mask (N, L) that is True at real tokens, and places (M,).
+
+        Place n x L + l is that of token l of sequence n.
+        """
+        hidden = self.bert(tokens, types, mask).flatten(0, 1).index_select(0, places)  # M W
+        logits: Tensor = self.cls["predictions"](hidden, self.bert.embeddings.word_embeddings.weight)
+        return logits
+
+
+class BertForClassification(nn.Module):
+    """One of K classes for each sequence, from its first token."""
+
+    def __init__(self, sizes: BertSizes, classes: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.bert = _Bert(sizes, pooled=True)
+        self.dropout = nn.Dropout(sizes.dropout)
+        self.classifier = nn.Linear(sizes.width, classes)
+        _initialise(self, sizes.initializer_range)
+
+    def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+        """Logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens."""
+        first = self.bert(tokens, types, mask)[:, 0]  # N W
+        logits: Tensor = self.classifier(self.dropout(torch.tanh(self.bert.pooler["dense"](first))))
+        return logits
+
+
+Bert = BertForMaskedLM | BertForClassification
+
+
+def _initialise(model: nn.Module, deviation: float) -> None:
+    """Normal weights and no biases; norms stay as torch made them."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            nn.init.normal_(layer.weight, std=deviation)
+        if isinstance(layer, nn.Linear):
+            nn.init.zeros_(layer.bias)
+
+
+def freeze_embeddings(model: Bert) -> None:
+    """Let no step change the embeddings of words, positions and segments, nor their norm."""
+    model.bert.embeddings.requires_grad_(requires_grad=False)

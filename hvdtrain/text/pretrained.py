@@ -1,0 +1,208 @@
+"""Pretrained BERTs: a folder as transformers' save_pretrained leaves it, or a model's name on the Hugging Face hub.
+
+config.json            the sizes
+model.safetensors      the weights; or pytorch_model.bin, of which nothing but tensors is read
+vocab.txt              one token per line, at its number; without it, tokenizer.json has them
+tokenizer_config.json  whether texts are lower-cased; they are where it is absent
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.ranks.agree import agreed, require_equal
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.files import read_file
+from hvdtrain.text.model import NORM_EPS, BertSizes
+
+CONFIG, WEIGHTS, PICKLED_WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "pytorch_model.bin", "vocab.txt"
+TOKENIZER, TOKENS = "tokenizer_config.json", "tokenizer.json"
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+KEYS = {  # in config.json, by the field of BertSizes
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "positions": "max_position_embeddings",
+    "types": "type_vocab_size",
+    "dropout": "hidden_dropout_prob",
+    "initializer_range": "initializer_range",
+}
+FIXED = {  # in config.json: what this BERT cannot do otherwise
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "layer_norm_eps": NORM_EPS,
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+}
+_TOKENIZER_FIXED = {"strip_accents": None, "tokenize_chinese_chars": True}
+_SILENCE_S = 15.0
+_ROUNDED_TO = 128  # a model may have room for more tokens, so that its sizes are round
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """What is known of a pretrained model before its weights are read."""
+
+    source: str  # as the user gave it
+    folder: Path  # on this host
+    sizes: BertSizes
+    vocabulary: tuple[str, ...]
+    lower_case: bool
+
+    def require_room(self, max_tokens: int) -> None:
+        """Raise BadInput where sequences are longer than the model has positions."""
+        if max_tokens > self.sizes.positions:
+            raise BadInput(
+                f"--max-tokens {max_tokens}: --pretrained {self.source} has {self.sizes.positions} positions; "
+                "give no more than these"
+            )
+
+    def require_vocabulary(self, tokens: Sequence[str], source: str) -> None:
+        """Raise BadInput where another vocabulary is asked for than the model's own."""
+        pairs = enumerate(zip(tokens, self.vocabulary, strict=False))
+        odd = next((number for number, (theirs, own) in pairs if theirs != own), None)
+        if odd is None and len(tokens) == len(self.vocabulary):
+            return
+        how = f"of {len(tokens)} tokens in place of {len(self.vocabulary)}" if odd is None else f"from token {odd} on"
+        raise BadInput(
+            f"--tokenizer {source}: another vocabulary than that of --pretrained {self.source} ({how}); leave it out"
+        )
+
+
+def pretrained_on_all(comm: Comm, source: str) -> Pretrained:
+    """The same pretrained model on all ranks, downloaded once per host if it is on the hub; see `read`."""
+    agreed(comm, lambda: fetched(source) if comm.local_rank == 0 else None)
+    found = agreed(comm, lambda: read(fetched(source, offline=True), source))
+    facts = json.dumps([vars(found.sizes), found.vocabulary, found.lower_case]).encode()
+    require_equal(comm, {f"what --pretrained {source} is (SHA-256)": hashlib.sha256(facts).hexdigest()})
+    return found
+
+
+def fetched(source: str, *, offline: bool = False) -> Path:
+    """The folder of this name, or that on this host with the hub's model of this name, which is downloaded.
+
+    With `offline` it has been downloaded already.
+    """
+    if Path(source).is_dir():
+        return Path(source)
+    if Path(source).exists() or not _HUB_NAME.fullmatch(source):
+        raise BadInput(f"--pretrained {source}: no such folder; give one with {CONFIG}, or a name on the hub")
+    # It takes 0.3 s to import, and most runs have no need of it.
+    from huggingface_hub import snapshot_download
+
+    trouble: Exception | None = None
+    if not offline:
+        try:
+            _download(source)
+        except Exception as error:  # noqa: BLE001 (of the hub, the network or the disk)
+            trouble = error
+    try:
+        return Path(snapshot_download(source, allow_patterns=[CONFIG], local_files_only=True))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(trouble or error).split())[:200]
+        raise BadInput(
+            f"--pretrained {source}: no such folder, and the hub's model of this name cannot be downloaded ({reason}); "
+            "download it elsewhere and give the folder"
+        ) from error
+
+
+def _download(source: str) -> None:
+    from huggingface_hub import HfApi, snapshot_download
+
+    # This asks once: a download alone would ask a hub that is out of reach for minutes.
+    files = HfApi().model_info(source, timeout=_SILENCE_S).siblings or []
+    weights = WEIGHTS if WEIGHTS in {file.rfilename for file in files} else PICKLED_WEIGHTS
+    snapshot_download(source, allow_patterns=[CONFIG, VOCABULARY, TOKENS, TOKENIZER, weights])
+
+
+def read(folder: Path, source: str) -> Pretrained:
+    """What a folder holds besides the weights; BadInput for what is missing, torn or no BERT of this kind."""
+    config = _document(folder / CONFIG, source)
+    if not (folder / WEIGHTS).is_file() and not (folder / PICKLED_WEIGHTS).is_file():
+        raise BadInput(f"--pretrained {source}: has neither {WEIGHTS} nor {PICKLED_WEIGHTS}; give a folder with one")
+    sizes = _sizes(config, source)
+    tokenizer = _document(folder / TOKENIZER, source) if (folder / TOKENIZER).exists() else {}
+    _require_fixed(tokenizer, _TOKENIZER_FIXED, TOKENIZER, source)
+    return Pretrained(
+        source=source,
+        folder=folder,
+        sizes=sizes,
+        vocabulary=_vocabulary(folder, sizes, source),
+        lower_case=bool(tokenizer.get("do_lower_case", True)),
+    )
+
+
+def _content(path: Path, source: str) -> str:
+    try:
+        return read_file(path).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise BadInput(f"--pretrained {source}: {path.name} cannot be read ({reason}); give a whole folder") from error
+
+
+def _document(path: Path, source: str) -> dict[str, Any]:
+    try:
+        document = json.loads(_content(path, source))
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"--pretrained {source}: {path.name} is torn or no JSON; fetch it again") from error
+    if not isinstance(document, dict):
+        raise BadInput(f"--pretrained {source}: {path.name} holds no settings by name; fetch it again")
+    return document
+
+
+def _sizes(config: Mapping[str, Any], source: str) -> BertSizes:
+    _require_fixed(config, FIXED, CONFIG, source)
+    defaults = {"types": 2, "dropout": 0.1, "initializer_range": 0.02}
+    values = {field: config.get(key, defaults.get(field)) for field, key in KEYS.items()}
+    for field, value in values.items():
+        whole = field not in ("dropout", "initializer_range")
+        kinds = (int,) if whole else (int, float)
+        if type(value) not in kinds or not (1 <= value < 2**31 if whole else 0 <= value < 1):
+            raise BadInput(f"--pretrained {source}: {CONFIG} has {KEYS[field]} {value!r}; give a BERT's folder")
+    if values["width"] % values["heads"]:
+        raise BadInput(f"--pretrained {source}: {CONFIG} cuts {values['width']} unevenly into {values['heads']} heads")
+    _require_fixed(config, {"attention_probs_dropout_prob": values["dropout"]}, CONFIG, source)
+    return BertSizes(**values)
+
+
+def _require_fixed(found: Mapping[str, Any], fixed: Mapping[str, Any], file: str, source: str) -> None:
+    for key, value in fixed.items():
+        if found.get(key, value) != value:
+            raise BadInput(
+                f"--pretrained {source}: {file} has {key} {found[key]!r}, and this BERT only {value!r}; "
+                "give another model"
+            )
+
+
+def _vocabulary(folder: Path, sizes: BertSizes, source: str) -> tuple[str, ...]:
+    if not (folder / VOCABULARY).exists() and (folder / TOKENS).exists():  # transformers 5 saves no other
+        name, tokens = TOKENS, _wordpieces(_document(folder / TOKENS, source), source)
+    else:
+        name, text = VOCABULARY, _content(folder / VOCABULARY, source)
+        tokens = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    if missing := [token for token in SPECIAL_TOKENS if token not in tokens]:
+        raise BadInput(f"--pretrained {source}: {name} has no {missing[0]}; give the model's own")
+    if len(set(tokens)) < len(tokens):
+        raise BadInput(f"--pretrained {source}: {name} has a token twice; give the model's own")
+    if not 0 <= sizes.vocabulary - len(tokens) < _ROUNDED_TO:
+        raise BadInput(
+            f"--pretrained {source}: {name} has {len(tokens)} tokens and the model {sizes.vocabulary}: "
+            "it is torn, or of another model"
+        )
+    return tuple(tokens)
+
+
+def _wordpieces(document: Mapping[str, Any], source: str) -> list[str]:
+    model = document.get("model")
+    numbers = model.get("vocab") if isinstance(model, dict) and model.get("type") == "WordPiece" else None
+    if not isinstance(numbers, dict) or sorted(map(str, numbers.values())) != sorted(map(str, range(len(numbers)))):
+        raise BadInput(f"--pretrained {source}: {TOKENS} is no WordPiece vocabulary; give a folder with {VOCABULARY}")
+    return sorted(numbers, key=numbers.__getitem__)

@@ -1,0 +1,180 @@
+"""Our BERT against transformers' own, which is installed for tests alone: its import takes seconds."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.text.pretrained import pretrained_on_all
+from hvdtrain.text.weights import load
+from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, batch, classifier, masked_lm, saved, unlike
+
+pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
+def theirs(transformers, kind, **changes):
+    """Random weights, no two alike."""
+    config = transformers.BertConfig(
+        vocab_size=SIZES.vocabulary,
+        hidden_size=SIZES.width,
+        num_hidden_layers=SIZES.layers,
+        num_attention_heads=SIZES.heads,
+        intermediate_size=SIZES.intermediate,
+        max_position_embeddings=SIZES.positions,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        initializer_range=SIZES.initializer_range,
+        num_labels=len(LABELS),
+        **changes,
+    )
+    torch.manual_seed(7)
+    return unlike(getattr(transformers, kind)(config))
+
+
+def their_logits(model):
+    tokens, types, mask = batch()
+    found = model(input_ids=tokens, token_type_ids=types, attention_mask=mask.long())
+    return found.prediction_logits if "prediction_logits" in found else found.logits
+
+
+def our_logits(model):
+    tokens, types, mask = batch()
+    if "cls.predictions.bias" not in model.state_dict():
+        return model(tokens, types, mask)
+    return model(tokens, types, mask, torch.arange(mask.numel())).unflatten(0, mask.shape)
+
+
+def difference(one, other):
+    """The largest, at real tokens."""
+    mask = batch()[2] if one.ndim == 3 else slice(None)
+    assert other[mask].std() > 0.3  # they tell something
+    return (one[mask] - other[mask]).abs().max().item()
+
+
+def folder_of(model, folder):
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    return folder
+
+
+def ours(folder, model):
+    load(model, pretrained_on_all(SerialComm(), str(folder)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "build"),
+    [
+        ("BertForMaskedLM", masked_lm),
+        ("BertForSequenceClassification", classifier),
+        ("BertForPreTraining", masked_lm),
+    ],
+)
+def test_logits_are_theirs(transformers, tmp_path, kind, build):
+    model = theirs(transformers, kind)
+    own = ours(folder_of(model, tmp_path / "model"), build())
+    assert difference(our_logits(own), their_logits(model)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "build"), [("BertForMaskedLM", masked_lm), ("BertForSequenceClassification", classifier)]
+)
+def test_logits_are_theirs_by_the_old_names(transformers, tmp_path, kind, build):
+    model = theirs(transformers, kind)
+    folder = folder_of(model, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): weight
+        for name, weight in model.state_dict().items()
+    }
+    assert any("gamma" in name for name in old)
+    torch.save(old | {"bert.embeddings.position_ids": torch.arange(12)[None]}, folder / "pytorch_model.bin")
+    assert difference(our_logits(ours(folder, build())), their_logits(model)) < 1e-5
+
+
+def test_an_encoder_without_a_head_is_the_same_encoder(transformers, tmp_path):
+    model = theirs(transformers, "BertModel")
+    tokens, types, mask = batch()
+    own = ours(folder_of(model, tmp_path / "model"), classifier())
+    found = model(input_ids=tokens, token_type_ids=types, attention_mask=mask.long())
+    assert difference(own.bert(tokens, types, mask), found.last_hidden_state) < 1e-5
+    pooled = torch.tanh(own.bert.pooler["dense"](own.bert(tokens, types, mask)[:, 0]))
+    assert difference(pooled, found.pooler_output) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "build"), [("BertForMaskedLM", masked_lm), ("BertForSequenceClassification", classifier)]
+)
+def test_gradients_are_theirs(transformers, tmp_path, kind, build):
+    model = theirs(transformers, kind)
+    own = ours(folder_of(model, tmp_path / "model"), build())
+    mask = batch()[2] if build is masked_lm else slice(None)
+    for logits in (our_logits(own), their_logits(model)):
+        real = logits[mask]
+        functional.cross_entropy(real, torch.arange(len(real)) % 3, reduction="sum").backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    for name, parameter in own.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected.pop(name), rtol=1e-4, atol=1e-5, msg=name)
+    assert not expected
+
+
+def exported(folder, build, **options):
+    return saved(folder, build(seed=4), **options)
+
+
+@pytest.mark.parametrize(
+    ("auto", "build", "labels"),
+    [("AutoModelForMaskedLM", masked_lm, ()), ("AutoModelForSequenceClassification", classifier, LABELS)],
+)
+def test_an_export_is_loaded_by_transformers(transformers, tmp_path, auto, build, labels):
+    folder = exported(tmp_path / "out", build, labels=labels)
+    model, report = getattr(transformers, auto).from_pretrained(folder, output_loading_info=True)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert difference(our_logits(build(seed=4)), their_logits(model.eval())) < 1e-5
+    if labels:
+        assert [model.config.id2label[number] for number in range(3)] == list(LABELS)
+
+
+def test_an_export_has_the_names_that_transformers_saves(transformers, tmp_path):
+    for kind, build in (("BertForMaskedLM", masked_lm), ("BertForSequenceClassification", classifier)):
+        folder = folder_of(theirs(transformers, kind), tmp_path / kind)
+        own = exported(tmp_path / f"{kind}-ours", build, labels=LABELS if build is classifier else ())
+        shapes = [
+            {name: weight.shape for name, weight in load_file(one / "model.safetensors").items()}
+            for one in (folder, own)
+        ]
+        assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_an_export_has_its_tokenizer(transformers, tmp_path, lower_case):
+    folder = exported(tmp_path / "out", masked_lm, lower_case=lower_case)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = tokenizer("Feverish fractures of the eye", "left")
+    fever = "fever" if lower_case else "Fever"
+    words = ["[CLS]", fever, "##ish", "fracture", "##s", "of", "the", "eye", "[SEP]", "left", "[SEP]"]
+    assert found["input_ids"] == [VOCABULARY.index(word) for word in words]
+    assert found["token_type_ids"] == [0] * 9 + [1] * 2
+    assert tokenizer.model_max_length == SIZES.positions
+    assert json.loads((folder / "config.json").read_text())["pad_token_id"] == tokenizer.pad_token_id
+
+
+def test_a_folder_of_theirs_has_its_vocabulary(transformers, tmp_path):
+    folder = tmp_path / "model"
+    theirs(transformers, "BertForMaskedLM").save_pretrained(folder)
+    numbers = {word: number for number, word in enumerate(VOCABULARY)}
+    transformers.BertTokenizer(numbers, do_lower_case=False).save_pretrained(folder)
+    assert not (folder / "vocab.txt").exists()
+    found = pretrained_on_all(SerialComm(), str(folder))
+    assert (found.vocabulary, found.lower_case) == (VOCABULARY, False)

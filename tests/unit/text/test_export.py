@@ -1,0 +1,108 @@
+import json
+import os
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.text import export as exported
+from hvdtrain.text.export import FILES, require_free
+from hvdtrain.text.pretrained import pretrained_on_all
+from hvdtrain.text.weights import load
+from tests.unit.text.berts import LABELS, VOCABULARY, classifier, masked_lm, saved
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_folder_holds_what_transformers_wants(tmp_path):
+    folder = saved(tmp_path / "out", classifier(), labels=LABELS)
+    assert set(bytes_of(folder)) == FILES
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert config["id2label"] == {"0": "eye", "1": "bone", "2": "other"}
+    assert config["label2id"] == {"eye": 0, "bone": 1, "other": 2}
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        assert weights.metadata() == {"format": "pt"}
+    assert (folder / "vocab.txt").read_text().split("\n") == [*VOCABULARY, ""]
+
+
+def test_the_same_model_is_the_same_bytes(tmp_path):
+    one, other = (saved(tmp_path / name, masked_lm(), labels=()) for name in ("one", "other"))
+    assert bytes_of(one) == bytes_of(other)
+
+
+def test_a_former_export_is_replaced(tmp_path):
+    saved(tmp_path / "out", masked_lm(seed=1))
+    folder = saved(tmp_path / "out", classifier(seed=2), labels=LABELS)
+    model = classifier(seed=3)
+    load(model, pretrained_on_all(SerialComm(), str(folder)))
+    assert torch.equal(model.classifier.weight, classifier(seed=2).classifier.weight)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize("before", [False, True])
+def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch, nth, before):
+    folder = tmp_path / "out"
+    content = bytes_of(saved(folder, masked_lm(seed=1))) if before else None
+    calls = iter(range(1, 100))
+    real = os.fsync
+
+    def fails(descriptor):
+        if next(calls) == nth:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    if nth == 6:  # the folder's own name; the export is there
+        with pytest.raises(OSError, match="No space"):
+            saved(folder, masked_lm(seed=2))
+        assert set(bytes_of(folder)) == FILES
+        return
+    with pytest.raises(OSError, match="No space left"):
+        saved(folder, masked_lm(seed=2))
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if before else [])
+    assert content is None or bytes_of(folder) == content
+
+
+def test_weights_that_find_no_room_are_an_os_error(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(exported, "save_file", full)
+    with pytest.raises(OSError, match=r"model.safetensors: I/O error: No space"):
+        saved(tmp_path / "out", masked_lm())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_has_left_is_no_hindrance(tmp_path):
+    (tmp_path / ".out.part").mkdir()
+    (tmp_path / ".out.part" / "model.safetensors").write_text("half")
+    saved(tmp_path / "out", masked_lm())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_before_the_training_a_folder_must_be_free(tmp_path):
+    require_free(tmp_path / "new" / "deep", replace=False)
+    (tmp_path / "empty").mkdir()
+    require_free(tmp_path / "empty", replace=False)
+    former = saved(tmp_path / "former", masked_lm())
+    require_free(former, replace=True)
+    with pytest.raises(
+        BadInput, match=r"^--export .*former: holds files already; remove them, or name another folder$"
+    ):
+        require_free(former, replace=False)
+    (former / "thesis.txt").write_text("mine")
+    with pytest.raises(BadInput, match="holds files already"):
+        require_free(former, replace=True)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(BadInput, match=r"^--export .*: cannot be written \(.*\); name another folder$"):
+            require_free(folder, replace=True)

@@ -1,0 +1,142 @@
+"""Models by their names on a hub: a server on loopback that answers as the Hugging Face hub does."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import huggingface_hub.constants
+import pytest
+import torch
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.text.pretrained import fetched, pretrained_on_all
+from hvdtrain.text.weights import load
+from tests.unit.text.berts import VOCABULARY, masked_lm, saved
+
+COMMIT = "c0ffee" * 6 + "c0ff"
+NAME = "someone/tiny-bert"
+
+
+class Hub:
+    """The files of one model; what it was asked for."""
+
+    def __init__(self, folder):
+        self.folder, self.asked = folder, []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self):
+                self.answer(with_body=False)
+
+            def do_GET(self):
+                self.answer(with_body=True)
+
+            def answer(self, *, with_body):
+                path, name = self.path.partition("?")[0], self.path.rpartition("/")[2]
+                content = hub.content(path)
+                known, content = content is not None, content or b""
+                if with_body and "/resolve/" in path:
+                    hub.asked.append(name)
+                self.send_response(200 if known else 404)
+                self.send_header("X-Repo-Commit", COMMIT)
+                self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+                self.send_header("Content-Length", str(len(content)))
+                if not known:
+                    here = self.path.startswith(f"/{NAME}/")
+                    self.send_header("X-Error-Code", "EntryNotFound" if here else "RepoNotFound")
+                self.end_headers()
+                if with_body:
+                    self.wfile.write(content)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.address = f"http://127.0.0.1:{self.server.server_port}"
+
+    def content(self, path):
+        """What is at this path; None for nothing."""
+        files = sorted(self.folder.iterdir())
+        if path in (f"/api/models/{NAME}", f"/api/models/{NAME}/revision/main"):
+            siblings = [{"rfilename": file.name} for file in files]
+            return json.dumps({"id": NAME, "sha": COMMIT, "siblings": siblings}).encode()
+        if path == f"/api/models/{NAME}/tree/{COMMIT}":
+            tree = [{"type": "file", "path": file.name, "size": file.stat().st_size, "oid": "0" * 40} for file in files]
+            return json.dumps(tree).encode()
+        file = self.folder / path.rpartition("/")[2]
+        return file.read_bytes() if path.startswith(f"/{NAME}/resolve/") and file.is_file() else None
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    hub = Hub(saved(tmp_path / "on the hub", masked_lm()))
+    template = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.address)
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    yield hub
+    hub.close()
+
+
+def test_a_model_is_downloaded_once(hub):
+    model = masked_lm(seed=1)
+    found = pretrained_on_all(SerialComm(), NAME)
+    load(model, found)
+    assert found.vocabulary == VOCABULARY
+    assert torch.equal(model.cls["predictions"].bias, masked_lm().cls["predictions"].bias)
+    assert sorted(hub.asked) == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+    pretrained_on_all(SerialComm(), NAME)
+    assert len(hub.asked) == 4
+
+
+def test_a_model_may_have_pickled_weights_and_no_word_of_its_tokenizer(hub):
+    (hub.folder / "tokenizer_config.json").unlink()
+    (hub.folder / "model.safetensors").unlink()
+    torch.save(masked_lm(seed=3).state_dict(), hub.folder / "pytorch_model.bin")
+    model = masked_lm(seed=1)
+    load(model, pretrained_on_all(SerialComm(), NAME))
+    assert torch.equal(model.cls["predictions"].bias, masked_lm(seed=3).cls["predictions"].bias)
+    assert sorted(hub.asked) == ["config.json", "pytorch_model.bin", "vocab.txt"]
+
+
+def test_a_folder_goes_before_a_name(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path / NAME, masked_lm())
+    assert str(fetched(NAME)) == NAME
+    assert not hub.asked
+
+
+def refused(name):
+    with pytest.raises(BadInput) as error:
+        pretrained_on_all(SerialComm(), name)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(f"--pretrained {name}: ")
+    return message
+
+
+def test_an_unknown_name_is_refused(hub):
+    assert "no such folder, and the hub's model of this name cannot be downloaded" in refused("someone/else")
+
+
+def test_a_model_without_a_vocabulary_is_refused(hub):
+    (hub.folder / "vocab.txt").unlink()
+    assert "vocab.txt cannot be read" in refused(NAME)
+
+
+def test_a_hub_out_of_reach_names_the_way_out(hub):
+    hub.close()
+    message = refused(NAME)
+    assert "cannot be downloaded" in message
+    assert message.endswith("download it elsewhere and give the folder")

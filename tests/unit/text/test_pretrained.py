@@ -1,0 +1,348 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.text.model import BertForClassification
+from hvdtrain.text.pretrained import pretrained_on_all
+from hvdtrain.text.weights import build_on_all, load
+from tests.unit.text.berts import SIZES, VOCABULARY, classifier, masked_lm, saved
+
+
+def read(source):
+    return pretrained_on_all(SerialComm(), str(source))
+
+
+def loaded(folder, model):
+    load(model, read(folder))
+    return model
+
+
+def equal(one, other):
+    other = other.state_dict()
+    return all(torch.equal(value, other[name]) for name, value in one.state_dict().items())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return saved(tmp_path / "model", masked_lm())
+
+
+def test_what_a_folder_tells(folder):
+    found = read(folder)
+    assert (found.sizes, found.vocabulary, found.lower_case) == (SIZES, VOCABULARY, True)
+
+
+@pytest.mark.parametrize("build", [masked_lm, classifier])
+def test_weights_come_back(tmp_path, build):
+    assert equal(loaded(saved(tmp_path / "model", build(seed=1)), build(seed=2)), build(seed=1))
+
+
+def change_weights(folder, change, *, pickled=False):
+    weights = change(load_file(folder / "model.safetensors"))
+    if pickled:
+        (folder / "model.safetensors").unlink()
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors")
+
+
+def aged(weights):
+    """As the first BERTs were saved: other names for norms, more heads, a decoder beside the embeddings."""
+    words = weights["bert.embeddings.word_embeddings.weight"]
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {
+        next((name.replace(new, was) for new, was in old.items() if new in name), name): weight
+        for name, weight in weights.items()
+    }
+    return renamed | {
+        "cls.predictions.decoder.weight": words.clone(),
+        "cls.seq_relationship.weight": torch.zeros(2, 32),
+        "cls.seq_relationship.bias": torch.zeros(2),
+        "bert.pooler.dense.weight": torch.zeros(32, 32),
+        "bert.pooler.dense.bias": torch.zeros(32),
+        "bert.embeddings.position_ids": torch.arange(12)[None],
+    }
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_an_old_file_of_weights_is_read(folder, pickled):
+    change_weights(folder, aged, pickled=pickled)
+    assert equal(loaded(folder, masked_lm(seed=1)), masked_lm())
+
+
+def test_half_precision_weights_are_widened(folder):
+    change_weights(folder, lambda weights: {name: weight.half() for name, weight in weights.items()})
+    model = loaded(folder, masked_lm(seed=1))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(model.state_dict(), masked_lm().state_dict(), rtol=1e-3, atol=1e-3)
+
+
+def test_the_bias_may_be_the_decoders(folder):
+    def moved(weights):
+        return {
+            name.replace("cls.predictions.bias", "cls.predictions.decoder.bias"): one for name, one in weights.items()
+        }
+
+    change_weights(folder, moved)
+    assert equal(loaded(folder, masked_lm(seed=1)), masked_lm())
+
+
+def test_a_classifier_starts_from_masked_words_with_a_head_of_its_own(folder):
+    model, fresh, trunk = loaded(folder, classifier(seed=1)), classifier(seed=1), masked_lm().state_dict()
+    for name, value in model.state_dict().items():
+        own = name.startswith(("bert.pooler.", "classifier."))
+        assert torch.equal(value, fresh.state_dict()[name] if own else trunk[name]), name
+
+
+def test_a_classifier_of_other_classes_keeps_its_pooler_alone(tmp_path):
+    model, source = classifier(seed=1, classes=7), classifier()
+    loaded(saved(tmp_path / "model", source), model)
+    assert torch.equal(model.bert.pooler["dense"].weight, source.bert.pooler["dense"].weight)
+    assert torch.equal(model.classifier.bias, classifier(seed=1, classes=7).classifier.bias)
+
+
+def test_a_model_that_was_saved_without_a_head_has_names_without_a_prefix(folder):
+    def bare(weights):
+        return {name.removeprefix("bert."): weight for name, weight in weights.items() if name.startswith("bert.")}
+
+    change_weights(folder, bare)
+    model = loaded(folder, classifier(seed=1))
+    assert torch.equal(
+        model.bert.encoder["layer"][1].output.dense.weight, masked_lm().bert.encoder["layer"][1].output.dense.weight
+    )
+
+
+def test_the_seed_decides_what_is_not_pretrained(folder):
+    def build():
+        return BertForClassification(SIZES, 3)
+
+    found = read(folder)
+    one, again, other = (build_on_all(SerialComm(), build, seed=seed, pretrained=found) for seed in (1, 1, 2))
+    assert equal(one, again)
+    assert not torch.equal(one.classifier.weight, other.classifier.weight)
+    assert torch.equal(one.bert.embeddings.LayerNorm.bias, masked_lm().bert.embeddings.LayerNorm.bias)
+    assert not equal(one, build_on_all(SerialComm(), build, seed=1, pretrained=None))
+
+
+# What is refused, in one line
+
+
+def refused(folder, build=masked_lm, source=None):
+    source = source or str(folder)
+    with pytest.raises(BadInput) as error:
+        loaded(source, build())
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(f"--pretrained {source}: ")
+    return message
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    assert f"{name} cannot be read (No such file or directory)" in refused(folder)
+
+
+def test_missing_weights_are_named(folder):
+    (folder / "model.safetensors").unlink()
+    assert "has neither model.safetensors nor pytorch_model.bin" in refused(folder)
+
+
+@pytest.mark.parametrize("source", ["no/such/folder", "/no/such", "../there", "a b"])
+def test_what_is_neither_a_folder_nor_a_name_on_the_hub(source):
+    assert "no such folder" in refused(None, source=source)
+
+
+def test_a_file_in_place_of_a_folder(folder):
+    assert "no such folder" in refused(None, source=str(folder / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors"])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_a_torn_file_is_named(folder, name, share):
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole[: int(share * len(whole))])
+    assert name in refused(folder)
+
+
+def test_a_torn_vocabulary_is_named(tmp_path):
+    sizes = replace(SIZES, vocabulary=200)
+    folder = saved(tmp_path / "model", masked_lm(sizes=sizes))
+    assert "vocab.txt has 15 tokens and the model 200: it is torn, or of another model" in refused(folder)
+
+
+def test_a_torn_pickle_is_named(folder):
+    change_weights(folder, lambda weights: weights, pickled=True)
+    path = folder / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:5000])
+    assert "pytorch_model.bin is torn" in refused(folder)
+
+
+class Payload:
+    ran = False
+
+    def __reduce__(self):
+        return setattr, (Payload, "ran", True)
+
+
+def test_pickled_code_is_refused_and_not_run(folder):
+    change_weights(folder, lambda weights: {**weights, "more": Payload()}, pickled=True)
+    assert "pytorch_model.bin is torn, or no file of weights" in refused(folder)
+    assert not Payload.ran
+
+
+@pytest.mark.parametrize("document", [[1], {"weight": 3}, {1: torch.ones(1)}])
+def test_a_pickle_of_something_else_is_refused(folder, document):
+    change_weights(folder, lambda _: document, pickled=True)
+    assert "holds no state dict" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "roberta"),
+        ("hidden_act", "gelu_new"),
+        ("layer_norm_eps", 1e-5),
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("attention_probs_dropout_prob", 0.3),
+        ("vocab_size", None),
+        ("vocab_size", "15"),
+        ("hidden_size", 0),
+        ("num_attention_heads", 2.0),
+        ("hidden_size", True),
+        ("hidden_dropout_prob", 1.5),
+        ("num_attention_heads", 5),
+    ],
+)
+def test_a_config_of_something_else_is_refused(folder, key, value):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: value}))
+    message = refused(folder)
+    assert "config.json" in message
+    assert key in message or "heads" in message
+
+
+def test_a_config_that_is_no_object_is_refused(folder):
+    (folder / "config.json").write_text("[]")
+    assert "holds no settings" in refused(folder)
+
+
+def test_the_first_configs_say_less(folder):
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("model_type", "architectures", "layer_norm_eps", "type_vocab_size", "pad_token_id"):
+        del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").unlink()
+    found = read(folder)
+    assert (found.sizes, found.lower_case) == (SIZES, True)
+
+
+def test_a_tokenizer_that_this_one_is_not_is_refused(folder):
+    (folder / "tokenizer_config.json").write_text('{"strip_accents": false}')
+    assert "tokenizer_config.json has strip_accents False, and this BERT only None" in refused(folder)
+
+
+def test_cased_vocabularies_stay_cased(tmp_path):
+    assert not read(saved(tmp_path / "cased", masked_lm(), lower_case=False)).lower_case
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([*VOCABULARY, "more"], "has 16 tokens and the model 15: it is torn, or of another model"),
+        ([word for word in VOCABULARY if word != "[MASK]"], r"has no [MASK]"),
+        ([*VOCABULARY[:-1], "a"], "has a token twice"),
+    ],
+)
+def test_a_vocabulary_of_another_model_is_refused(folder, tokens, said):
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    assert said in refused(folder)
+
+
+def test_a_vocabulary_may_leave_room_and_may_end_its_lines_otherwise(folder):
+    (folder / "vocab.txt").write_bytes("\r\n".join(VOCABULARY[:-2]).encode())
+    assert read(folder).vocabulary == VOCABULARY[:-2]
+
+
+def in_one_file(tokens, kind="WordPiece", first=0):
+    return json.dumps({"model": {"type": kind, "vocab": {word: first + place for place, word in enumerate(tokens)}}})
+
+
+def test_a_vocabulary_may_be_in_the_one_file_that_transformers_writes_today(folder):
+    (folder / "vocab.txt").unlink()
+    (folder / "tokenizer.json").write_text(in_one_file(VOCABULARY))
+    assert read(folder).vocabulary == VOCABULARY
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        '{"model": 3}',
+        '{"model": {"type": "WordPiece", "vocab": ["a"]}}',
+        '{"model": {"type": "WordPiece", "vocab": {"a": [0]}}}',
+        in_one_file(VOCABULARY, kind="BPE"),
+        in_one_file(VOCABULARY, first=1),
+        in_one_file(VOCABULARY)[:-9],
+    ],
+)
+def test_another_kind_of_vocabulary_is_refused(folder, content):
+    (folder / "vocab.txt").unlink()
+    (folder / "tokenizer.json").write_text(content)
+    assert "tokenizer.json" in refused(folder)
+
+
+def test_a_vocabulary_that_is_no_text_is_refused(folder):
+    (folder / "vocab.txt").write_bytes(b"\xff\xfe\x00")
+    assert "vocab.txt cannot be read (it is no UTF-8)" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: {name: one for name, one in weights.items() if "layer.1.output.dense.bias" not in name},
+        lambda weights: {name: one for name, one in weights.items() if not name.startswith("cls.")},
+        lambda weights: {**weights, "bert.encoder.layer.2.output.dense.bias": torch.zeros(32)},
+        lambda weights: {**weights, "bert.embeddings.LayerNorm.bias": torch.zeros(31)},
+        lambda weights: {f"module.{name}": one for name, one in weights.items()},
+        lambda _: {},
+    ],
+    ids=["incomplete", "no head", "one more", "other shape", "prefixed", "empty"],
+)
+def test_weights_of_another_model_are_refused(folder, change):
+    change_weights(folder, change)
+    assert "the weights are of another model" in refused(folder)
+
+
+def test_a_config_of_another_model_is_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16}))
+    with pytest.raises(BadInput, match=r"of another model .1 names .*, as bert.embeddings.position_embeddings.weight"):
+        loaded(folder, masked_lm(sizes=replace(SIZES, positions=16)))
+
+
+def test_a_decoder_of_its_own_is_refused(folder):
+    change_weights(folder, lambda weights: {**weights, "cls.predictions.decoder.weight": torch.ones(15, 32)})
+    assert "differs from the word embeddings" in refused(folder)
+
+
+def test_a_sequence_longer_than_the_model_is_refused(folder):
+    found = read(folder)
+    found.require_room(12)
+    with pytest.raises(BadInput, match=r"^--max-tokens 13: --pretrained .* has 12 positions; give no more"):
+        found.require_room(13)
+
+
+def test_another_vocabulary_beside_it_is_refused(folder):
+    found = read(folder)
+    found.require_vocabulary(VOCABULARY, "v")
+    with pytest.raises(BadInput, match=r"^--tokenizer v: another vocabulary .*from token 6 on"):
+        found.require_vocabulary([*VOCABULARY[:6], "x", *VOCABULARY[7:]], "v")
+    with pytest.raises(BadInput, match=r"of 16 tokens in place of 15"):
+        found.require_vocabulary([*VOCABULARY, "x"], "v")
