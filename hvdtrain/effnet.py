@@ -12,7 +12,6 @@ from dataclasses import asdict
 
 import torch
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints
@@ -24,8 +23,7 @@ from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.timing.phases import OFF, Phases
-from hvdtrain.train import batch_norm, optim
-from hvdtrain.train.average import averages_of_run
+from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, state_of, train_epoch
 from hvdtrain.train.order import BatchSizes
@@ -35,8 +33,8 @@ from hvdtrain.train.preflight import (
     open_folder,
     own_device,
     require_batches,
-    sent_at_once_mb,
     step_clock,
+    step_of_run,
 )
 from hvdtrain.train.reports import Reports, host_gauges
 from hvdtrain.train.schedule import LearningRate, learning_rate
@@ -126,33 +124,7 @@ def step_for(
     model.to(memory_format=config.memory_format)  # type: ignore[call-overload]
     if config.sync_bn:
         batch_norm.convert(model, comm.data)
-    groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
-    average = averages_of_run(model, config, steps_per_epoch=sizes.steps_per_epoch)
-    if config.compile:
-        model.compile()
-        if average is not None:
-            average.module.compile()  # it is evaluated, and no copy of a model is compiled with it
-    return TrainingStep(
-        model=model,
-        task=task,
-        optimizer=optim.OPTIMIZERS[config.optimizer].build(groups, lr),
-        comm=comm,
-        sync=comm.data.gradient_sync(
-            model,
-            compression=compression(config, device),
-            loss_is_scaled=config.precision == "fp16",
-            reducer=config.reducer,
-            groups=config.fusion_groups,
-            bucket_mb=sent_at_once_mb(config),
-        ),
-        scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
-        average=average,
-        precision=config.precision,
-        clip_value=config.clip_value,
-        clip_norm=config.clip_norm,
-        find_nan=config.find_nan,
-        phases=phases,
-    )
+    return step_of_run(comm, config, model, task, device, lr=lr, sizes=sizes, phases=phases)
 
 
 def train(

@@ -24,11 +24,11 @@ from hvdtrain.safety.watchdog import OFF, Watchdog
 from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed, Split, arriving
 from hvdtrain.train.finite import Skipped, SpikeWatch
-from hvdtrain.train.order import BatchSizes, shard
+from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.reports import Report, Reports, Window
 from hvdtrain.train.schedule import LearningRate
 from hvdtrain.train.step import Pending, TrainingStep, precision_context
-from hvdtrain.train.task import Batch, Task, added, total
+from hvdtrain.train.task import Task, added, total
 
 
 class Limits:
@@ -115,6 +115,7 @@ def train_epoch(
     lr: LearningRate,
     limits: Limits,
     reports: Reports,
+    max_steps: int | None = None,
     save_points: SavePoints = NEVER,
     watchdog: Watchdog = OFF,
     faults: Faults = NONE,
@@ -122,7 +123,8 @@ def train_epoch(
     """Visit each training sample once that is left of an epoch; report at report and save points and at the end.
 
     The learning rate follows the batch's size and the share of the epoch that was visited, so that it does not mind if
-    the samples before `start` came in batches of another size. At a limit the epoch ends early.
+    the samples before `start` came in batches of another size. At a limit, and after step `max_steps` of the run, the
+    epoch ends early.
 
     What became of a step is read while the next one is under way, so that a GPU does not wait for the host, or at once
     where a report, a checkpoint or a limit depends on it.
@@ -130,9 +132,11 @@ def train_epoch(
     phases = step.phases
     step.model.train()
     batches = feed.batches(start)
+    if max_steps is not None:
+        batches = batches[: max(0, max_steps - start.step)]
     visited, last = start.visited, start.step + len(batches)
     window = Window()
-    pending: deque[tuple[int, float, Pending]] = deque()
+    pending: deque[tuple[int, int, Pending]] = deque()
     coming = feed.inputs(batches, start.epoch, watchdog)
     for number, (batch, (backward_passes, inputs)) in enumerate(
         zip(batches, coming, strict=True), start=start.step + 1
@@ -141,8 +145,7 @@ def train_epoch(
         faults.at("step", number, model=step.model)
         phases.enter("other")
         decided = save_points.decide(number)
-        if faults.poisons_loss(number):
-            inputs = map(_poisoned, inputs)  # noqa: PLW2901
+        step.poisoned = faults.poisons_loss(number)
         is_due = reports.is_due(number, last=last)
         epochs_done = start.epoch + visited / len(feed.split)
         rate = lr(epochs_done * feed.sizes.steps_per_epoch, batch.global_size)
@@ -153,7 +156,7 @@ def train_epoch(
             lr=rate,
             measure=is_due,
         )
-        pending.append((number, batch.count, taken))
+        pending.append((number, sum(map(len, batch.micro_batches)), taken))
         visited += batch.global_size
         phases.enter("other")
         decision = decided()
@@ -180,7 +183,7 @@ def train_epoch(
 
 def _read(
     number: int,
-    count: float,
+    count: int,
     taken: Pending,
     *,
     step: TrainingStep,
@@ -207,13 +210,6 @@ def after(position: Position, report: Report, *, train_s: float) -> Position:
     return replace(position, step=report.step, visited=report.visited, totals=totals, train_s=train_s)
 
 
-def _poisoned(batch: Batch) -> Batch:
-    """NaN in place of every floating-point number, as an injected fault wants it."""
-    poisoned = {name: tensor * math.nan for name, tensor in batch.items() if tensor.is_floating_point()}
-    assert poisoned, "a batch without floating-point tensors cannot be poisoned"
-    return batch | poisoned
-
-
 @torch.no_grad()
 def evaluate(
     step: TrainingStep,
@@ -234,7 +230,7 @@ def evaluate(
     statistics = batch_norm.running_statistics(model)
     own = [buffer.clone() for buffer in statistics]
     group.average_(statistics)
-    mine = torch.arange(len(split))[shard(len(split), group.rank, group.size)]
+    mine = torch.arange(len(split))[group.rank :: group.size]
     parts = mine.split(micro_batch)  # an empty one where there is nothing for this rank
     batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
     done = []

@@ -67,7 +67,7 @@ class RunConfig:
     """For a global batch of 256; the optimizer's usual one if not given."""
     scale_lr: bool = True
     """Follow the global batch: linear for sgd, rmsprop and lars, square root for adam, adamw and lamb."""
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_epochs: Annotated[float, AT_LEAST_0] = 5.0
     weight_decay: Annotated[float, AT_LEAST_0] = 5e-4
     decay_all: bool = False

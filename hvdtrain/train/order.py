@@ -28,9 +28,8 @@ class RankBatch:
     """One rank's part of one global batch."""
 
     micro_batches: tuple[Tensor, ...]  # (N,) indices into the split each: as many on every rank and for every batch
-    count: float  # what they weigh
     global_size: int  # samples of the global batch
-    global_count: float  # what they weigh together
+    global_count: float  # what they weigh
 
 
 def batch_sizes(config: RunConfig, *, samples: int, ranks: int) -> BatchSizes:
@@ -103,13 +102,11 @@ def rank_batches(
     for place in cuts:
         batch = order[place]
         mine = deal(batch, cost(batch), rank=rank, size=size)
-        count, global_count = counts(mine).sum().item(), counts(batch).sum().item()
         batches.append(
             RankBatch(
                 micro_batches=mine.tensor_split(passes),
-                count=count,
                 global_size=len(batch),
-                global_count=global_count,
+                global_count=counts(batch).sum().item(),
             )
         )
     return batches

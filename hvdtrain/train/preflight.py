@@ -1,4 +1,4 @@
-"""Before the first step: settings, ranks and device, agreed on by all ranks."""
+"""Before the first step: settings, ranks and device, agreed on by all ranks, and what makes the step."""
 
 import os
 import sys
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
@@ -21,9 +23,13 @@ from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.timing.passes import clock, least_steps
 from hvdtrain.timing.phases import OFF, WARMUP_STEPS, Phases
 from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
+from hvdtrain.train import optim
+from hvdtrain.train.average import averages_of_run
 from hvdtrain.train.command_line import option
 from hvdtrain.train.options import RunConfig
 from hvdtrain.train.order import BatchSizes, batch_sizes
+from hvdtrain.train.step import TrainingStep
+from hvdtrain.train.task import Task
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -160,3 +166,44 @@ def _unmeasured_steps(config: RunConfig) -> int:
 def compression(config: RunConfig, device: torch.device) -> str:
     """How gradients travel."""
     return config.compression or ("fp16" if device.type == "cuda" else "none")
+
+
+def step_of_run(
+    comm: Comm,
+    config: RunConfig,
+    model: nn.Module,
+    task: Task,
+    device: torch.device,
+    *,
+    lr: float,
+    sizes: BatchSizes,
+    phases: Phases = OFF,
+) -> TrainingStep:
+    """What a step of this run needs besides its model, which is on the device and equal on all ranks."""
+    groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
+    average = averages_of_run(model, config, steps_per_epoch=sizes.steps_per_epoch)
+    if config.compile:
+        model.compile()
+        if average is not None:
+            average.module.compile()  # it is evaluated, and no copy of a model is compiled with it
+    return TrainingStep(
+        model=model,
+        task=task,
+        optimizer=optim.OPTIMIZERS[config.optimizer].build(groups, lr),
+        comm=comm,
+        sync=comm.data.gradient_sync(
+            model,
+            compression=compression(config, device),
+            loss_is_scaled=config.precision == "fp16",
+            reducer=config.reducer,
+            groups=config.fusion_groups,
+            bucket_mb=sent_at_once_mb(config),
+        ),
+        scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
+        average=average,
+        precision=config.precision,
+        clip_value=config.clip_value,
+        clip_norm=config.clip_norm,
+        find_nan=config.find_nan,
+        phases=phases,
+    )

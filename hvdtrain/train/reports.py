@@ -32,7 +32,7 @@ class Report:
 
     step: int  # the last of them; 1 is the first of the run
     steps: int  # taken or skipped
-    unit: str  # of what is counted
+    unit: str  # what a sample is called
     totals: Totals  # of the steps that were taken
     metrics: dict[str, float]  # of these totals
     unreadable: int  # samples of all ranks that could not be read
@@ -112,7 +112,7 @@ class Window:
 
     def __init__(self) -> None:
         self.totals: Totals = {}  # of the steps that were taken
-        self.visited = 0.0  # what the samples weigh, those of skipped steps included
+        self.visited = 0  # samples, those of skipped steps included
         self.steps = 0
         self.unreadable = 0
         self.skipped: list[tuple[int, Skipped]] = []
@@ -120,8 +120,8 @@ class Window:
         self.grad_norm = math.nan  # of the last step
         self._since = time.perf_counter()
 
-    def add(self, step: int, done: StepDone, *, count: float) -> None:
-        """Take in a step, taken or skipped, over samples of this rank that weigh `count`."""
+    def add(self, step: int, done: StepDone, *, count: int) -> None:
+        """Take in a step, taken or skipped, over `count` samples of this rank."""
         self.steps += 1
         self.visited += count
         self.grad_norm = done.grad_norm

@@ -22,14 +22,14 @@ def scaled_lr(base: float, *, scaling: Scaling, batch: float, reference: float =
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up to the peak, then constant, or a cosine down to nearly zero at the last step."""
+    """Linear warm-up to the peak, then constant, or down to nearly zero at the last step: a cosine, or a line."""
 
     peak: float  # for a batch of `batch` samples
     batch: float  # mean size of an epoch's batches
     scaling: Scaling  # how the rate follows a batch of another size
     warmup_steps: int
     total_steps: int
-    shape: Literal["cosine", "constant"]
+    shape: Literal["cosine", "linear", "constant"]
 
     def __call__(self, step: float, samples: float) -> float:
         """The rate of step 0, 1, ... total_steps - 1, or between two of them, with a global batch of `samples`."""
@@ -42,19 +42,27 @@ class LearningRate:
         if self.shape == "constant":
             return 1.0
         done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        if self.shape == "linear":
+            return 1 - done
         return 0.5 * (1 + math.cos(math.pi * done))
 
 
-def learning_rate(config: RunConfig, *, samples: int, steps_per_epoch: int) -> LearningRate:
-    """The schedule of a run on `samples` training samples, its peak scaled to the batches if the settings say so."""
+def learning_rate(
+    config: RunConfig, *, samples: int, steps_per_epoch: int, max_steps: int | None = None
+) -> LearningRate:
+    """The schedule of a run on `samples` training samples, its peak scaled to the batches if the settings say so.
+
+    It ends with the last epoch, or after `max_steps`.
+    """
     kind = OPTIMIZERS[config.optimizer]
     batch = samples / steps_per_epoch
     scaling = kind.scaling if config.scale_lr else None
+    total_steps = min(config.epochs * steps_per_epoch, max_steps or math.inf)
     return LearningRate(
         peak=scaled_lr(kind.base_lr if config.lr is None else config.lr, scaling=scaling, batch=batch),
         batch=batch,
         scaling=scaling,
-        warmup_steps=round(min(config.warmup_epochs, config.epochs / 2) * steps_per_epoch),
-        total_steps=config.epochs * steps_per_epoch,
+        warmup_steps=round(min(config.warmup_epochs * steps_per_epoch, total_steps / 2)),
+        total_steps=int(total_steps),
         shape=config.schedule,
     )

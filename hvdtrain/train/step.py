@@ -119,6 +119,7 @@ class TrainingStep:
     precision: str
     clip_value: float | None = None  # per gradient element
     clip_norm: float | None = None  # of all gradients together
+    poisoned: bool = False  # the next loss becomes NaN, as an injected fault wants it
     find_nan: bool = False  # after a skipped step look for the rank whose own gradients were not finite
     phases: Phases = OFF
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
@@ -203,7 +204,8 @@ class TrainingStep:
         few = len(next(iter(batch.values()))) < 2
         frozen: AbstractContextManager[None] = batch_norm.frozen(self.model) if few else nullcontext()
         with precision_context(self.device, self.precision), frozen:
-            return self.task.loss(self._forward, batch, training=True)
+            sums = self.task.loss(self._forward, batch, training=True)
+        return replace(sums, loss=sums.loss * math.nan) if self.poisoned else sums
 
     def _forward(self, *inputs: Any, **named_inputs: Any) -> Any:
         outputs = self.model(*inputs, **named_inputs)

@@ -36,7 +36,7 @@ def total(parts: Sequence[Sums]) -> tuple[list[str], Tensor]:
 class Task(Protocol):
     """One task on one training split; the same on all ranks."""
 
-    unit: str  # what `counts` counts: images, sequences, masked tokens
+    unit: str  # what a sample is called in speeds and complaints: images, samples
     best: str  # the metric by which the best weights are known
     higher_is_better: bool
 

@@ -27,7 +27,7 @@ PAD = -100
 class NextWords:
     """Each word from the one before; a sentence weighs as many words as it predicts."""
 
-    unit = "words"
+    unit = "sentences"
     best = "perplexity"
     higher_is_better = False
 
@@ -117,12 +117,13 @@ def test_speed_and_metrics_are_told_in_the_tasks_own_words():
     scalars = report.scalars()
     assert list(scalars)[:2] == ["train/loss", "train/perplexity"]
     assert scalars["train/perplexity"] == pytest.approx(math.exp(scalars["train/loss"]))
-    assert {name for name in scalars if "per_s" in name} == {"train/words_per_s", "train_by_rank/words_per_s_rank0"}
-    assert report.counts() == {"skipped_steps": 0, "loss_spikes": 0, "unreadable_words": 0}
+    speeds = {"train/sentences_per_s", "train_by_rank/sentences_per_s_rank0"}
+    assert {name for name in scalars if "per_s" in name} == speeds
+    assert report.counts() == {"skipped_steps": 0, "loss_spikes": 0, "unreadable_sentences": 0}
     measures = measures_of(task)
     assert (measures.best, measures.train_per_s, measures.higher_is_better) == (
         "best_perplexity",
-        "train_words_per_s",
+        "train_sentences_per_s",
         False,
     )
 
