@@ -96,10 +96,13 @@ def table(run_groups: Sequence[Group]) -> list[Column]:
     for name in groups.differing([run for group in run_groups for run in group.runs]):
         texts = [run.settings.get(name, runfolder.MISSING) for run in first_runs]
         columns.append(Column(title=name, texts=texts, setting=True))
+    units = dict.fromkeys(run.unit for run in first_runs if run.unit) or ["images"]
+    perplexity = [("perplexity", "eval_perplexity", three_digits)]
     for title, name, number_format in (
         ("time s", "wall_time_s", three_digits),
-        ("images/s", "train_images_per_s", three_digits),
+        *((f"{unit}/s", f"train_{unit}_per_s", three_digits) for unit in units),
         ("accuracy %", "accuracy_percent", "{:.2f}".format),
+        *(perplexity if any(group.mean("eval_perplexity") for group in run_groups) else []),
         ("loss", "eval_loss", "{:.4f}".format),
         ("steps", "steps", whole),
         ("skipped steps", "skipped_steps", whole),

@@ -28,6 +28,15 @@ class Group:
         """The mean of a number of result.json; None if no run has it."""
         return mean_of([value for run in self.runs if (value := run.number(name)) is not None])
 
+    @property
+    def unit(self) -> str:
+        """What the speed is told in."""
+        return next((run.unit for run in self.runs if run.unit), "images")
+
+    def speed(self) -> Mean | None:
+        """The mean of images/s, or of what the runs are told in."""
+        return self.mean(f"train_{self.unit}_per_s")
+
     def accuracy(self) -> Mean | None:
         """The mean test accuracy in percent; None if no run has it."""
         return mean_of([100 * value for run in self.runs if (value := run.number("eval_accuracy")) is not None])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,12 @@ class Run:
         for part in name.split("."):
             found = found.get(part) if isinstance(found, dict) else None
         return _number(found)
+
+    @property
+    def unit(self) -> str | None:
+        """What its speed is told in, as images; None without a result."""
+        found = (re.fullmatch(r"train_(\w+)_per_s", name) for name in self.result)
+        return next((match[1] for match in found if match), None)
 
     def curve(self, name: str) -> list[Point]:
         """A metric over the run; a train/ metric at report steps, if the run has any."""

@@ -48,8 +48,8 @@ class Size:
 
     @property
     def speed(self) -> Mean | None:
-        """Mean images/s."""
-        return None if self.group is None else self.group.mean("train_images_per_s")
+        """Mean images/s, or what the runs count."""
+        return None if self.group is None else self.group.speed()
 
     @property
     def time_s(self) -> Mean | None:
@@ -80,7 +80,7 @@ class Size:
         reached = [[point for point in run.curve("eval/accuracy") if point.value >= self.target] for run in self.runs]
         return [points[0].seconds if points else None for points in reached]
 
-    def images_per_step(self) -> float | None:
+    def batch(self) -> float | None:
         """The global batch; None if the runs differ in it."""
         batches = {run.number("global_batch") for run in self.runs}
         return batches.pop() if len(batches) == 1 else None
@@ -109,6 +109,11 @@ class Study:
     @property
     def measured(self) -> list[Size]:
         return [size for size in self.sizes if size.speed is not None]
+
+    @property
+    def unit(self) -> str:
+        """What the speed is told in."""
+        return next((size.group.unit for size in self.sizes if size.group is not None), "images")
 
     @property
     def on_gpus(self) -> bool:
@@ -218,12 +223,11 @@ def _broken_mode(study: Study) -> str | None:
     if study.mode not in ("weak", "strong") or not study.measured:
         return None
     batches = {
-        size.np: (size.images_per_step() or math.nan) / (size.np if study.mode == "weak" else 1)
-        for size in study.measured
+        size.np: (size.batch() or math.nan) / (size.np if study.mode == "weak" else 1) for size in study.measured
     }
     first, usual = next(iter(batches.items()))
     wrong = [f"{np} ranks had {batch:g}" for np, batch in batches.items() if batch != usual]
-    what = "images per rank and step" if study.mode == "weak" else "images per step"
+    what = f"{study.unit} per rank and step" if study.mode == "weak" else f"{study.unit} per step"
     if not wrong:
         return None
     return f"Not {study.mode} scaling: {', '.join(wrong)} {what}, {first} rank{'' if first == 1 else 's'} {usual:g}."

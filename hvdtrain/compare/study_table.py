@@ -48,7 +48,7 @@ def table(found: Study) -> list[Column]:
         measured("time s", "wall_time_s", [size.time_s for size in sizes], three_digits),
         _numbers("speed-up", "speed_up", list(map(found.speed_up, sizes)), "{:.2f}".format),
         _numbers("efficiency", "efficiency_percent", list(map(found.efficiency, sizes)), "{:.1f} %".format),
-        measured("images/s", "images_per_s", [size.speed for size in sizes], three_digits),
+        measured(f"{found.unit}/s", f"{found.unit}_per_s", [size.speed for size in sizes], three_digits),
         measured("accuracy %", "accuracy_percent", [size.accuracy for size in sizes], "{:.2f}".format),
         measured("steps", "steps", [size.steps for size in sizes], whole),
     ]
@@ -95,7 +95,7 @@ def _write_events(folder: Path, found: Study, text: str, picture: bytes) -> None
             values = {
                 "speed_up": found.speed_up(size),
                 "efficiency_percent": found.efficiency(size),
-                "images_per_s": value_of(size.speed),
+                f"{found.unit}_per_s": value_of(size.speed),
                 "wall_time_s": value_of(size.time_s),
                 "accuracy_percent": value_of(size.accuracy),
                 "hours": size.hours,

@@ -12,6 +12,7 @@ from torch.nn import functional
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.sync import NoSync
 from hvdtrain.record.gauges import Gauges, none
+from hvdtrain.safety.faults import Faults
 from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, evaluate, measures_of, train_epoch
 from hvdtrain.train.order import BatchSizes
@@ -79,7 +80,7 @@ class Kept(NoSync):
         self.steps.append(torch.cat([weight.grad.flatten() for weight in self.model.parameters()]))
 
 
-def epoch_of(rank, size, *, micro_batch, epoch=0):
+def epoch_of(rank, size, *, micro_batch, epoch=0, max_skipped_steps=1, **options):
     """One rank's gradients of each step, its task and its reports."""
     split, model = sentences(), predictor()
     task, comm, sync = NextWords(split.tensors["length"]), Rank(rank, size), Kept(model)
@@ -88,9 +89,9 @@ def epoch_of(rank, size, *, micro_batch, epoch=0):
         split, task, comm, BatchSizes(micro_batch=micro_batch, global_batch=8, steps_per_epoch=3), seed=0, device=CPU
     )
     lr = rate_of(0.0, 3)
-    limits = Limits(max_skipped_steps=1, check_replicas_every=0)
+    limits = Limits(max_skipped_steps=max_skipped_steps, check_replicas_every=0)
     reports = Reports(comm, Gauges(none), task, every_steps=100, device=CPU)
-    made = list(train_epoch(step, feed, Position(epoch=epoch), lr=lr, limits=limits, reports=reports))
+    made = list(train_epoch(step, feed, Position(epoch=epoch), lr=lr, limits=limits, reports=reports, **options))
     return sync.steps, task, made
 
 
@@ -141,3 +142,16 @@ def test_an_evaluation_counts_words():
 def test_the_loop_imports_nothing_of_images():
     code = "import sys, hvdtrain.train.loop; sys.exit(bool({'torchvision', 'hvdtrain.vision'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_epoch_ends_after_the_last_step_of_the_run():
+    [report] = epoch_of(0, 1, micro_batch=8, max_steps=2)[2]
+    assert (report.step, report.steps, report.visited) == (2, 2, 14)
+    assert epoch_of(0, 1, micro_batch=8, max_steps=0)[2] == []
+
+
+def test_a_fault_makes_the_loss_of_whole_numbers_nan():
+    faults = Faults.parse({"HVDTRAIN_FAULT": "nan@rank0:step2"}, 0)
+    [report] = epoch_of(0, 1, micro_batch=8, faults=faults, max_skipped_steps=2)[2]
+    assert [(step, why.source) for step, why in report.skipped] == [(2, "loss")]
+    assert report.steps == 3

@@ -121,3 +121,14 @@ def test_book_recipe_has_one_rate_whatever_the_global_batch():
 def test_a_given_rate_is_scaled():
     settings = replace(config.scaled(), lr=0.02, optimizer="adamw")
     assert learning_rate(settings, samples=5 * 1024, steps_per_epoch=5).peak == pytest.approx(0.04)
+
+
+def test_a_line_falls_evenly_from_the_peak():
+    lr = cosine(shape="linear")
+    assert [lr(step) for step in (3, 4, 8, 11)] == pytest.approx([0.4, 0.4, 0.2, 0.05])
+
+
+def test_a_run_of_so_many_steps_warms_up_and_falls_within_them():
+    settings = replace(config.scaled(), epochs=3, warmup_epochs=1.0)
+    rates = [learning_rate(settings, samples=100, steps_per_epoch=10, max_steps=steps) for steps in (25, 12, 1)]
+    assert [(lr.warmup_steps, lr.total_steps) for lr in rates] == [(10, 25), (6, 12), (0, 1)]
