@@ -1,4 +1,4 @@
-# make train | test | test-slow | test-long | test-cluster | image | test-image | lint | board | bench | book-table | soak |
+# make train | train-bert | test | test-slow | test-long | test-cluster | image | test-image | lint | board | bench | book-table | soak |
 #      lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
@@ -7,13 +7,17 @@ PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 VENV := source .venv/bin/activate &&
 
-.PHONY: setup train test test-slow test-long test-cluster image test-image lint board bench book-table soak lock clean
+.PHONY: setup train train-bert test test-slow test-long test-cluster image test-image lint board bench book-table soak lock clean
 
 setup:
 	@scripts/setup.sh
 
 train: setup
 	$(VENV) horovodrun -np $(NP) python -m hvdtrain.effnet $(ARGS)
+
+# Diagnoses to their chapters by a small BERT: 2 ranks on 2 cores, no download. BERT="--task mlm" for masked words.
+train-bert: setup
+	$(VENV) horovodrun -np $(NP) python -m hvdtrain.bert $(BERT)
 
 # Two tests at a time: they wait and start processes as much as they compute.
 SIDE_BY_SIDE := -n 2 --dist worksteal

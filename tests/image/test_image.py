@@ -26,8 +26,8 @@ OF_LAUNCH = sorted(
 MakeContainer = Callable[..., Container]
 
 
-def result_in(runs: Path) -> dict:
-    (path,) = runs.glob("effnet/*/result.json")
+def result_in(runs: Path, of: str = "effnet") -> dict:
+    (path,) = runs.glob(f"{of}/*/result.json")
     return json.loads(path.read_text())
 
 
@@ -39,6 +39,17 @@ def test_the_main_job_trains_on_two_ranks(container: MakeContainer) -> None:
     result = result_in(one.written / HOME / "runs")
     assert (result["np"], result["exit_reason"]) == (2, "finished")
     assert result["eval_accuracy"] > 0.8  # chance is 0.1
+
+
+def test_two_ranks_learn_diagnoses_offline(container: MakeContainer) -> None:
+    one = container()
+    words = "hvdlaunch run -np 2 -- python -m hvdtrain.bert --max-steps 300 --export model"
+    status, said = one.run(shlex.split(words), timeout_s=280)
+    assert status == 0, said
+    result = result_in(one.written / HOME / "runs", of="bert")
+    assert (result["np"], result["steps"], result["exit_reason"]) == (2, 300, "finished")
+    assert result["eval_accuracy"] > 0.5  # the largest chapter is 0.26
+    assert (one.written / HOME / "model" / "model.safetensors").exists()
 
 
 def test_horovod_has_what_the_toolkit_allows(container: MakeContainer) -> None:

@@ -12,6 +12,7 @@ NEVER_AT_FIRST = {"matplotlib", "sklearn", "scipy", "pandas", "horovod", "mpi4py
     ("script", "besides"),
     [
         ("effnet", set()),
+        ("bert", {"torchvision", "hvdtrain.vision", "transformers", "huggingface_hub", "simple_icd_10_cm"}),
         ("bandwidth", {"torch._dynamo", "torchvision", "tensorboard", "sympy", "triton", "PIL"}),
         ("compare.__main__", {"torch", "matplotlib.pyplot", "tensorboard"}),
     ],

@@ -1,0 +1,212 @@
+"""Train a BERT with Horovod.
+
+    python -m hvdtrain.bert                                                  one process: diagnoses to their chapters
+    horovodrun -np 2 python -m hvdtrain.bert --task mlm                      two ranks: masked words of the same texts
+    mpirun -np 8 python -m hvdtrain.bert --recipe finetune --pretrained bert-base-uncased --data glue --data-dir SST-2
+    hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.bert --recipe pretrain --data-dir texts --max-steps 7038
+
+The result lies in runs/bert/<run>/result.json; `tensorboard --logdir runs` shows the curves.
+"""
+
+import math
+from dataclasses import asdict, replace
+from typing import cast
+
+import torch
+
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.save_points import AgreedSavePoints
+from hvdtrain.checkpoint.saves import Saves, resume, saves_of
+from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.replicas import parameter_hashes, weights_hash
+from hvdtrain.record.run import Run, opened
+from hvdtrain.safety import exits
+from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
+from hvdtrain.text import data
+from hvdtrain.text.config import BertConfig, parse, tiny
+from hvdtrain.text.export import export, require_free
+from hvdtrain.text.model import Bert, BertForClassification, BertForMaskedLM, freeze_embeddings, sizes_of
+from hvdtrain.text.pretrained import Pretrained, pretrained_on_all
+from hvdtrain.text.task import Labels, in_words, text_task
+from hvdtrain.text.tokens import Texts
+from hvdtrain.text.weights import build_on_all
+from hvdtrain.train.feed import Feed
+from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, state_of, train_epoch
+from hvdtrain.train.order import BatchSizes, batch_sizes
+from hvdtrain.train.preflight import (
+    compression,
+    join_ranks,
+    open_folder,
+    own_device,
+    require_batches,
+    step_clock,
+    step_of_run,
+)
+from hvdtrain.train.reports import Reports, host_gauges
+from hvdtrain.train.schedule import LearningRate, learning_rate
+from hvdtrain.train.step import TrainingStep
+
+
+def main() -> None:
+    """One rank, from its command line to its result."""
+    comm, config = join_ranks(parse, tiny())
+    device = own_device(comm, config.precision)
+    pretrained = None if config.pretrained is None else pretrained_on_all(comm, config.pretrained)
+    if pretrained is not None:
+        config = replace(config, model=pretrained.source)
+    agreed(comm, lambda: check_room(comm, config, pretrained))
+    texts = data.load_on_all(comm, config, pretrained)
+    config, sizes = agreed(comm, lambda: cut(comm, config, texts))
+    model = build_on_all(comm, lambda: build(config, texts, pretrained), seed=config.seed, pretrained=pretrained)
+    if config.freeze_embeddings:
+        freeze_embeddings(model)
+    folder = open_folder(comm, config, sizes, samples=len(texts.train), unit=Labels.unit)
+    with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
+        phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=0)
+        task = text_task(config, texts)
+        lr = learning_rate(
+            config, samples=len(texts.train), steps_per_epoch=sizes.steps_per_epoch, max_steps=config.max_steps
+        )
+        model.to(device)
+        comm.data.broadcast_(model)
+        step = step_of_run(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases)
+        feed = Feed(texts.train, task, comm.data, sizes, seed=config.seed, device=device, phases=phases)
+        reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
+        limits = Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=config.check_replicas_every)
+        torch.manual_seed((config.seed << 16) + comm.rank)  # dropout differs between ranks
+        parts = state_of(step, limits, reports, seed=config.seed)
+        found = folder.resume_from
+        position = Position() if found is None else feed.placed(resume(parts, found))
+        about = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels), "cut_texts": texts.cut}
+        derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device), **about}
+        run.begin(
+            asdict(config),
+            derived,
+            device=device,
+            columns=config.COLUMNS,
+            measures=measures_of(task),
+            memory=None if found is None else found.about["tracker"],
+            epochs_done=position.epoch,
+        )
+        if found is not None:
+            run.console.say(f"resumed from {found.folder}, epoch {position.epoch + 1}", *folder.changes)
+        if texts.cut:
+            run.console.say(f"{texts.cut} texts are cut off after --max-tokens {config.max_tokens}")
+        saves = saves_of(run, folder, parts, keep=config.keep)
+        train(config, step, feed, texts, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
+        export_on_0(comm, config, cast("Bert", step.evaluated), texts)
+        result = run.tracker.result
+        last = {name: result[f"eval_{name}"] for name in measures_of(task).metrics}
+        run.conclude(f"test {in_words(last)}", weights_sha256=weights_hash(parameter_hashes(model)))
+
+
+def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) -> None:
+    """Raise BadInput where sequences are longer than the model has positions, or the export has no place."""
+    if pretrained is not None:
+        pretrained.require_room(config.max_tokens)
+    elif config.max_tokens > (positions := sizes_of(config.model, vocabulary=config.vocab_size).positions):
+        raise BadInput(f"--max-tokens {config.max_tokens}: {config.model} has {positions} positions; give no more")
+    if config.export is not None and comm.rank == 0:
+        require_free(config.export, replace=config.overwrite)
+
+
+def cut(comm: Comm, config: BertConfig, texts: Texts) -> tuple[BertConfig, BatchSizes]:
+    """The settings, with the epochs that --max-steps are, and how the ranks cut one; BadInput where they cannot."""
+    train, ranks = len(texts.train), comm.data.size
+    if config.max_steps is not None:
+        steps_per_epoch = batch_sizes(config, samples=train, ranks=ranks).steps_per_epoch
+        config = replace(config, epochs=math.ceil(config.max_steps / steps_per_epoch))
+    return config, require_batches(config, train=train, test=len(texts.test), ranks=ranks, unit=Labels.unit)
+
+
+def build(config: BertConfig, texts: Texts, pretrained: Pretrained | None) -> Bert:
+    """The model of the settings, or in the sizes of the pretrained one, with a head for the task."""
+    words = len(texts.vocabulary.tokens)
+    sizes = sizes_of(config.model, vocabulary=words) if pretrained is None else pretrained.sizes
+    if config.dropout is not None:
+        sizes = replace(sizes, dropout=config.dropout)
+    return BertForMaskedLM(sizes) if config.task == "mlm" else BertForClassification(sizes, len(texts.labels))
+
+
+def train(
+    config: BertConfig,
+    step: TrainingStep,
+    feed: Feed,
+    texts: Texts,
+    position: Position,
+    *,
+    lr: LearningRate,
+    limits: Limits,
+    reports: Reports,
+    saves: Saves,
+    run: Run,
+) -> None:
+    """From where the run stands to its end, with a checkpoint there; EndOfRun where all ranks leave before."""
+    points = AgreedSavePoints(
+        step.comm, run.leave, every_s=config.checkpoint_every_s, every_steps=config.checkpoint_every_steps
+    )
+    first_epoch = position.epoch
+    for epoch in range(first_epoch, config.epochs):
+        coming = train_epoch(
+            step,
+            feed,
+            position,
+            lr=lr,
+            limits=limits,
+            reports=reports,
+            max_steps=config.max_steps,
+            save_points=points,
+            watchdog=run.watch,
+            faults=run.faults,
+        )
+        position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run)
+        run.profile(step.phases)
+        run.faults.at("eval", epoch + 1 - first_epoch)
+        test = evaluate_or_leave(step, texts.test, position, sizes=feed.sizes, saves=saves, save_points=points, run=run)
+        best = run.tracker.is_best(test)
+        metrics = run.tracker.epoch_done(
+            epoch + 1,
+            count=position.visited,
+            train_s=position.train_s,
+            lr=lr(min((epoch + 1) * feed.sizes.steps_per_epoch, lr.total_steps) - 1, lr.batch),
+            train=step.task.metrics(position.totals),
+            test=test,
+        )
+        run.console.epoch_done(
+            f"epoch {epoch + 1:>3}/{config.epochs}  train loss {metrics['train/loss']:.4f}  test {in_words(test)}  "
+            f"lr {metrics['train/lr']:.4g}  {metrics['train/samples_per_s']:.0f} samples/s"
+        )
+        if best:
+            saves.save_best(position, step.evaluated, **{f"eval_{step.task.best}": test[step.task.best]})
+        if position.visited == len(texts.train):
+            position = Position(step=position.step, epoch=epoch + 1)
+    step.phases.close()
+    run.profile(step.phases, last=True)
+    saves.save(position)
+    saves.wait(position.step)
+
+
+def export_on_0(comm: Comm, config: BertConfig, model: Bert, texts: Texts) -> None:
+    """Rank 0 writes what was evaluated for others to load; EndOfRun on all ranks where it cannot."""
+    failed = None
+    if config.export is not None and comm.rank == 0:
+        vocabulary = texts.vocabulary
+        try:
+            export(
+                config.export,
+                model,
+                vocabulary=vocabulary.tokens,
+                lower_case=vocabulary.lower_case,
+                labels=texts.labels,
+            )
+        except OSError as error:
+            failed = error.strerror or str(error)
+    failed = comm.allgather(failed)[0]
+    if failed:
+        line = f"--export {config.export} could not be written ({failed}); the run folder has the weights"
+        raise EndOfRun(line, status=FAILED, reason="not exported")
+
+
+if __name__ == "__main__":
+    exits.run(main)

@@ -1,0 +1,146 @@
+"""Rows of text from files: JSON lines, CSV and TSV, GLUE's tables, plain text. A complaint names file and line."""
+
+import csv
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.safety.exits import BadInput
+
+# The columns of GLUE's tables by which a header is known: text, pair, label.
+_GLUE = (("sentence", None, "label"), ("#1 String", "#2 String", "Quality"), ("sentence1", "sentence2", "label"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One text, or a pair of them."""
+
+    text: str
+    pair: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Names of columns; None where there is no such column, or for `text` where the header tells them all."""
+
+    text: str | None
+    pair: str | None
+    label: str | None
+
+    def require(self, path: Path, header: Sequence[str]) -> None:
+        """Raise BadInput for a column that is not in the header."""
+        for option, name in (
+            ("--text-column", self.text),
+            ("--pair-column", self.pair),
+            ("--label-column", self.label),
+        ):
+            if name is not None and name not in header:
+                raise BadInput(f"{option} {name!r}: {path} has no such column; it has {', '.join(map(repr, header))}")
+
+
+def json_lines(path: Path, columns: Columns) -> Iterator[Row]:
+    """A row for each line, which is a JSON object; lines of white space are passed over."""
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise BadInput(f"{path} line {number} is no JSON ({error}): give one object per line") from error
+        except RecursionError as error:
+            raise BadInput(f"{path} line {number} is too deeply nested: give one object of words per line") from error
+        if not isinstance(found, dict):
+            raise BadInput(f'{path} line {number} is no JSON object: give one per line, as in {{"text": ...}}')
+        columns.require(path, list(found))
+        yield _row(f"{path} line {number}", found, columns)
+
+
+def table(path: Path, columns: Columns, *, quoted: bool = True) -> Iterator[Row]:
+    """A row for each of a table with a header, separated by tabs in .tsv and .txt and by commas else.
+
+    GLUE's are not `quoted`: a quotation mark is one. Without the name of a text column the header must be one of
+    GLUE's.
+    """
+    csv.field_size_limit(sys.maxsize)  # documents are longer than csv's 128 KiB
+    lines = (line for _, line in _lines(path))
+    rows = csv.reader(
+        lines,
+        delimiter="\t" if path.suffix in (".tsv", ".txt") else ",",
+        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
+        strict=True,
+    )
+    try:
+        header = next(rows, [])
+        if columns.text is None and header:
+            columns = _of_glue(path, header, columns)
+        columns.require(path, header)
+        for cells in rows:
+            if not cells:
+                continue
+            where = f"{path} line {rows.line_num}"
+            if len(cells) != len(header):
+                raise BadInput(f"{where} has {len(cells)} cells, the header {len(header)}: is one quoted, or cut off?")
+            yield _row(where, dict(zip(header, cells, strict=True)), columns)
+    except csv.Error as error:
+        raise BadInput(f"{path} line {rows.line_num}: {error}") from error
+
+
+def documents(path: Path) -> Iterator[Row]:
+    """A row for each block of lines between blank ones."""
+    block: list[str] = []
+    for _, line in _lines(path):
+        if line.strip():
+            block.append(line.strip())
+        elif block:
+            yield Row(text=" ".join(block))
+            block = []
+    if block:
+        yield Row(text=" ".join(block))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of each line, in UTF-8 with or without a byte-order mark."""
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise BadInput(
+            f"{path} line {number}: byte 0x{byte:02x} is no UTF-8: convert the file, as by iconv -f latin1 -t utf-8"
+        ) from error
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror})") from error
+
+
+def _of_glue(path: Path, header: Sequence[str], columns: Columns) -> Columns:
+    for text, pair, label in _GLUE:
+        if {text, pair, label} - {None} <= set(header):
+            return Columns(text=text, pair=pair, label=columns.label or label)
+    raise BadInput(
+        f"{path}: the header {', '.join(map(repr, header))} is none that is known of GLUE: give --text-column and "
+        "--label-column"
+    )
+
+
+def _row(where: str, found: Mapping[str, Any], columns: Columns) -> Row:
+    """The row's columns; a label may be a number in JSON."""
+    text = _text(where, found, columns.text)
+    assert text is not None
+    label = None if columns.label is None else found[columns.label]
+    if columns.label is not None and (label is None or label == "" or isinstance(label, list | dict)):
+        raise BadInput(f"{where}: column {columns.label!r} has no label")
+    return Row(text=text, pair=_text(where, found, columns.pair), label=None if label is None else str(label))
+
+
+def _text(where: str, found: Mapping[str, Any], column: str | None) -> str | None:
+    if column is None:
+        return None
+    if not isinstance(found[column], str):
+        raise BadInput(f"{where}: column {column!r} holds no text")
+    return str(found[column])

@@ -1,0 +1,66 @@
+"""ICD-10-CM: short descriptions of diagnoses, each with its chapter, as experts have classified them.
+
+They come with the package simple-icd-10-cm, so that a run needs no download. The package itself is never imported.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.text.formats import Row
+
+_PACKAGE = "simple-icd-10-cm"
+# Of a code: all of one disease, as both eyes' and each finger's, are in one split, or the test would be known already.
+_FAMILY = 5
+_TEST_SHARE = 10  # each tenth family, by its hash
+
+
+def train() -> Iterator[Row]:
+    """Nine in ten diagnoses and other names for them."""
+    return (row for code, row in _diagnoses() if not _is_for_test(code))
+
+
+def test() -> Iterator[Row]:
+    """The others."""
+    return (row for code, row in _diagnoses() if _is_for_test(code))
+
+
+def key() -> str:
+    """SHA-256 of what they are read from, and how they are split."""
+    return hashlib.sha256(_file().read_bytes() + f"{_FAMILY} {_TEST_SHARE}".encode()).hexdigest()
+
+
+def _is_for_test(code: str) -> bool:
+    return int(hashlib.sha256(code[:_FAMILY].encode()).hexdigest(), 16) % _TEST_SHARE == 0
+
+
+@cache
+def _diagnoses() -> list[tuple[str, Row]]:
+    """Code, text and chapter of each description and of each inclusion term."""
+    try:
+        root = ET.parse(_file()).getroot()  # noqa: S314 (pinned by its hash, as all packages are)
+    except (OSError, ET.ParseError) as error:
+        raise BadInput(
+            f"--data icd10: the file of the package {_PACKAGE} cannot be read ({error}): install it again"
+        ) from error
+    return [
+        (diagnosis.findtext("name", ""), Row(text=text.text or "", label=chapter.findtext("name")))
+        for chapter in root.iter("chapter")
+        for diagnosis in chapter.iter("diag")
+        for text in (*diagnosis.findall("desc"), *diagnosis.findall("inclusionTerm/note"))
+    ]
+
+
+def _file() -> Path:
+    try:
+        package = distribution(_PACKAGE)
+    except PackageNotFoundError as error:
+        raise BadInput(
+            f"--data icd10 comes with the package {_PACKAGE}, which is not installed: run make setup"
+        ) from error
+    [name] = [name for name in package.files or () if name.suffix == ".xml"]
+    return Path(str(package.locate_file(name)))

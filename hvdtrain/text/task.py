@@ -1,0 +1,152 @@
+"""Texts as tasks for the loop: their labels, or masked words. N sequences of a batch, L tokens, M masked, K labels."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hvdtrain.text.config import BertConfig
+from hvdtrain.text.masks import masked, masked_tokens
+from hvdtrain.text.tokens import Texts
+from hvdtrain.text.vocabulary import END, MASK
+from hvdtrain.train.task import Batch, Model, Sums, Totals
+
+_MOST_LOSS = 700.0  # exp of more is no number
+
+
+class Labels:
+    """One label for each sequence or pair. `f1` is that of the second of two labels, or the mean over more of them."""
+
+    unit = "samples"
+    best = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, lengths: Tensor, *, classes: int, end: int) -> None:
+        """`lengths` (S,) are those of the training split, `end` is the number of [SEP]."""
+        self._lengths = lengths
+        self._classes = classes
+        self._end = end
+
+    def counts(self, samples: Tensor) -> Tensor:
+        return torch.ones(len(samples))
+
+    def cost(self, samples: Tensor) -> Tensor:
+        return self._lengths[samples]
+
+    def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
+        tokens = raw["tokens"]
+        mask = inside(raw["lengths"], tokens)
+        ends = tokens == self._end
+        types = ((ends.cumsum(1) - ends.long()) > 0) & mask  # of what comes after the first [SEP]
+        return {"tokens": tokens, "types": types.long(), "mask": mask, "labels": raw["labels"]}
+
+    def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
+        labels = batch["labels"]
+        logits = model(batch["tokens"], batch["types"], batch["mask"]).float()  # (N, K)
+        guessed = logits.argmax(1)
+        is_right = guessed == labels
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        zeros = torch.zeros(self._classes, dtype=torch.float64, device=labels.device)
+        ones = torch.ones_like(labels, dtype=torch.float64)
+        # The confusion matrix's diagonal and its two margins: all that F1 needs of it.
+        by_label = {
+            "right_of": zeros.index_add(0, labels, is_right.double()),
+            "guessed": zeros.index_add(0, guessed, ones),
+            "labelled": zeros.index_add(0, labels, ones),
+        }
+        sums = {f"{name}_{label}": one for name, of in by_label.items() for label, one in enumerate(of.unbind())}
+        count = torch.full_like(loss, len(labels))
+        return Sums(loss=loss, count=count, more={"right": is_right.sum(), **sums})
+
+    def metrics(self, totals: Totals) -> dict[str, float]:
+        count = totals.get("count", 0.0)
+        if not count:  # every step was skipped
+            return {"loss": math.nan, "accuracy": math.nan, "f1": math.nan}
+        scores = [self._f1(totals, label) for label in range(self._classes)]
+        f1 = scores[1] if self._classes == 2 else sum(scores) / len(scores)
+        return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count, "f1": f1}
+
+    def _f1(self, totals: Totals, label: int) -> float:
+        """Twice what was right over all that was guessed or labelled so; 0 where it does not occur."""
+        either = totals[f"guessed_{label}"] + totals[f"labelled_{label}"]
+        return 2 * totals[f"right_of_{label}"] / either if either else 0.0
+
+
+class MaskedWords:
+    """The words that were masked; a sequence weighs as many of them as it has."""
+
+    unit = "samples"
+    best = "perplexity"
+    higher_is_better = False
+
+    def __init__(self, lengths: Tensor, *, seed: int, mask_id: int, vocabulary: int) -> None:
+        """`lengths` (S,) are those of the training split."""
+        self._lengths = lengths
+        self._seed = seed
+        self._mask_id = mask_id
+        self._vocabulary = vocabulary
+
+    def counts(self, samples: Tensor) -> Tensor:
+        return masked_tokens(self._lengths[samples]).double()
+
+    def cost(self, samples: Tensor) -> Tensor:
+        return self._lengths[samples]
+
+    def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
+        found = masked(
+            raw["tokens"],
+            raw["lengths"],
+            samples,
+            seed=self._seed,
+            epoch=epoch,
+            mask_id=self._mask_id,
+            vocabulary=self._vocabulary,
+        )
+        return {
+            "tokens": found.tokens,
+            "types": torch.zeros_like(found.tokens),
+            "mask": inside(raw["lengths"], found.tokens),
+            "places": found.places,
+            "targets": found.targets,
+        }
+
+    def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
+        targets = batch["targets"]
+        logits = model(batch["tokens"], batch["types"], batch["mask"], batch["places"]).float()  # (M, V)
+        loss = F.cross_entropy(logits, targets, reduction="sum")
+        count = torch.full_like(loss, len(targets))
+        return Sums(loss=loss, count=count, more={"right": (logits.argmax(1) == targets).sum()})
+
+    def metrics(self, totals: Totals) -> dict[str, float]:
+        count = totals.get("count", 0.0)
+        if not count:
+            return {"loss": math.nan, "perplexity": math.nan, "accuracy": math.nan}
+        loss = totals["loss"] / count
+        return {"loss": loss, "perplexity": math.exp(min(loss, _MOST_LOSS)), "accuracy": totals["right"] / count}
+
+
+def inside(lengths: Tensor, tokens: Tensor) -> Tensor:
+    """Where a sequence of (N,) is, and not what fills up the batch (N, L)."""
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device)[:, None]
+
+
+TextTask = Labels | MaskedWords
+
+
+def text_task(config: BertConfig, texts: Texts) -> TextTask:
+    """The task of a run, as its settings say."""
+    lengths, vocabulary = texts.train.lengths, texts.vocabulary
+    if config.task == "mlm":
+        size = len(vocabulary.tokens)
+        return MaskedWords(lengths, seed=config.seed, mask_id=vocabulary.id(MASK), vocabulary=size)
+    return Labels(lengths, classes=len(texts.labels), end=vocabulary.id(END))
+
+
+def in_words(metrics: Mapping[str, float]) -> str:
+    """The metrics of a test for people."""
+    accuracy = f"accuracy {metrics['accuracy']:.2%}"
+    if "perplexity" in metrics:
+        return f"perplexity {metrics['perplexity']:.1f}, {accuracy}"
+    return f"{accuracy}, F1 {metrics['f1']:.3f}"

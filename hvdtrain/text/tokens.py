@@ -1,0 +1,215 @@
+"""Texts as numbers on disk: made once per host, kept by what they are made of, mapped by every rank.
+
+A folder in ~/.cache/hvdtrain/tokens has tokens.bin, offsets.npy, labels.npy, vocab.txt, and about.json with the size
+and SHA-256 of each.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.record.files import write_json
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.text.corpus import Corpus
+from hvdtrain.text.formats import Row
+from hvdtrain.text.sequences import Sequences
+from hvdtrain.text.vocabulary import END, START, Vocabulary, learned
+
+_VERSION = 1  # of what this file makes of a text
+_AT_A_TIME = 1000  # rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What sequences are made of a corpus."""
+
+    vocabulary: Vocabulary | None  # None to learn one from the training texts
+    vocab_size: int  # of one that is learned, at most
+    max_tokens: int
+    in_blocks: bool  # a longer text becomes several sequences, in place of one that is cut
+    labelled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """A data set as numbers."""
+
+    train: Sequences
+    test: Sequences
+    vocabulary: Vocabulary
+    labels: tuple[str, ...]  # by number
+    cut: int  # texts that were longer than a sequence may be
+    sha256: str  # of all of it
+
+
+def prepared(corpus: Corpus, shape: Shape) -> str:
+    """The key of the corpus as numbers, which are made if they are not there; BadInput where they are damaged.
+
+    Called by one rank of each host.
+    """
+    words = shape.vocab_size if shape.vocabulary is None else shape.vocabulary.sha256
+    made_of = [_VERSION, corpus.key, words, shape.max_tokens, shape.in_blocks, shape.labelled]
+    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
+    folder = _cache() / key
+    if not folder.exists():
+        _make(folder, corpus, shape)
+    _require_whole(folder)
+    return key
+
+
+def opened(key: str) -> Texts:
+    """What `prepared` has made, mapped."""
+    folder = _cache() / key
+    try:
+        text = (folder / "about.json").read_bytes()
+        about = json.loads(text)
+        offsets, labels = np.load(folder / "offsets.npy"), np.load(folder / "labels.npy")
+        tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
+        words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    except (OSError, ValueError, KeyError) as error:
+        raise _torn(folder, " ".join(str(error).split())) from error
+    starts, lengths, train = offsets[:-1], np.diff(offsets), about["train"]
+    # Batches of an evaluation are of neighbours: of like lengths, little fills them up.
+    test = train + np.argsort(lengths[train:], kind="stable")
+    return Texts(
+        train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train]),
+        test=Sequences(tokens, starts=starts[test], lengths=lengths[test], labels=labels[test]),
+        vocabulary=Vocabulary(tokens=tuple(words), lower_case=about["lower_case"]),
+        labels=tuple(about["labels"]),
+        cut=about["cut"],
+        sha256=hashlib.sha256(text).hexdigest(),
+    )
+
+
+def _cache() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return Path(named if named.startswith("/") else "~/.cache").expanduser() / "hvdtrain" / "tokens"
+    except RuntimeError as error:
+        raise BadInput("there is no home folder to keep tokens in: name another in XDG_CACHE_HOME") from error
+
+
+def _make(folder: Path, corpus: Corpus, shape: Shape) -> None:
+    """Write beside it and rename; another host or run that was faster has made the same."""
+    beside = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+        _write(beside, corpus, shape)
+        beside.rename(folder)
+    except OSError as error:
+        if not folder.exists():
+            raise BadInput(
+                f"{folder.parent} cannot take the tokens ({error.strerror}): make room there, or name another folder "
+                "in XDG_CACHE_HOME"
+            ) from error
+    finally:
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
+    vocabulary = shape.vocabulary or learned(
+        lambda: (text for row in corpus.train() for text in _texts(row)), shape.vocab_size
+    )
+    dtype = np.dtype("<u2" if len(vocabulary.tokens) < 2**16 else "<u4")
+    lengths: list[int] = []
+    labels: list[str | None] = []
+    cut = train = 0
+    with (folder / "tokens.bin").open("wb") as file:
+        for rows in (corpus.train(), corpus.test()):
+            train = len(lengths)
+            for numbers, label, is_cut in _sequences(rows, vocabulary, shape):
+                file.write(np.array(numbers, dtype).tobytes())
+                lengths.append(len(numbers))
+                labels.append(label)
+                cut += is_cut
+    if not train or train == len(lengths):
+        raise BadInput(f"--data has {train} training and {len(lengths) - train} test texts: give some of both")
+    names = _label_names(labels[:train], labels[train:]) if shape.labelled else []
+    by_name = {name: number for number, name in enumerate(names)}
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
+    np.save(folder / "labels.npy", np.array([by_name.get(label or "", 0) for label in labels], dtype=np.int64))
+    lines = "".join(f"{token}\n" for token in vocabulary.tokens)
+    (folder / "vocab.txt").write_text(lines, encoding="utf-8", newline="\n")
+    about = {
+        "version": _VERSION,
+        "train": train,
+        "test": len(lengths) - train,
+        "cut": cut,
+        "labels": names,
+        "lower_case": vocabulary.lower_case,
+        "dtype": dtype.str,
+        "files": {path.name: _fingerprint(path) for path in sorted(folder.iterdir())},
+    }
+    write_json(folder / "about.json", about)
+
+
+def _texts(row: Row) -> list[str]:
+    return [row.text] if row.pair is None else [row.text, row.pair]
+
+
+def _sequences(
+    rows: Iterator[Row], vocabulary: Vocabulary, shape: Shape
+) -> Iterator[tuple[list[int], str | None, bool]]:
+    """Of each sequence its numbers, label, and whether something was cut off: [CLS] text [SEP], or with pair [SEP]."""
+    encode, start, end = vocabulary.encoder(), vocabulary.id(START), vocabulary.id(END)
+    while some := list(islice(rows, _AT_A_TIME)):
+        texts, pairs = encode([row.text for row in some]), encode([row.pair or "" for row in some])
+        for row, text, pair in zip(some, texts, pairs, strict=True):
+            room = shape.max_tokens - 2
+            if row.pair is not None:
+                first, second = _shortened(len(text), len(pair), room - 1)
+                is_cut = first + second < len(text) + len(pair)
+                yield [start, *text[:first], end, *pair[:second], end], row.label, is_cut
+            elif shape.in_blocks:
+                for place in range(0, len(text), room):
+                    yield [start, *text[place : place + room], end], row.label, False
+            else:
+                yield [start, *text[:room], end], row.label, len(text) > room
+
+
+def _shortened(first: int, second: int, room: int) -> tuple[int, int]:
+    """What is left of two lengths so that both fit, the longer one cut first."""
+    kept = min(first, max(room - second, (room + 1) // 2))
+    return kept, min(second, room - kept)
+
+
+def _label_names(train: list[str | None], test: list[str | None]) -> list[str]:
+    """Those of the training split in order, numbers by size."""
+    names = {label for label in train if label is not None}
+    if len(names) < 2:
+        raise BadInput(f"the training texts have {len(names)} of the two labels that they need at least: add some")
+    unknown = sorted({label for label in test if label is not None} - names)
+    if unknown:
+        raise BadInput(f"label {unknown[0]!r} of the test texts is none of the training texts': take its rows out")
+    return sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _require_whole(folder: Path) -> None:
+    """Raise BadInput where a file is not as it was written."""
+    try:
+        files = json.loads((folder / "about.json").read_bytes())["files"]
+        for name, was in files.items():
+            if (found := _fingerprint(folder / name)) != was:
+                raise _torn(folder, f"{name} has {found['bytes']} bytes of {was['bytes']}, or others")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _torn(folder, " ".join(str(error).split())) from error
+
+
+def _torn(folder: Path, why: str) -> BadInput:
+    return BadInput(f"{folder} is damaged ({why}): delete that folder to have it made again")

@@ -1,0 +1,101 @@
+"""WordPiece vocabularies: learned from texts, always the same one, or read from a vocab.txt."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
+from tokenizers.trainers import WordPieceTrainer
+
+from hvdtrain.safety.exits import BadInput
+
+PAD, UNKNOWN, START, END, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MOST_LETTERS = 1000  # of an alphabet: the most frequent ones, the others are [UNK]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Tokens by number."""
+
+    tokens: tuple[str, ...]
+    lower_case: bool = True
+
+    @property
+    def sha256(self) -> str:
+        """Of all that decides how a text becomes numbers."""
+        return hashlib.sha256(json.dumps([self.lower_case, *self.tokens]).encode()).hexdigest()
+
+    def id(self, token: str) -> int:
+        """The number of a token."""
+        return self.tokens.index(token)
+
+    def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
+        """From texts to the numbers of each one's tokens, without [CLS] and [SEP]."""
+        tokenizer = _tokenizer({token: number for number, token in enumerate(self.tokens)}, self.lower_case)
+        return lambda texts: [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def learned(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
+    """A vocabulary of at most `size` tokens that these texts are made of, in lower case; BadInput for too small a one.
+
+    The library's trainer numbers what is equally frequent as its hash tables happen to lie, unless it is told all
+    letters beforehand, those that go on a word included (huggingface/tokenizers #1794).
+    """
+    tokenizer = _tokenizer({UNKNOWN: 0}, lower_case=True)
+    alphabet = _alphabet(tokenizer, texts())
+    first = [*SPECIALS, *(f"##{letter}" for letter in alphabet)]
+    if size < len(first) + len(alphabet):
+        raise BadInput(
+            f"--vocab-size {size}: the {len(alphabet)} letters of the texts alone take {len(first) + len(alphabet)}: "
+            "give more"
+        )
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        limit_alphabet=len(alphabet),
+        initial_alphabet=alphabet,
+        special_tokens=first,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts(), trainer)
+    numbers = tokenizer.get_vocab()
+    return Vocabulary(tokens=tuple(sorted(numbers, key=lambda token: numbers[token])))
+
+
+def read(path: Path) -> Vocabulary:
+    """A vocab.txt, or the one in a folder, with what tokenizer_config.json beside it says of letters' case."""
+    file = path / "vocab.txt" if path.is_dir() else path
+    try:
+        tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        beside = file.with_name("tokenizer_config.json")
+        settings = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+    except OSError as error:
+        raise BadInput(f"--tokenizer {path}: {file} cannot be read ({error.strerror}): give a vocab.txt") from error
+    except ValueError as error:
+        raise BadInput(f"--tokenizer {path}: {file} or its tokenizer_config.json is no text ({error})") from error
+    missing = [token for token in SPECIALS if token not in tokens]
+    if missing or len(set(tokens)) < len(tokens):
+        why = f"lacks {', '.join(missing)}" if missing else "has a token twice"
+        raise BadInput(f"--tokenizer {path}: {file} {why}: give BERT's vocab.txt, one token per line")
+    lower_case = settings.get("do_lower_case", True) if isinstance(settings, dict) else True
+    return Vocabulary(tokens=tuple(tokens), lower_case=bool(lower_case))
+
+
+def _tokenizer(numbers: dict[str, int], lower_case: bool) -> Tokenizer:
+    """BERT's: cut at white space and punctuation, and each word into the longest pieces from its start."""
+    tokenizer = Tokenizer(WordPiece(numbers, unk_token=UNKNOWN, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def _alphabet(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+    counted: Counter[str] = Counter()
+    for text in texts:
+        counted.update(tokenizer.normalizer.normalize_str(text))
+    letters = [letter for letter in counted if not letter.isspace()]
+    return sorted(sorted(letters, key=lambda letter: (-counted[letter], letter))[:_MOST_LETTERS])

@@ -1,0 +1,144 @@
+"""The second program: what a run of text leaves behind, that ranks do not matter to it, and how it ends."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests import texts
+from tests.mpi.conftest import slow
+from tests.mpi.interrupted import Runs, refusal, same_end
+
+BERT = ["-m", "hvdtrain.bert"]
+WORDS = ["--data", "json", "--data-dir", "texts", "--vocab-size", "200", "--run", "r", "--report-every-steps", "3"]
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path):
+    return texts.put(tmp_path / "texts")
+
+
+def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path):
+    done = run("mpirun", 2, [*BERT, *WORDS, "--epochs", "2", "--global-batch-size", "8", "--export", "model"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "bert" / "r"
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["exit_reason"], result["np"], result["steps"], result["epochs"]) == ("finished", 2, 12, 2)
+    assert {"train_samples_per_s", "eval_accuracy", "eval_f1", "eval_loss", "best_accuracy"} <= set(result)
+    assert not [name for name in result if "images" in name]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "epoch" not in line] == [3, 6, 9, 12]
+    assert [line["eval/f1"] for line in lines if "epoch" in line][-1] == result["eval_f1"]
+    events = EventAccumulator(str(folder)).Reload()
+    assert [one.step for one in events.Scalars("eval/f1")] == [6, 12]
+    assert f"test accuracy {result['eval_accuracy']:.2%}" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+    config = json.loads((folder / "config.json").read_text())
+    assert config["derived"]["labels"] == 3
+
+
+@pytest.fixture(scope="module")
+def trained(pools, tmp_path_factory):
+    """The weights after three epochs, by task, ranks, batches per step, and global batch."""
+    known = {}
+
+    def weights(task, ranks, accumulate, *, global_batch=12, train=50):
+        key = task, ranks, accumulate, global_batch, train
+        if key not in known:
+            folder = tmp_path_factory.mktemp("trained")
+            texts.put(folder / "texts", train=train, longest=128)
+            words = [*BERT, *WORDS, "--task", task, "--epochs", "3", "--dropout", "0", "--export", "model"]
+            words += ["--optimizer", "sgd"]  # Adam makes steps of what is zero but for rounding, as the keys' bias
+            words += ["--global-batch-size", str(global_batch), "--accumulate-steps", str(accumulate)]
+            pools.run("mpirun" if ranks > 1 else "python", ranks, words, cwd=folder)
+            known[key] = load_file(folder / "model" / "model.safetensors")
+        return known[key]
+
+    return weights
+
+
+def difference(one, other):
+    """The largest of any weight."""
+    assert one.keys() == other.keys()
+    return max((weight - other[name]).abs().max().item() for name, weight in one.items())
+
+
+@pytest.mark.parametrize("task", ["classify", "mlm"])
+@pytest.mark.parametrize(("ranks", "accumulate"), [(3, 4), slow(1, 4), slow(2, 1), slow(2, 4), slow(3, 1)])
+def test_ranks_and_accumulation_do_not_matter(trained, task, ranks, accumulate):
+    """Texts of 1 to 128 words in batches of 10; with 12 micro-batches some of them are empty."""
+    assert difference(trained(task, 1, 1), trained(task, ranks, accumulate)) < 1e-6
+
+
+@pytest.mark.parametrize("task", ["classify", slow("mlm")])
+def test_a_rank_without_a_text_does_not_matter(trained, task):
+    """Four texts in two batches of two, for three ranks."""
+    alone, many = (trained(task, ranks, 1, global_batch=3, train=4) for ranks in (1, 3))
+    assert difference(alone, many) < 1e-6
+
+
+@pytest.mark.slow
+def test_another_batch_would_be_noticed(trained):
+    assert difference(trained("mlm", 1, 1), trained("mlm", 1, 1, global_batch=14)) > 1e-3
+
+
+INTERRUPTED = (*WORDS, "--epochs", "2", "--global-batch-size", "8", "--checkpoint-every-steps", "1")
+
+
+def runs_in(folder, words):
+    texts.put(folder / "texts")
+    return Runs(folder=folder, ranks=2, words=tuple(words), script="bert")
+
+
+@pytest.mark.parametrize("task", ["mlm", slow("classify")])
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, pools, task):
+    words = [*INTERRUPTED, "--task", task]
+    whole, broken = runs_in(tmp_path_factory.mktemp("whole"), words), runs_in(tmp_path, words)
+    whole.finish_in(pools)
+    broken.killed("step3", saved=2)
+    broken.finish_in(pools)
+    same_end(broken, whole)
+    assert broken.result["resumed"] == 1
+
+
+def test_max_steps_ends_in_the_middle_of_an_epoch_and_a_nan_is_skipped_by_all(run, tmp_path):
+    words = ["--task", "mlm", "--global-batch-size", "8", "--max-steps", "9"]
+    done = run("mpirun", 2, [*BERT, *WORDS, *words], HVDTRAIN_FAULT="nan@rank1:step4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "runs" / "bert" / "r" / "result.json").read_text())
+    assert (result["steps"], result["epochs"], result["skipped_steps"]) == (9, 2, 1)
+    assert result["eval_perplexity"] == pytest.approx(torch.tensor(result["eval_loss"]).exp().item(), rel=1e-4)
+    assert "step 4 skipped on all ranks: the loss of rank 1 not finite" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--label-column", "class"], "--label-column 'class': texts/train.jsonl has no such column"),
+        slow(["--max-tokens", "600"], "--max-tokens 600: bert_tiny has 512 positions; give no more"),
+        slow(["--data-dir", "none"], "--data-dir none: no such folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(run, tmp_path, words, named):
+    done = run("mpirun", 2, [*BERT, *WORDS, *words])
+    assert done.returncode == 2
+    assert named in refusal(done.stdout + done.stderr)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_torn_cache_is_one_line_and_status_2(run, tmp_path):
+    quick = [*BERT, *WORDS, "--max-steps", "1"]
+    assert run("mpirun", 2, quick).returncode == 0
+    [file] = (tmp_path / ".cache" / "hvdtrain" / "tokens").glob("*/tokens.bin")
+    file.write_bytes(file.read_bytes()[:-1])
+    done = run("mpirun", 2, [*quick, "--overwrite"])
+    assert done.returncode == 2
+    assert "delete that folder to have it made again" in refusal(done.stdout + done.stderr)

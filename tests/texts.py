@@ -1,0 +1,28 @@
+"""Small data sets of text for tests: each label has words of its own, each text another length."""
+
+import json
+import random
+
+WORDS = {
+    "animals": ["cat", "dog", "horse", "cow"],
+    "plants": ["oak", "elm", "rose", "grass"],
+    "stones": ["slate", "flint"],
+}
+
+
+def rows(count, *, longest=20, seed=0):
+    """Texts of 1 to `longest` words and their labels."""
+    random_words = random.Random(seed)  # noqa: S311 (no secret)
+    return [
+        {"text": " ".join(random_words.choices(WORDS[label], k=1 + number * longest // count)), "label": label}
+        for number, label in zip(range(count), list(WORDS) * count, strict=False)
+    ]
+
+
+def put(folder, *, train=48, test=12, longest=20):
+    """JSON lines to train on and to test with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", train), ("test", test)):
+        lines = [json.dumps(row) + "\n" for row in rows(count, longest=longest, seed=len(name))]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    return folder

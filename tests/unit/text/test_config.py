@@ -1,0 +1,37 @@
+from dataclasses import replace
+
+import pytest
+
+from hvdtrain.text import config
+from hvdtrain.text.config import parse
+from tests.refusals import refused
+
+
+def test_a_batch_per_rank_takes_the_place_of_the_recipes_global_batch():
+    assert parse([]).global_batch_size == 32
+    given = parse(["--batch-size-per-rank", "8"])
+    assert (given.global_batch_size, given.batch_size_per_rank) == (None, 8)
+
+
+@pytest.mark.parametrize("name", config.RECIPES)
+def test_a_recipe_is_its_own_default(name):
+    assert parse(["--recipe", name]) == replace(config.RECIPES[name]())
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--model bert_huge", "--model 'bert_huge' is unknown: choose one of bert_tiny"),
+        ("--data imdb", "--data 'imdb' is unknown: choose one of icd10"),
+        ("--max-tokens 7", "--max-tokens 7 leaves no room for words: give at least 8"),
+        ("--data text", "--data text has no labels for --task classify"),
+        ("--text-column t", "--text-column is for json, csv and glue: --data icd10 has none"),
+        ("--task mlm --data csv --pair-column p", "--pair-column is for --task classify"),
+        ("--epochs 3 --max-steps 5", "--epochs 3 and --max-steps 5 exclude each other"),
+        ("--tokenizer v --vocab-size 9", "--tokenizer v and --vocab-size 9 exclude each other"),
+        ("--pretrained p --model bert_base", "--pretrained p and --model bert_base exclude each other"),
+        ("--optimizer lamb --precision fp16", "--optimizer lamb divides by gradient norms"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(words, named):
+    assert refused(lambda: parse(words.split())).startswith(named)

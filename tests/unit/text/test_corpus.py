@@ -1,0 +1,71 @@
+from dataclasses import replace
+
+import pytest
+
+from hvdtrain.text.config import tiny
+from hvdtrain.text.corpus import corpus_of
+from tests.refusals import refused
+
+
+def corpus(folder, data, **options):
+    return corpus_of(replace(tiny(), data=data, data_dir=folder, **options))
+
+
+def texts(rows):
+    return [row.text for row in rows]
+
+
+def put(folder, **files):
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+
+
+def test_train_and_test_have_files_of_their_own(tmp_path):
+    put(tmp_path, train_csv="text,label\na,1\nb,2\n", dev_csv="text,label\nc,1\n", README_md="text")
+    found = corpus(tmp_path, "csv")
+    assert (texts(found.train()), texts(found.test()), texts(found.train())) == (["a", "b"], ["c"], ["a", "b"])
+
+
+def test_each_fifth_row_of_other_files_is_for_the_test(tmp_path):
+    put(tmp_path, b_txt="\n\n".join("efgh"), a_txt="\n\n".join("abcd"))
+    found = corpus(tmp_path, "text", task="mlm")
+    assert (texts(found.train()), texts(found.test())) == (list("abcdfgh"), ["e"])
+
+
+def test_the_test_of_glue_that_has_no_labels_is_left_alone(tmp_path):
+    put(tmp_path, train_tsv="sentence\tlabel\na\t1\n", dev_tsv="sentence\tlabel\nb\t1\n", test_tsv="index\tsentence\n")
+    assert texts(corpus(tmp_path, "glue").test()) == ["b"]
+
+
+def test_the_key_follows_contents_and_columns_and_not_names_of_folders(tmp_path):
+    keys = []
+    for folder, text, options in (
+        ("a", "text,label,other\na,1,2\n", {}),
+        ("b", "text,label,other\na,1,2\n", {}),
+        ("c", "text,label,other\nb,1,2\n", {}),
+        ("d", "text,label,other\na,1,2\n", {"label_column": "other"}),
+        ("e", "text,label,other\na,1,2\n", {"task": "mlm"}),
+    ):
+        (tmp_path / folder).mkdir()
+        put(tmp_path / folder, all_csv=text)
+        keys.append(corpus(tmp_path / folder, "csv", **options).key)
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 4
+
+
+def test_masked_words_need_no_labels(tmp_path):
+    put(tmp_path, train_jsonl='{"text": "a"}\n', test_jsonl='{"text": "b"}\n')
+    assert texts(corpus(tmp_path, "json", task="mlm").train()) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({}, "has no file of --data csv (.csv, .tsv)"),
+        ({"train_csv": "", "test_csv": "text,label\n"}, "train.csv is empty: fill it, or take it away"),
+    ],
+)
+def test_a_folder_without_texts_is_refused(tmp_path, files, named):
+    put(tmp_path, **files)
+    assert named in refused(lambda: corpus(tmp_path, "csv"))
+    assert "no such folder" in refused(lambda: corpus(tmp_path / "none", "csv"))

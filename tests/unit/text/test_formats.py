@@ -1,0 +1,81 @@
+import csv
+
+import pytest
+
+from hvdtrain.text import formats
+from hvdtrain.text.formats import Columns, Row
+from tests.refusals import refused
+
+LABELLED = Columns(text="text", pair=None, label="label")
+GLUE = Columns(text=None, pair=None, label=None)
+
+
+def written(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_json_lines_may_have_more_columns_numbers_for_labels_and_a_byte_order_mark(tmp_path):
+    text = '\ufeff{"text": "a\\u00e9", "label": 1, "id": 7}\n\n{"text": "b\\nc", "label": "x"}\n'
+    rows = list(formats.json_lines(written(tmp_path, "a.jsonl", text), LABELLED))
+    assert rows == [Row(text="aé", label="1"), Row(text="b\nc", label="x")]
+
+
+def test_a_csv_may_quote_commas_quotes_and_line_ends(tmp_path):
+    path = written(tmp_path, "a.csv", 'label,text\r\nx,"one, ""two""\nthree"\r\n\r\ny,four\r\n')
+    rows = list(formats.table(path, LABELLED))
+    assert rows == [Row(text='one, "two"\nthree', label="x"), Row(text="four", label="y")]
+
+
+def test_a_cell_may_be_longer_than_the_csv_module_takes(tmp_path):
+    path = written(tmp_path, "a.csv", f"label,text\nx,{'a' * 200_000}\n")
+    assert len(next(formats.table(path, LABELLED)).text) == 200_000
+    assert csv.field_size_limit() > 200_000
+
+
+def test_glue_is_separated_by_tabs_and_quotes_nothing(tmp_path):
+    sst2 = written(tmp_path, "train.tsv", 'sentence\tlabel\n" hide new \t0\n')
+    assert list(formats.table(sst2, GLUE, quoted=False)) == [Row(text='" hide new ', label="0")]
+    header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+    mrpc = written(tmp_path, "msr_paraphrase_train.txt", header + '1\t7\t8\tHe "said\tHe\n')
+    assert list(formats.table(mrpc, GLUE, quoted=False)) == [Row(text='He "said', pair="He", label="1")]
+
+
+def test_a_document_is_a_block_of_lines(tmp_path):
+    path = written(tmp_path, "a.txt", "\n one\ntwo \n\n  \nthree\r\n")
+    assert [row.text for row in formats.documents(path)] == ["one two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("a.jsonl", '{"text": "a"}\n', "--label-column 'label': {} has no such column; it has 'text'"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{', "{} line 2 is no JSON"),
+        ("a.jsonl", "[1]\n", "{} line 1 is no JSON object"),
+        ("a.jsonl", "[" * 100_000, "{} line 1 is "),
+        ("a.jsonl", '{"text": 1, "label": 1}', "{} line 1: column 'text' holds no text"),
+        ("a.jsonl", '{"text": "a", "label": null}', "{} line 1: column 'label' has no label"),
+        ("a.csv", "text,class\na,b\n", "--label-column 'label': {} has no such column; it has 'text', 'class'"),
+        ("a.csv", "text,label\na,b\nc\n", "{} line 3 has 1 cells, the header 2"),
+        ("a.csv", 'text,label\n"a,b\n', "{} line 2: unexpected end of data"),
+        ("a.csv", "text,label\na,\n", "{} line 2: column 'label' has no label"),
+        ("a.csv", b"text,label\na,b\ncaf\xe9,b\n", "{} line 3: byte 0xe9 is no UTF-8: convert the file"),
+        ("a.csv", "text,label\na,b\n".encode("utf-16"), "{} line 1: byte 0xff is no UTF-8"),
+    ],
+)
+def test_what_is_no_row_is_named_by_file_and_line(tmp_path, name, content, named):
+    path = written(tmp_path, name, content)
+    reader = formats.json_lines if name.endswith("jsonl") else formats.table
+    assert refused(lambda: list(reader(path, LABELLED))).startswith(named.format(path))
+
+
+def test_an_unknown_header_of_glue_asks_for_the_columns(tmp_path):
+    path = written(tmp_path, "train.tsv", "gj04\t1\t\tOur friends\n")
+    assert "give --text-column and --label-column" in refused(lambda: list(formats.table(path, GLUE, quoted=False)))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert refused(lambda: list(formats.documents(tmp_path / "a.txt"))) == (
+        f"{tmp_path / 'a.txt'} cannot be read (No such file or directory)"
+    )

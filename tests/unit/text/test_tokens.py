@@ -1,0 +1,186 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hvdtrain.text import tokens
+from hvdtrain.text.corpus import Corpus
+from hvdtrain.text.formats import Row
+from hvdtrain.text.tokens import Shape
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
+from tests.refusals import refused
+
+WORDS = Vocabulary(tokens=(*SPECIALS, "one", "two", "three", "##s"))
+TRAIN = [Row(text="One, twos", label="b"), Row(text="three", label="a"), Row(text="", label="b")]
+TEST = [Row(text="one two three one", label="a"), Row(text="two", label="b")]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "hvdtrain" / "tokens"
+
+
+def corpus(train=TRAIN, test=TEST, key="k"):
+    return Corpus(train=lambda: iter(train), test=lambda: iter(test), key=key)
+
+
+def shape(vocabulary=WORDS, *, max_tokens=16, in_blocks=False, labelled=True, vocab_size=60):
+    return Shape(
+        vocabulary=vocabulary, vocab_size=vocab_size, max_tokens=max_tokens, in_blocks=in_blocks, labelled=labelled
+    )
+
+
+def texts_of(rows=None, **options):
+    return tokens.opened(tokens.prepared(rows or corpus(), shape(**options)))
+
+
+def in_tokens(texts, split):
+    """The sequences of a split as tokens, without what fills up the batch."""
+    [batch] = split.batches([torch.arange(len(split))], torch.device("cpu"), None)
+    words = texts.vocabulary.tokens
+    return [
+        " ".join(words[number] for number in row[:length])
+        for row, length in zip(batch["tokens"].tolist(), batch["lengths"].tolist(), strict=True)
+    ]
+
+
+def test_texts_become_the_numbers_of_their_tokens_and_the_test_is_sorted_by_length():
+    texts = texts_of()
+    assert in_tokens(texts, texts.train) == ["[CLS] one [UNK] two ##s [SEP]", "[CLS] three [SEP]", "[CLS] [SEP]"]
+    assert in_tokens(texts, texts.test) == ["[CLS] two [SEP]", "[CLS] one two three one [SEP]"]
+    assert texts.labels == ("a", "b")
+    [batch] = texts.test.batches([torch.arange(2)], torch.device("cpu"), None)
+    assert batch["labels"].tolist() == [1, 0]
+    assert texts.cut == 0
+
+
+def test_long_texts_are_cut_or_become_several_sequences():
+    cut = texts_of(max_tokens=4)
+    assert in_tokens(cut, cut.train)[0] == "[CLS] one [UNK] [SEP]"
+    assert cut.cut == 2
+    blocks = texts_of(max_tokens=4, in_blocks=True, labelled=False)
+    assert in_tokens(blocks, blocks.train) == ["[CLS] one [UNK] [SEP]", "[CLS] two ##s [SEP]", "[CLS] three [SEP]"]
+    assert blocks.cut == 0
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "whole"),
+    [
+        (16, "[CLS] one one one [SEP] two two two two two [SEP]"),
+        (10, "[CLS] one one one [SEP] two two two two [SEP]"),
+        (8, "[CLS] one one one [SEP] two two [SEP]"),
+        (7, "[CLS] one one [SEP] two two [SEP]"),
+    ],
+)
+def test_of_a_pair_the_longer_one_is_cut_first(max_tokens, whole):
+    rows = [Row(text="one one one", pair="two two two two two", label=label) for label in "ab"]
+    texts = texts_of(corpus(rows, rows), max_tokens=max_tokens)
+    assert in_tokens(texts, texts.train) == [whole, whole]
+    assert texts.cut == (0 if max_tokens == 16 else 4)
+
+
+def test_labels_are_in_order_numbers_by_size():
+    rows = [Row(text="one", label=label) for label in ("10", "9", "x", "2")]
+    assert texts_of(corpus(rows, rows)).labels == ("2", "9", "10", "x")
+
+
+def test_a_vocabulary_is_learned_from_the_training_texts_alone():
+    rows = corpus([Row(text="aaa aaa ab", label=label) for label in "xy"], [Row(text="aaa zz", label="x")])
+    texts = texts_of(rows, vocabulary=None)
+    assert texts.vocabulary.tokens[:5] == SPECIALS
+    assert {"a", "b", "##a", "##b", "aaa"} <= set(texts.vocabulary.tokens)
+    assert in_tokens(texts, texts.test) == ["[CLS] aaa [UNK] [SEP]"]
+
+
+def test_numbers_take_two_bytes_or_with_many_tokens_four(cache):
+    many = Vocabulary(tokens=(*SPECIALS, *(f"w{number}" for number in range(2**16)), "one"))
+    texts = texts_of(vocabulary=many, max_tokens=8)
+    assert in_tokens(texts, texts.train)[0].startswith("[CLS] one")
+    sizes = {json.loads(path.read_text())["dtype"] for path in cache.glob("*/about.json")}
+    assert sizes == {"<u4"}
+    texts_of()
+    assert {json.loads(path.read_text())["dtype"] for path in cache.glob("*/about.json")} == {"<u4", "<u2"}
+
+
+def test_they_are_made_once_for_the_same_content_and_anew_for_another(cache):
+    first = tokens.prepared(corpus(), shape())
+    made = (cache / first / "tokens.bin").stat()
+    assert tokens.prepared(corpus(train=[]), shape()) == first  # nothing is read
+    assert (cache / first / "tokens.bin").stat() == made
+    others = [
+        tokens.prepared(corpus(key="other"), shape()),
+        tokens.prepared(corpus(), shape(max_tokens=8)),
+        tokens.prepared(corpus(), shape(labelled=False)),
+        tokens.prepared(corpus(), shape(vocabulary=None)),
+    ]
+    assert len({first, *others}) == 5
+    assert sorted(path.name for path in cache.iterdir()) == sorted({first, *others})
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "labels.npy", "vocab.txt"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_a_torn_cache_is_refused_by_name(cache, name, damage):
+    key = tokens.prepared(corpus(), shape())
+    path = cache / key / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes(content[:-1] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
+    line = refused(lambda: tokens.prepared(corpus(), shape()))
+    assert line.startswith(f"{cache / key} is damaged (")
+    assert name in line
+    assert line.endswith("delete that folder to have it made again")
+
+
+@pytest.mark.parametrize("about", ["", "{", "[]", '{"files": 1}'])
+def test_a_torn_description_is_refused(cache, about):
+    key = tokens.prepared(corpus(), shape())
+    (cache / key / "about.json").write_text(about)
+    assert "is damaged" in refused(lambda: tokens.prepared(corpus(), shape()))
+
+
+def test_nothing_is_left_of_texts_that_are_refused(cache):
+    one_label = [Row(text="one", label="a")]
+    assert refused(lambda: texts_of(corpus(one_label))).startswith("the training texts have 1 of the two labels")
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "named"),
+    [
+        ([], TEST, "--data has 0 training and 2 test texts"),
+        (TRAIN, [], "--data has 3 training and 0 test texts"),
+        (TRAIN, [Row(text="one", label="-1")], "label '-1' of the test texts is none of the training texts'"),
+    ],
+)
+def test_texts_that_cannot_be_learned_are_refused(train, test, named):
+    assert refused(lambda: texts_of(corpus(train, test))).startswith(named)
+
+
+def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert refused(texts_of).endswith("name another folder in XDG_CACHE_HOME")
+
+
+def test_a_vocabulary_without_room_for_the_letters_is_refused():
+    assert refused(lambda: texts_of(vocabulary=None, vocab_size=20)).startswith("--vocab-size 20: the ")
+
+
+LEARN = """
+import hashlib, os, random, sys
+from hvdtrain.text.vocabulary import learned
+random.seed(1)
+texts = [" ".join("".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(20)) for _ in range(300)]
+print(hashlib.sha256(repr(learned(lambda: texts, 200)).encode()).hexdigest())
+"""
+
+
+def test_five_processes_learn_the_same_vocabulary():
+    """Words of few letters at random: many pairs are equally frequent."""
+    running = [subprocess.Popen([sys.executable, "-c", LEARN], stdout=subprocess.PIPE) for _ in range(5)]
+    assert len({one.communicate()[0] for one in running}) == 1
+    assert {one.returncode for one in running} == {0}
