@@ -12,7 +12,7 @@ from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.feed import copied, prefetched
 from hvdtrain.train.task import Batch
 
-_MULTIPLE = 8  # of a batch's length: tensor cores want it, and a compiled model sees few shapes
+_MULTIPLE = 8  # of a batch's length on a GPU: tensor cores want it, and a compiled model sees few shapes
 
 
 class Sequences:
@@ -40,7 +40,8 @@ class Sequences:
     def batches(
         self, indices: Sequence[Tensor], device: torch.device, epoch: int | None, phases: Phases = OFF
     ) -> Iterator[Batch]:
-        read = map(self._read, indices)
+        multiple = _MULTIPLE if device.type == "cuda" else 1
+        read = (self._read(samples, multiple) for samples in indices)
         if device.type != "cuda" or phases.alone:
             arriving = copied(read, device, phases)
         else:
@@ -50,11 +51,11 @@ class Sequences:
         for samples, batch in zip(indices, arriving, strict=True):
             yield {**batch, "lengths": self.lengths[samples]}  # they stay on the host, which counts by them
 
-    def _read(self, samples: Tensor) -> Batch:
+    def _read(self, samples: Tensor, multiple: int) -> Batch:
         """Tokens (N, L), with zeros behind the shorter ones, and labels (N,)."""
         chosen = samples.numpy()
         starts, lengths = self._starts[chosen], self.lengths[samples].numpy()
-        longest = min(-(-int(lengths.max(initial=1)) // _MULTIPLE) * _MULTIPLE, self._longest)
+        longest = min(-(-int(lengths.max(initial=1)) // multiple) * multiple, self._longest)
         place = np.arange(longest)
         inside = place < lengths[:, None]
         tokens = np.zeros(inside.shape, dtype=np.int64)

@@ -30,20 +30,22 @@ def read(of, *samples):
     return batch
 
 
-def test_a_batch_is_as_long_as_its_longest_sequence_needs_and_no_longer_than_the_longest_of_all():
-    assert [read(PAIRS, *samples)["tokens"].shape for samples in ([1], [0, 1, 2], [3], [])] == [
-        (1, 8),
-        (3, 8),
+def test_a_batch_is_as_long_as_its_longest_sequence_and_on_a_gpu_a_multiple_of_8_of_at_most_the_longest_of_all():
+    assert [tuple(read(PAIRS, *samples)["tokens"].shape) for samples in ([1], [0, 1, 2], [3], [])] == [
+        (1, 3),
+        (3, 6),
         (1, 11),
-        (0, 8),
+        (0, 1),
     ]
-    assert read(PAIRS, 1, 0)["tokens"].tolist() == [[CLS, 7, SEP, 0, 0, 0, 0, 0], [CLS, 7, 8, SEP, 9, SEP, 0, 0]]
+    on_gpu = [PAIRS._read(torch.tensor(samples), 8)["tokens"].shape[1] for samples in ([1], [0, 1], [3, 1])]
+    assert on_gpu == [8, 8, 11]
+    assert read(PAIRS, 1, 0)["tokens"].tolist() == [[CLS, 7, SEP, 0, 0, 0], [CLS, 7, 8, SEP, 9, SEP]]
     assert read(PAIRS, 1, 0)["labels"].tolist() == [1, 0]
 
 
 def test_the_second_text_of_a_pair_has_another_type_and_what_fills_up_is_masked():
     batch = Labels(PAIRS.lengths, classes=3, end=SEP).prepare(read(PAIRS, 0, 1, 2), torch.arange(3), 0)
-    assert batch["types"].tolist() == [[0, 0, 0, 0, 1, 1, 0, 0], [0] * 8, [0, 0, 1, 0, 0, 0, 0, 0]]
+    assert batch["types"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6, [0, 0, 1, 0, 0, 0]]
     assert batch["mask"].sum(1).tolist() == [6, 3, 3]
 
 

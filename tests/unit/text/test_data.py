@@ -1,0 +1,83 @@
+from dataclasses import replace
+
+import pytest
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.text import data, tokens
+from hvdtrain.text.config import tiny
+from hvdtrain.text.model import sizes_of
+from hvdtrain.text.pretrained import Pretrained
+from hvdtrain.text.vocabulary import SPECIALS
+from tests import texts
+from tests.ranks import Rank, together
+from tests.refusals import refused
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def settings(folder, **changes):
+    return replace(tiny(), data="json", data_dir=texts.put(folder / "texts"), vocab_size=200, **changes)
+
+
+def pretrained(folder, words):
+    vocabulary = (*SPECIALS, *words)
+    sizes = sizes_of("bert_tiny", vocabulary=len(vocabulary))
+    return Pretrained(source="p", folder=folder, sizes=sizes, vocabulary=vocabulary, lower_case=True)
+
+
+def test_one_rank_of_a_host_makes_what_all_of_them_map(tmp_path, monkeypatch):
+    made = []
+    prepared = tokens.prepared
+    monkeypatch.setattr(tokens, "prepared", lambda *given: made.append(given) or prepared(*given))
+    config = settings(tmp_path)
+    found = together(3, lambda comm: data.load_on_all(comm, config, None))
+    assert len(made) == 1
+    assert len({one.sha256 for one in found}) == 1
+    assert [(len(one.train), len(one.test), one.labels) for one in found] == [
+        (48, 12, ("animals", "plants", "stones"))
+    ] * 3
+
+
+def test_hosts_with_other_texts_are_refused(tmp_path):
+    def answers(value):
+        if isinstance(value, list) and isinstance(value[1], dict):
+            return [value, ["other", dict.fromkeys(value[1], "another")]]
+        return [value, value]
+
+    comm = Rank(0, 2, answers=answers)
+    line = refused(lambda: data.load_on_all(comm, settings(tmp_path), None))
+    assert line.startswith("ranks disagree on the texts and their vocabulary (SHA-256): rank 0 on ")
+
+
+def test_a_pretrained_model_brings_its_vocabulary(tmp_path):
+    known = pretrained(tmp_path, ["cat", "dog"])
+    found = data.load_on_all(SerialComm(), settings(tmp_path), known)
+    assert found.vocabulary.tokens == known.vocabulary
+
+
+def test_the_vocabulary_of_another_model_is_refused(tmp_path):
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join([*SPECIALS, "dog", "cat"]) + "\n")
+    config = settings(tmp_path, tokenizer=file)
+    assert data.load_on_all(SerialComm(), config, None).vocabulary.tokens[-1] == "cat"
+    line = refused(lambda: data.load_on_all(SerialComm(), config, pretrained(tmp_path, ["cat", "dog"])))
+    assert line.startswith(f"--tokenizer {file}: another vocabulary than that of --pretrained p")
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("[PAD]\n[UNK]\n", "lacks [CLS], [SEP], [MASK]: give BERT's vocab.txt"),
+        ("\n".join([*SPECIALS, "a", "a"]), "has a token twice: give BERT's vocab.txt"),
+        (b"\xff\xfe", "is no text"),
+        (None, "cannot be read (No such file or directory): give a vocab.txt"),
+    ],
+)
+def test_what_is_no_vocabulary_is_refused(tmp_path, content, named):
+    file = tmp_path / "vocab.txt"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert named in refused(lambda: data.load_on_all(SerialComm(), settings(tmp_path, tokenizer=tmp_path), None))
