@@ -1,5 +1,5 @@
-# make train | train-bert | test | test-slow | test-long | test-cluster | image | test-image | lint | board | bench | book-table | soak |
-#      lock | setup | clean
+# make train | train-bert | test | test-slow | test-long | test-cluster | image | test-image | lint | board | bench |
+#      book-table | soak | lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
 SEEDS ?= 1

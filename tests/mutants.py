@@ -49,6 +49,12 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant("hvdtrain/effnet.py", "range(first_epoch, config.epochs)", "range(config.epochs)"),
     Mutant("hvdtrain/effnet.py", "feed.placed(resume(parts, found))", "resume(parts, found)"),
+    Mutant("hvdtrain/text/masks.py", "(15 * words + 50) // 100", "15 * words // 100"),
+    Mutant("hvdtrain/text/masks.py", "0 if epoch is None else seed", "seed"),
+    Mutant("hvdtrain/text/tokens.py", "if (found := _fingerprint(folder / name)) != was:", "if False:"),
+    Mutant("hvdtrain/text/sequences.py", "starts[:, None] + place", "place"),
+    Mutant("hvdtrain/text/data.py", "prepare() if comm.local_rank == 0 else None", "prepare()"),
+    Mutant("hvdtrain/text/icd10.py", "code[:_FAMILY]", "code"),
     Mutant("hvdtrain/vision/augment.py", "rows = shift[:, 0, None]", "rows = shift[:, 1, None]"),
     Mutant("hvdtrain/vision/augment.py", "width - 1 - columns", "width - columns"),
     Mutant("hvdtrain/vision/data.py", "fetch(name, folder) if comm.local_rank", "fetch(name, folder) if comm.rank"),
