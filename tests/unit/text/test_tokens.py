@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -170,17 +171,35 @@ def test_a_vocabulary_without_room_for_the_letters_is_refused():
     assert refused(lambda: texts_of(vocabulary=None, vocab_size=20)).startswith("--vocab-size 20: the ")
 
 
-LEARN = """
-import hashlib, os, random, sys
-from hvdtrain.text.vocabulary import learned
+MAKE = """
+import random, sys, torch
+from hvdtrain.text import tokens
+from hvdtrain.text.corpus import Corpus
+from hvdtrain.text.formats import Row
+from hvdtrain.text.masks import masked
 random.seed(1)
-texts = [" ".join("".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(20)) for _ in range(300)]
-print(hashlib.sha256(repr(learned(lambda: texts, 200)).encode()).hexdigest())
+words = ["".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(2000)]
+rows = [Row(text=" ".join(random.choices(words, k=20)), label=str(number % 3)) for number in range(300)]
+corpus = Corpus(train=lambda: iter(rows), test=lambda: iter(rows), key="k")
+shape = tokens.Shape(vocabulary=None, vocab_size=200, max_tokens=16, in_blocks=False, labelled=True)
+texts = tokens.opened(tokens.prepared(corpus, shape))
+samples = torch.arange(len(texts.train))
+[batch] = texts.train.batches([samples], torch.device("cpu"), 0)
+drawn = masked(batch["tokens"], batch["lengths"], samples, seed=1, epoch=2, mask_id=4, vocabulary=200)
+print(texts.sha256, texts.vocabulary.sha256, drawn.tokens.tolist())
 """
 
 
-def test_five_processes_learn_the_same_vocabulary():
+def test_five_processes_make_the_same_vocabulary_cache_and_masks(tmp_path):
     """Words of few letters at random: many pairs are equally frequent."""
-    running = [subprocess.Popen([sys.executable, "-c", LEARN], stdout=subprocess.PIPE) for _ in range(5)]
-    assert len({one.communicate()[0] for one in running}) == 1
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAKE],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / name)},
+        )
+        for name in "abcde"
+    ]
+    [said] = {one.communicate()[0] for one in running}
+    assert len(said) > 1000
     assert {one.returncode for one in running} == {0}
