@@ -30,6 +30,7 @@ def asked() -> argparse.Namespace:
     words.add_argument("out", type=Path)
     words.add_argument("--model", default="efficientnet_b0", help="mlp, or one of hvdtrain.vision.models")
     words.add_argument("--batch", type=int, default=16, help="samples per rank and step")
+    words.add_argument("--tokens", type=int, default=64, help="of the longest sequence, for a BERT")
     words.add_argument("--steps", type=int, default=20, help=f"timed ones, after {WARMUP_STEPS} others")
     words.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     words.add_argument("--compile", action="store_true")
