@@ -1,4 +1,5 @@
 import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.text import pretrained
 from hvdtrain.text.model import BertForClassification
 from hvdtrain.text.pretrained import pretrained_on_all
 from hvdtrain.text.weights import build_on_all, load
+from tests.ranks import Rank, together
 from tests.unit.text.berts import SIZES, VOCABULARY, classifier, masked_lm, saved
 
 
@@ -346,3 +349,35 @@ def test_another_vocabulary_beside_it_is_refused(folder):
         found.require_vocabulary([*VOCABULARY[:6], "x", *VOCABULARY[7:]], "v")
     with pytest.raises(BadInput, match=r"of 16 tokens in place of 15"):
         found.require_vocabulary([*VOCABULARY, "x"], "v")
+
+
+def test_hosts_must_have_the_same_model(tmp_path, monkeypatch):
+    for name in ("0", "1"):  # one host lower-cases, the other does not
+        saved(tmp_path / name / "model", masked_lm(), lower_case=name == "0")
+    monkeypatch.setattr(pretrained, "fetched", lambda source, **_: tmp_path / threading.current_thread().name / source)
+
+    def on_host(comm):
+        threading.current_thread().name = str(comm.rank)
+        return pretrained_on_all(comm, "model")
+
+    with pytest.raises(BadInput, match=r"^ranks disagree on what --pretrained model is .SHA-256.: rank 0 on "):
+        together(2, on_host)
+
+
+def test_one_rank_of_each_host_downloads(monkeypatch, folder):
+    asked = []
+
+    def fetched(source, *, offline=False):
+        asked.append(offline)
+        return folder
+
+    monkeypatch.setattr(pretrained, "fetched", fetched)
+    pretrained_on_all(Rank(0, 4, local_rank=0, local_size=2), "name")
+    pretrained_on_all(Rank(1, 4, local_rank=1, local_size=2), "name")
+    assert asked == [False, True, True]
+
+
+def test_a_host_that_cannot_read_it_is_named(folder):
+    comm = Rank(0, 2, answers=[[["here", None], ["there", "--pretrained x: no such folder"]]])
+    with pytest.raises(BadInput, match=r"^rank 1 on there: --pretrained x: no such folder$"):
+        pretrained_on_all(comm, str(folder))
