@@ -1,5 +1,6 @@
 """A trained BERT as a folder that transformers loads, and --pretrained too."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -54,9 +55,12 @@ def export(
         for path in (*part.iterdir(), part):
             _sync(path)
         shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
-        part.rename(folder)
+        with contextlib.ExitStack() as undo:
+            if folder.exists():
+                folder.rename(old)
+                undo.callback(old.rename, folder)
+            part.rename(folder)
+            undo.pop_all()
         _sync(folder.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -1,5 +1,6 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,3 +107,19 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(BadInput, match=r"^--export .*: cannot be written \(.*\); name another folder$"):
             require_free(folder, replace=True)
+
+
+def test_a_name_that_cannot_be_given_leaves_what_was_there(tmp_path, monkeypatch):
+    content = bytes_of(saved(tmp_path / "out", masked_lm(seed=1)))
+    rename = Path.rename
+
+    def fails(path, target):
+        if path.name == ".out.part":
+            raise OSError(5, "Input/output error")
+        rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        saved(tmp_path / "out", masked_lm(seed=2))
+    assert bytes_of(tmp_path / "out") == content
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
