@@ -8,7 +8,7 @@ import dataclasses
 from sequences import MASK, VOCABULARY, sequences
 from workload import BATCHES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_kernels
 
-from hvdtrain.ranks.comm import connect
+from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device
 from hvdtrain.text.config import tiny
 from hvdtrain.text.model import BertForMaskedLM, sizes_of
