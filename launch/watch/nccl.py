@@ -11,6 +11,7 @@ from launch.machine.show.table import link_word
 from launch.machine.topology import Topology, has_switch, position
 from launch.start.prepare import job_of
 from launch.start.render import PreparedRun
+from launch.watch import words
 from launch.watch.nccl_log import NcclLog, read_folder
 from launch.watch.run import RunResult, run
 from launch.watch.stops import GRACE_S
@@ -30,7 +31,7 @@ def with_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
         "HVDLAUNCH_JOB": job,
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": environment.get("NCCL_DEBUG_SUBSYS", SUBSYSTEMS),
-        "NCCL_DEBUG_FILE": str(folder / "logs" / job / FILES),
+        "NCCL_DEBUG_FILE": str(folder / words.FOLDER / job / FILES),
     }
 
 
