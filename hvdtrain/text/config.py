@@ -72,7 +72,7 @@ def tiny() -> BertConfig:
     return BertConfig(
         recipe="tiny",
         epochs=5,
-        global_batch_size=96,
+        global_batch_size=192,
         accumulate_steps=4,  # sequences of a step are taken by length: micro-batches with little to fill up
         optimizer="adamw",
         lr=2.8e-3,

@@ -8,7 +8,7 @@ from tests.refusals import refused
 
 
 def test_a_batch_per_rank_takes_the_place_of_the_recipes_global_batch():
-    assert parse([]).global_batch_size == 96
+    assert parse([]).global_batch_size == 192
     given = parse(["--batch-size-per-rank", "8"])
     assert (given.global_batch_size, given.batch_size_per_rank) == (None, 8)
 
