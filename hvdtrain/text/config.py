@@ -68,7 +68,7 @@ class BertConfig(RunConfig):
 
 
 def tiny() -> BertConfig:
-    """From scratch on little text, on CPUs in minutes: the same accuracy at a global batch of 32 to 256."""
+    """From scratch on little text, on CPUs in minutes."""
     return BertConfig(
         recipe="tiny",
         epochs=5,
