@@ -61,7 +61,7 @@ def main() -> None:
     model = build_on_all(comm, lambda: build(config, texts, pretrained), seed=config.seed, pretrained=pretrained)
     if config.freeze_embeddings:
         freeze_embeddings(model)
-    folder = open_folder(comm, config, sizes, samples=len(texts.train), unit=Labels.unit)
+    folder = open_folder(comm, config, sizes, samples=len(texts.train), unit=Labels.unit, content=texts.sha256)
     with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
         phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=0)
         task = text_task(config, texts)

@@ -9,10 +9,16 @@ from hvdtrain.safety.exits import BadInput
 _REMEDY = "another --run, or --resume never to start anew"
 
 
-def about(settings: Mapping[str, Any], *, np: int, global_batch: int, samples: int, unit: str) -> dict[str, Any]:
-    """What a checkpoint's manifest says of its run: settings, ranks, samples per step and in the training split."""
+def about(
+    settings: Mapping[str, Any], *, np: int, global_batch: int, samples: int, unit: str, content: str | None = None
+) -> dict[str, Any]:
+    """What a checkpoint's manifest says of its run: settings, ranks, samples per step and in the training split.
+
+    `content` is the data's SHA-256, where it is known.
+    """
     plain = json.loads(json.dumps(dict(settings), default=str))
-    return {"np": np, "global_batch": global_batch, "samples": samples, "unit": unit, "config": plain}
+    sizes = {"np": np, "global_batch": global_batch, "samples": samples, "unit": unit, "content": content}
+    return {**sizes, "config": plain}
 
 
 def changed(
@@ -28,6 +34,13 @@ def changed(
         raise BadInput(
             f"this run's checkpoint is of {then['samples']} training {unit}, now there are {now['samples']}: give the "
             f"same data, {_REMEDY}"
+        )
+    if then.get("content") != now.get("content"):
+        raise BadInput(f"this run's checkpoint is of other {unit} than those that are here now: {_REMEDY}")
+    if now["config"].get("max_steps") and then["global_batch"] != now["global_batch"]:
+        raise BadInput(
+            f"--max-steps: this run's checkpoint has {then['global_batch']} {unit} per step, now there are "
+            f"{now['global_batch']}: give --global-batch-size {then['global_batch']}, {_REMEDY}"
         )
     lines = []
     for name in sorted(then["config"].keys() | now["config"].keys()):

@@ -141,6 +141,8 @@ def parse(argv: Sequence[str]) -> BertConfig:
 
 def _check_texts(config: BertConfig, given: set[str]) -> None:
     """Raise BadInput where data, columns and task do not fit together."""
+    if config.recipe == "finetune" and "pretrained" not in given:
+        raise BadInput("--recipe finetune is for a pretrained model: give --pretrained FOLDER or a name of the hub's")
     if config.max_tokens < _LEAST_TOKENS:
         raise BadInput(f"--max-tokens {config.max_tokens} leaves no room for words: give at least {_LEAST_TOKENS}")
     if config.task == "classify" and config.data == "text":
@@ -150,3 +152,5 @@ def _check_texts(config: BertConfig, given: set[str]) -> None:
         raise BadInput(f"{command_line.option(min(columns))} is for json, csv and glue: --data {config.data} has none")
     if config.task == "mlm" and (columns := {"pair_column", "label_column"} & given):
         raise BadInput(f"{command_line.option(min(columns))} is for --task classify: leave it out")
+    if "pair_column" in given and "text_column" not in given:
+        raise BadInput("--pair-column without --text-column: give both")

@@ -59,9 +59,20 @@ def _files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
     if empty:
         raise BadInput(f"{empty[0]} is empty: fill it, or take it away")
     by_name = {path.stem: path for path in reversed(found)}
+    if len(by_name) < len(found):
+        twice = next(path for path in found if path != by_name[path.stem])
+        raise BadInput(f"{twice} and {by_name[twice.stem].name} have one name: take one of them away")
     train = [by_name[name] for name in _TRAIN_NAMES if name in by_name]
     test = [by_name[name] for name in (_GLUE_TEST_NAMES if data == "glue" else TEST_NAMES) if name in by_name]
-    return (train[:1], test[:1]) if train and test else (train[:1] or found, [])
+    if train and test:
+        return train[:1], test[:1]
+    if test or (train and len(found) > 1):
+        names = ", ".join(path.name for path in found)
+        raise BadInput(
+            f"--data-dir {folder} has {names}: give one train{found[0].suffix} and one test{found[0].suffix}, or files "
+            "without such names alone"
+        )
+    return found, []
 
 
 def _columns(config: BertConfig) -> Columns:

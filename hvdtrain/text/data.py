@@ -2,6 +2,7 @@
 
 from hvdtrain.ranks.agree import agreed, require_equal
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import tokens
 from hvdtrain.text.config import BertConfig
 from hvdtrain.text.corpus import corpus_of
@@ -21,7 +22,10 @@ def load_on_all(comm: Comm, config: BertConfig, pretrained: Pretrained | None) -
             in_blocks=config.data == "text",
             labelled=config.task == "classify",
         )
-        return tokens.prepared(corpus_of(config), shape)
+        try:
+            return tokens.prepared(corpus_of(config), shape)
+        except OSError as error:
+            raise BadInput(f"{error.filename} cannot be used ({error.strerror})") from error
 
     mine = agreed(comm, lambda: prepare() if comm.local_rank == 0 else None)
     key = next(theirs for theirs in comm.allgather(mine) if theirs is not None)

@@ -78,6 +78,8 @@ def table(path: Path, columns: Columns, *, quoted: bool = True) -> Iterator[Row]
         if columns.text is None and header:
             columns = _of_glue(path, header, columns)
         columns.require(path, header)
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise BadInput(f"{path}: two columns are called {twice[0]!r}: rename one of them")
         for cells in rows:
             if not cells:
                 continue
@@ -143,4 +145,9 @@ def _text(where: str, found: Mapping[str, Any], column: str | None) -> str | Non
         return None
     if not isinstance(found[column], str):
         raise BadInput(f"{where}: column {column!r} holds no text")
-    return str(found[column])
+    text = str(found[column])
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{where}: column {column!r} holds half a character, {text[error.start]!a}") from error
+    return text

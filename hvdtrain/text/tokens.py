@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 
 from hvdtrain.record.files import write_json
 from hvdtrain.safety.exits import BadInput
@@ -57,7 +58,7 @@ def prepared(corpus: Corpus, shape: Shape) -> str:
     Called by one rank of each host.
     """
     words = shape.vocab_size if shape.vocabulary is None else shape.vocabulary.sha256
-    made_of = [_VERSION, corpus.key, words, shape.max_tokens, shape.in_blocks, shape.labelled]
+    made_of = [_VERSION, tokenizers.__version__, corpus.key, words, shape.max_tokens, shape.in_blocks, shape.labelled]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
     folder = _cache() / key
     if not folder.exists():

@@ -112,9 +112,16 @@ def require_batches(config: RunConfig, *, train: int, test: int, ranks: int, uni
     return sizes
 
 
-def open_folder(comm: Comm, config: RunConfig, sizes: BatchSizes, *, samples: int, unit: str) -> RunFolder:
-    """The run folder, which must be new or of a training on as many samples with settings that fit."""
-    about = changes.about(asdict(config), np=comm.size, global_batch=sizes.global_batch, samples=samples, unit=unit)
+def open_folder(
+    comm: Comm, config: RunConfig, sizes: BatchSizes, *, samples: int, unit: str, content: str | None = None
+) -> RunFolder:
+    """The run folder, which must be new or of a training on as many samples with settings that fit.
+
+    `content` is the SHA-256 of the data, where it is known: then they must be the same.
+    """
+    about = changes.about(
+        asdict(config), np=comm.size, global_batch=sizes.global_batch, samples=samples, unit=unit, content=content
+    )
     return open_on_all(
         comm,
         config.runs_dir / config.experiment,

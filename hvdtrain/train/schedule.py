@@ -41,7 +41,7 @@ class LearningRate:
             return min(1.0, (step + 1) / self.warmup_steps)
         if self.shape == "constant":
             return 1.0
-        done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        done = min(1.0, (step - self.warmup_steps) / (self.total_steps - self.warmup_steps))
         if self.shape == "linear":
             return 1 - done
         return 0.5 * (1 + math.cos(math.pi * done))

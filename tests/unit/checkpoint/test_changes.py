@@ -89,3 +89,18 @@ def test_a_setting_that_one_version_does_not_know_is_named():
         "--cutout was None, now 0: the command line's holds",
         "--gone was 3, now None: the command line's holds",
     ]
+
+
+def test_other_data_of_as_many_samples_are_refused():
+    then = {**saved(), "content": "a"}
+    now = {**of_run(CONFIG), "content": "b"}
+    with pytest.raises(BadInput, match="is of other images than those that are here now: another --run"):
+        changed(then, now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)
+    assert changed(then, {**now, "content": "a"}, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE) == []
+
+
+def test_a_run_of_so_many_steps_keeps_their_size():
+    now = of_run(CONFIG)
+    now = {**now, "global_batch": 128, "config": {**now["config"], "max_steps": 100}}
+    with pytest.raises(BadInput, match="has 256 images per step, now there are 128: give --global-batch-size 256"):
+        changed(saved(), now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)

@@ -15,7 +15,7 @@ def test_a_batch_per_rank_takes_the_place_of_the_recipes_global_batch():
 
 @pytest.mark.parametrize("name", config.RECIPES)
 def test_a_recipe_is_its_own_default(name):
-    assert parse(["--recipe", name]) == replace(config.RECIPES[name]())
+    assert parse(["--recipe", name, "--pretrained", "none"]) == replace(config.RECIPES[name]())
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,8 @@ def test_a_recipe_is_its_own_default(name):
         ("--data text", "--data text has no labels for --task classify"),
         ("--text-column t", "--text-column is for json, csv and glue: --data icd10 has none"),
         ("--task mlm --data csv --pair-column p", "--pair-column is for --task classify"),
+        ("--recipe finetune", "--recipe finetune is for a pretrained model: give --pretrained FOLDER"),
+        ("--data csv --pair-column p", "--pair-column without --text-column: give both"),
         ("--epochs 3 --max-steps 5", "--epochs 3 and --max-steps 5 exclude each other"),
         ("--tokenizer v --vocab-size 9", "--tokenizer v and --vocab-size 9 exclude each other"),
         ("--pretrained p --model bert_base", "--pretrained p and --model bert_base exclude each other"),

@@ -63,6 +63,12 @@ def test_masked_words_need_no_labels(tmp_path):
     [
         ({}, "has no file of --data csv (.csv, .tsv)"),
         ({"train_csv": "", "test_csv": "text,label\n"}, "train.csv is empty: fill it, or take it away"),
+        (
+            {"more_csv": "text,label\n", "test_csv": "text,label\n"},
+            " has more.csv, test.csv: give one train.csv and one",
+        ),
+        ({"train_csv": "text,label\n", "eval_csv": "text,label\n"}, " has eval.csv, train.csv: give one train.csv and"),
+        ({"train_csv": "text,label\n", "train_tsv": "text\n"}, "train.tsv and train.csv have one name"),
     ],
 )
 def test_a_folder_without_texts_is_refused(tmp_path, files, named):

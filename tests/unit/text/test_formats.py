@@ -56,6 +56,8 @@ def test_a_document_is_a_block_of_lines(tmp_path):
         ("a.jsonl", "[" * 100_000, "{} line 1 is "),
         ("a.jsonl", '{"text": 1, "label": 1}', "{} line 1: column 'text' holds no text"),
         ("a.jsonl", '{"text": "a", "label": null}', "{} line 1: column 'label' has no label"),
+        ("a.jsonl", '{"text": "a \\ud83d", "label": 1}', "{} line 1: column 'text' holds half a character, '\\ud83d'"),
+        ("a.csv", "text,label,text\na,b,c\n", "{}: two columns are called 'text': rename one of them"),
         ("a.csv", "text,class\na,b\n", "--label-column 'label': {} has no such column; it has 'text', 'class'"),
         ("a.csv", "text,label\na,b\nc\n", "{} line 3 has 1 cells, the header 2"),
         ("a.csv", 'text,label\n"a,b\n', "{} line 2: unexpected end of data"),
