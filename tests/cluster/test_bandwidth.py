@@ -39,7 +39,7 @@ def check(cluster: Cluster, folder: Path, hosts: str):
 
 def test_a_host_with_a_slow_network_is_named(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster(hosts=3)
-    for name, rate in (("h1", "400mbit"), ("h2", "50mbit"), ("h3", "400mbit")):
+    for name, rate in (("h1", "100mbit"), ("h2", "12mbit"), ("h3", "100mbit")):
         shape(hosts, name, rate)
     measured, findings, done = check(hosts, tmp_path, "h1:1,h2:1,h3:1")
     assert [one["hosts"] for one in findings] == [["h2"]], done.stderr
@@ -53,8 +53,8 @@ def test_a_host_with_a_slow_network_is_named(cluster: MakeCluster, tmp_path: Pat
 
 def test_a_slow_pair_is_named(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster(hosts=3)
-    shape(hosts, "h1", "400mbit", toward={"h3": "50mbit"})
+    shape(hosts, "h1", "100mbit", toward={"h3": "12mbit"})
     for name in ("h2", "h3"):
-        shape(hosts, name, "400mbit")
+        shape(hosts, name, "100mbit")
     _, findings, done = check(hosts, tmp_path, "h1:1,h2:1,h3:1")
     assert [(one["hosts"], one["says"].partition(" it ")[0]) for one in findings] == [(["h1"], "with h3")], done.stderr
