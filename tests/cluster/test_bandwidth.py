@@ -17,12 +17,12 @@ pytestmark = pytest.mark.skipif(tool("tc") is None, reason="no tc")
 def shape(cluster: Cluster, host: str, rate: str, toward: Mapping[str, str] | None = None) -> None:
     """What the host sends goes at this rate, what it sends `toward` a host at another."""
     nic = cluster.nic(host)
-    lines = [f"qdisc add dev {nic} root tbf rate {rate} burst 128kb latency 200ms"]
+    lines = [f"qdisc add dev {nic} root tbf rate {rate} burst 16kb latency 200ms"]
     for other, slower in (toward or {}).items():
         lines = [
             f"qdisc add dev {nic} root handle 1: htb default 1",
-            f"class add dev {nic} parent 1: classid 1:1 htb rate {rate} burst 128kb",
-            f"class add dev {nic} parent 1: classid 1:2 htb rate {slower} burst 128kb",
+            f"class add dev {nic} parent 1: classid 1:1 htb rate {rate} burst 16kb",
+            f"class add dev {nic} parent 1: classid 1:2 htb rate {slower} burst 16kb",
             f"filter add dev {nic} parent 1: protocol ip u32 match ip dst {cluster.address(other)}/32 flowid 1:2",
         ]
     for line in lines:
