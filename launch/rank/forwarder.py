@@ -66,13 +66,18 @@ def start(log: int, rank: int, *, show_all: bool) -> int:
     rank_end = _end_of_this_process()
     child = os.fork()
     if child == 0:
+        status = 1
         try:
+            _detach(keep=(log, out, err, before_out, before_err, *rank_end))
             if os.fork() == 0:  # no child of the rank, which may wait for its own
-                _detach(keep=(log, out, err, before_out, before_err, *rank_end))
                 _forward(streams, Words(streams, Log(log), rank, show_all=show_all), rank_end)
+            status = 0
+        except OSError as error:
+            status = error.errno or 1
         finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+            os._exit(status)
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):  # nobody would read
+        raise OSError(status, os.strerror(status))
     os.dup2(new_out, 1)
     os.dup2(new_err, 2)
     return before_err

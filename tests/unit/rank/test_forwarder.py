@@ -225,3 +225,21 @@ def test_a_pipe_stays_a_pipe_and_a_terminal_one(here):
         assert os.read(reader, 10) == b"a\nb"
         for file in (*made, reader, writer):
             os.close(file)
+
+
+@pytest.mark.parametrize("fails", ["_detach", "fork"])
+def test_a_rank_without_a_forwarder_keeps_its_streams(here, monkeypatch, fails):
+    real, forks = os.fork, []
+
+    def fail(**_):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    def fork_once():
+        forks.append(1)
+        return real() if len(forks) == 1 else fail()
+
+    monkeypatch.setattr(*((os, "fork", fork_once) if fails == "fork" else (forwarder, "_detach", fail)))
+    before = [os.fstat(stream).st_ino for stream in (1, 2)]
+    with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
+        forwarder.start(new_log("mine", 0), 0, show_all=False)
+    assert [os.fstat(stream).st_ino for stream in (1, 2)] == before
