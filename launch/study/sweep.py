@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from launch.errors import CommandError, LaunchError, ProcessError, in_one_line
+from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
 from launch.files import read_text, write_whole
 from launch.process import Answer, ask
 from launch.start.prepare import prepare
@@ -177,8 +177,9 @@ def _run_once(
     except LaunchError as error:
         if not rows:
             raise
-        why = in_one_line(error)
-        _say(f"np {np} seed {seed} cannot be started: {why}")
+        line, details = in_one_line(error), [harmless(detail) for detail in error.details]
+        _say("\n".join([f"np {np} seed {seed} cannot be started: {line}", *(f"    {detail}" for detail in details)]))
+        why = "; ".join([line, *map(str.strip, details)])
         return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
     row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
     why_not = why_no_result(row)
@@ -246,8 +247,8 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _say(line: str) -> None:
-    print(f"sweep: {line}", file=sys.stderr, flush=True)
+def _say(text: str) -> None:
+    print(f"sweep: {text}", file=sys.stderr, flush=True)
 
 
 def _print_once(line: str, printed: set[str]) -> None:

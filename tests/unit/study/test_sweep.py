@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launch.cli import main as cli
-from launch.errors import CommandError, LaunchError, PlacementError, ProcessError
+from launch.errors import CommandError, HostError, LaunchError, PlacementError, ProcessError
 from launch.process import Answer
 from launch.start.environment import exported
 from launch.start.request import RunRequest
@@ -174,11 +174,15 @@ def test_a_study_can_grow(machine):
 
 
 def test_a_size_that_cannot_be_started_is_a_row(machine, capfd):
-    machine.instead = {(4, 0): raising(PlacementError("4 ranks,\n2 GPUs")), (4, 1): raising(PlacementError("the same"))}
+    odd = HostError("h2 would fail: mend\nwhat follows", ["error: h2: torch 2.0", "    warning:\x1b h2: MTU 9000"])
+    machine.instead = {(4, 0): raising(odd), (4, 1): raising(PlacementError("the same"))}
     assert sweep.sweep(STUDY, {}) == 1
     assert machine.ran == ALL
-    assert rows()[4, 0] == {"np": 4, "seed": 0, "status": 2, "run_folder": None, "why": "4 ranks, 2 GPUs"}
-    assert "sweep: np 4 seed 0 cannot be started: 4 ranks, 2 GPUs" in capfd.readouterr().err
+    why = "h2 would fail: mend what follows; error: h2: torch 2.0; warning:\\x1b h2: MTU 9000"
+    assert rows()[4, 0] == {"np": 4, "seed": 0, "status": 2, "run_folder": None, "why": why}
+    told = capfd.readouterr().err.splitlines()
+    first = told.index("sweep: np 4 seed 0 cannot be started: h2 would fail: mend what follows")
+    assert told[first + 1 : first + 3] == ["    error: h2: torch 2.0", "        warning:\\x1b h2: MTU 9000"]
 
 
 def test_where_not_even_the_first_run_can_be_started_nothing_is_left(machine, monkeypatch):
