@@ -39,6 +39,8 @@ def main(argv: list[str]) -> NoReturn:
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
+    put_old_words_aside(slot)  # first: of a rank that is refused they would be the last words
+    require_planned_place(slot)
     if slot["local_rank"] == 0:  # for all ranks of this host
         hold_gpus(slot["on_host"])
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -63,7 +65,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def own_slot(environment: Any) -> dict[str, Any]:
-    """This rank's place in the plan, checked against where the launcher has really put it."""
+    """This rank's place in the plan, and the local rank that the launcher has really given it."""
     try:
         rank = int(next(environment[name] for name in RANKS if name in environment))
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
@@ -71,19 +73,24 @@ def own_slot(environment: Any) -> dict[str, Any]:
         slot["show_all"] = {"all": True, "0": False}[plan["show"]]
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
-        local_rank = int(next((environment[name] for name in LOCAL_RANKS if name in environment), slot["local_rank"]))
+        local_ranks = (environment[name] for name in LOCAL_RANKS if name in environment)
+        slot["found_local_rank"] = int(next(local_ranks, slot["local_rank"]))
     except (StopIteration, LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         refuse(
             "this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the same version of the "
             "project as on this host"
         )
-    here = socket.gethostname()
+    return slot
+
+
+def require_planned_place(slot: dict[str, Any]) -> None:
+    """Refuse a rank that the launcher has put elsewhere than planned."""
+    here, local_rank = socket.gethostname(), slot["found_local_rank"]
     if here != slot["hostname"] or local_rank != slot["local_rank"]:
         refuse(
-            f"rank {rank} was planned as local rank {slot['local_rank']} on {slot['hostname']} but is local rank "
-            f"{local_rank} on {here}: give every host its own name, once, in -H"
+            f"rank {slot['rank']} was planned as local rank {slot['local_rank']} on {slot['hostname']} but is local "
+            f"rank {local_rank} on {here}: give every host its own name, once, in -H"
         )
-    return slot
 
 
 def slot_of(rank: int, plan: Any) -> dict[str, Any]:
@@ -184,6 +191,13 @@ def lock(file: int) -> int | None:
             return None  # a file system without locks
         else:
             return None
+
+
+def put_old_words_aside(slot: dict[str, Any]) -> None:
+    """Leave no log of an attempt before; where that cannot be done keep_words tells why."""
+    if job := os.environ.get("HVDLAUNCH_JOB"):
+        with contextlib.suppress(OSError):
+            forwarder.put_aside(job, slot["rank"])
 
 
 def keep_words(slot: dict[str, Any]) -> int:

@@ -39,6 +39,19 @@ def new_log(job: str, rank: int) -> int:
 
     No link is followed. OSError where it cannot be made.
     """
+    folder = _folder_without(job, rank)
+    log = os.open(_name(rank), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    os.close(folder)
+    return log
+
+
+def put_aside(job: str, rank: int) -> None:
+    """Give what a rank wrote in an attempt before its other name; OSError where that cannot be done."""
+    os.close(_folder_without(job, rank))
+
+
+def _folder_without(job: str, rank: int) -> int:
+    """The opened folder of a job's logs, without one of this rank."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(LOGS, 0o700)  # noqa: PTH102 (pathlib takes a rank longer to import than all else here)
     logs = os.open(LOGS, OWN_FOLDER)
@@ -46,12 +59,13 @@ def new_log(job: str, rank: int) -> int:
         os.mkdir(job, 0o700, dir_fd=logs)
     folder = os.open(job, OWN_FOLDER, dir_fd=logs)
     os.close(logs)
-    name = f"rank-{rank}.log"
     with contextlib.suppress(FileNotFoundError):
-        os.rename(name, f"rank-{rank}.before.log", src_dir_fd=folder, dst_dir_fd=folder)
-    log = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
-    os.close(folder)
-    return log
+        os.rename(_name(rank), f"rank-{rank}.before.log", src_dir_fd=folder, dst_dir_fd=folder)
+    return folder
+
+
+def _name(rank: int) -> str:
+    return f"rank-{rank}.log"
 
 
 def start(log: int, rank: int, *, show_all: bool) -> int:

@@ -100,7 +100,8 @@ def test_a_process_without_a_place_is_refused(capsys, environment):
 )
 def test_a_rank_in_another_place_than_planned_is_refused(capsys, environment, changes, line):
     plan = packed({**PLAIN, "hosts": [{**H1, "ranks": RANKS, **changes}]})
-    err = refused(capsys, lambda: bind.own_slot({"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": "0", **environment}))
+    slot = bind.own_slot({"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": "0", **environment})
+    err = refused(capsys, lambda: bind.require_planned_place(slot))
     assert err == f"hvdlaunch: {line}: give every host its own name, once, in -H\n"
 
 
@@ -142,6 +143,7 @@ def process(monkeypatch):
     monkeypatch.setattr(bind, "die_with_parent", lambda: noted.append("parent"))
     monkeypatch.setattr(bind, "hold_gpus", lambda slots: noted.append([slot["gpu"] for slot in slots]))
     monkeypatch.setattr(bind, "bind_to", noted.append)
+    monkeypatch.setattr(bind.forwarder, "put_aside", lambda job, rank: noted.append(("aside", job, rank)))
     monkeypatch.setattr(bind.forwarder, "new_log", lambda job, rank: noted.append((job, rank)) or 7)
     monkeypatch.setattr(bind.forwarder, "start", lambda *of, show_all: noted.append((*of, show_all)) or 2)
     monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: noted.append((how, signals)))
@@ -161,7 +163,8 @@ def process(monkeypatch):
 def test_a_rank_takes_its_place_then_becomes_the_program(process):
     bind.main(["--", "prog", "--", "-x"])
     *before, (program, argv, environment) = process
-    assert before == ["parent", [3, 4], ("mine", 1), (7, 1, False), {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
+    aside = ("aside", "mine", 1)
+    assert before == ["parent", aside, [3, 4], ("mine", 1), (7, 1, False), {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == (
         "PCI_BUS_ID",
@@ -208,6 +211,16 @@ def test_without_the_name_of_a_job_nothing_is_kept(process):
     bind.main(["--", "prog"])
     assert process[:3] == ["parent", [3, 4], {0}]
     assert "HVDLAUNCH_LOGS" not in os.environ
+
+
+@pytest.mark.parametrize("why", ["its place", "its GPU"])
+def test_a_rank_that_is_refused_has_no_words_of_an_attempt_before(process, monkeypatch, why):
+    if why == "its place":
+        os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = "1"
+    monkeypatch.setattr(bind, "hold_gpus", lambda _: bind.refuse("GPU 3 of h1 was taken meanwhile", 75))
+    with pytest.raises(SystemExit):
+        bind.main(["--", "prog"])
+    assert process == ["parent", ("aside", "mine", 1)]
 
 
 @pytest.mark.parametrize(("rank", "told"), [("1", True), ("2", False)])

@@ -196,6 +196,14 @@ def test_a_log_is_its_owners_alone_and_the_one_before_stays(here):
     assert set(modes.values()) == {0o700, 0o600}
 
 
+def test_words_of_an_attempt_before_stay_whatever_is_refused_after_it(here):
+    kept("mine", 3, b"first")
+    for _ in range(2):
+        forwarder.put_aside("mine", 3)
+        folder = here / "logs" / "mine"
+        assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("rank-3.before.log", b"first")]
+
+
 @pytest.mark.parametrize("planted", ["logs", "logs/mine", "logs/mine/rank-0.log", "logs/mine/rank-0.before.log"])
 def test_no_planted_link_is_followed(here, planted):
     elsewhere = here / "elsewhere"
