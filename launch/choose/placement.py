@@ -53,7 +53,8 @@ def place(
 
     Each `ranks_per_replica` consecutive ranks are on one host, in the order of its ring. `interfaces` are those on the
     network that several hosts share, by host; variables that are `set_by_user` stay as they are. With 'all' the ranks
-    run on CPUs if no host has a GPU; a GPU that is named may be busy. Raises PlacementError where ranks do not fit.
+    run on CPUs if no host has a GPU; a GPU that is named may be busy with another program.
+    Raises PlacementError where ranks do not fit.
     """
     share = ranks_per_host(hosts, np)
     require_whole_replicas(ranks_per_replica, [host for host in hosts if host.name in share], np)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from launch.errors import ProcessError
 from launch.machine import locks, nvidia_smi, nvml, system
 from launch.machine.speeds import between_sockets
-from launch.machine.topology import Gpu, Topology
+from launch.machine.topology import ANOTHER_RUN, Gpu, Topology, is_busy
 from launch.process import Answer, ask, find
 
 DRIVER_TIMEOUT_S = 10.0  # one that wakes up takes seconds
@@ -34,9 +34,10 @@ def _with_locks(topology: Topology) -> Topology:
     held = locks.held(gpu.uuid for gpu in topology.gpus if gpu.uuid is not None)
 
     def marked(gpu: Gpu) -> Gpu:
-        if gpu.unusable is not None or (pid := held.get(gpu.uuid or "")) is None:
+        pid = held.get(gpu.uuid or "")
+        if pid is None or (gpu.unusable is not None and not is_busy(gpu)):
             return gpu
-        run = f"pid {pid}, another run of yours" if pid else "another run of yours holds it"
+        run = f"pid {pid}, {ANOTHER_RUN}" if pid else f"{ANOTHER_RUN} holds it"
         return dataclasses.replace(gpu, unusable=f"busy: {run}")
 
     return dataclasses.replace(topology, gpus=tuple(map(marked, topology.gpus)))

@@ -20,6 +20,7 @@ MAX_NVLINKS = 18  # of any other, up to and with Blackwell
 # issue 357), a rank that trains holds more than this.
 IDLE_MIB = 1024
 IN_MIG_MODE = "in MIG mode"
+ANOTHER_RUN = "another run of yours"  # it holds a GPU by a lock, which the driver knows nothing of
 OUTSIDE = "outside your CUDA_VISIBLE_DEVICES"
 # NCCL: "Duplicate GPU detected", since 2.5 (NVIDIA/nccl issues 418 and 1716).
 MIG = (
@@ -174,7 +175,7 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
 def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
     """The topology with the GPUs that --gpus does not name marked as unusable, and those that are busy as shared.
 
-    Where it names none, as with 'all', nothing is marked.
+    Those that another run of hvdlaunch holds stay busy. Where it names none, as with 'all', nothing is marked.
     """
     if isinstance(gpus, str):
         return topology
@@ -182,7 +183,9 @@ def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
     def marked(gpu: Gpu) -> Gpu:
         if gpu.index not in gpus:
             return dataclasses.replace(gpu, unusable=gpu.unusable or "not named by --gpus")
-        return dataclasses.replace(gpu, unusable=None, shared=gpu.unusable) if is_busy(gpu) else gpu
+        if not is_busy(gpu) or ANOTHER_RUN in (gpu.unusable or ""):
+            return gpu
+        return dataclasses.replace(gpu, unusable=None, shared=gpu.unusable)
 
     return dataclasses.replace(topology, gpus=tuple(map(marked, topology.gpus)))
 

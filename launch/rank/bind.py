@@ -114,7 +114,7 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
     texts = [slot["host"], slot["hostname"], slot["gpu_uuid"], *slot["environment"].values()]
     names_fit = all(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) for name in slot["environment"])
     texts_fit = all(text is None or (isinstance(text, str) and text.isprintable()) for text in texts)
-    if not (names_fit and texts_fit and isinstance(slot["gpu"], int | None) and isinstance(slot["shared"], bool)):
+    if not (names_fit and texts_fit and isinstance(slot["gpu"], int | None)):
         raise ValueError(rank)
     cores = (range(max(low, 0), min(high, MAX_CORE) + 1) for low, high in slot["cores"])
     return {**slot, "cores": set().union(*cores)}
@@ -144,10 +144,10 @@ def hold_gpus(slots: list[dict[str, Any]]) -> None:
             continue  # /tmp is full
         os.set_inheritable(file, True)  # by the program; a child of it has the file and not the lock
         holder = lock(file)
-        if holder is not None and not slot["shared"]:
+        if holder is not None:
             run = "another run of yours" + (f", pid {holder}" if holder else "")
             gpu = f"GPU {slot['gpu']} of {slot['host']}"
-            line = f"{gpu} was taken meanwhile by {run}: start it again, and it takes others"
+            line = f"{gpu} was taken meanwhile by {run}: start it again, and it takes others, if some are free"
             with contextlib.suppress(OSError), open(os.environ.get("HVDLAUNCH_REPORT", ""), "x") as report:  # noqa: PTH123
                 json.dump({"said": f"hvdlaunch: {line}"}, report)  # so that the launcher adds no line
             refuse(line, TAKEN)

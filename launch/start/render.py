@@ -77,7 +77,6 @@ def _entry(slots: Sequence[RankSlot], of_this_host: Mapping[str, None]) -> dict[
         {
             "gpu": slot.gpu,
             "gpu_uuid": slot.gpu_uuid,
-            "shared": slot.shared,
             "numa": slot.numa,
             "cores": [(run[0], run[-1]) for run in runs_of(slot.cores)],  # so that bind has no list to parse
             "threads": slot.threads,

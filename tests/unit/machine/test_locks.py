@@ -46,10 +46,10 @@ def test_a_folder_that_is_not_ours_tells_nothing(folder, tmp_path, monkeypatch, 
 
 
 def test_gpus_that_are_held_are_busy(monkeypatch):
-    whole = machine(unusable={1: "in MIG mode"})
+    whole = machine(unusable={0: "busy: pid 5", 1: "in MIG mode", 3: "busy: pid 7, 8"})
     monkeypatch.setattr(local.nvml, "read_nvml", lambda: whole)
     held = {"GPU-1111": 7, "GPU-2222": 0, "GPU-3333": 7}
     monkeypatch.setattr(local.locks, "held", lambda uuids: {uuid: held[uuid] for uuid in uuids if uuid in held})
     told = [gpu.unusable for gpu in local.local_topology(gpus=True, timeout_s=5).gpus]
     unseen = "busy: another run of yours holds it"  # as out of a container
-    assert told == [None, "in MIG mode", unseen, "busy: pid 7, another run of yours"]
+    assert told == ["busy: pid 5", "in MIG mode", unseen, "busy: pid 7, another run of yours"]

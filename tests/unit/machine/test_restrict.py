@@ -44,6 +44,12 @@ def test_a_busy_gpu_that_is_named_is_shared_and_all_others_are_left_alone():
     assert named(given, "all") == given
 
 
+@pytest.mark.parametrize("held", ["busy: pid 7, another run of yours", "busy: another run of yours holds it"])
+def test_a_gpu_that_another_run_holds_is_not_shared_by_being_named(held):
+    given = machine(unusable={0: held})
+    assert named(given, (0, 1, 2, 3)) == given
+
+
 def test_a_slice_is_refused_in_a_line_that_says_what_works():
     with pytest.raises(ProcessError) as refused:
         restrict(machine(unusable={0: "in MIG mode"}), "MIG-1111")

@@ -19,10 +19,10 @@ HERE = socket.gethostname()
 DIGITS = "f" * 32 + "00112233445566778899aabbccddeeff"
 OTHER, UUID = "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff", "GPU-00112233-4455-6677-8899-aabbccddeeff"
 RANKS = [{"gpu": 3, "cores": [[0, 0]]}, {"gpu": 4, "cores": [[1, 2], [8, 8]]}]
-GPU0 = {"gpu": 0, "gpu_uuid": None, "shared": False}
+GPU0 = {"gpu": 0, "gpu_uuid": None}
 H0 = {"host": "h0", "hostname": "other", **GPU0, "cores": [], "environment": {}, "ranks": [{}]}
 OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
-H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "shared": False, "environment": OWN}
+H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
 PLAIN = {"show": "0", "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
@@ -275,8 +275,8 @@ def lock_folder(tmp_path, monkeypatch):
         os.close(file)
 
 
-def on(*uuids, shared=()):
-    return [{"host": "h1", "gpu": gpu, "gpu_uuid": uuid, "shared": uuid in shared} for gpu, uuid in enumerate(uuids)]
+def on(*uuids):
+    return [{"host": "h1", "gpu": gpu, "gpu_uuid": uuid} for gpu, uuid in enumerate(uuids)]
 
 
 def test_the_gpus_of_a_host_are_held_by_the_program_in_a_folder_that_is_closed_to_others(lock_folder):
@@ -306,21 +306,15 @@ def test_a_gpu_that_another_run_has_taken_is_refused_in_a_line_that_is_reported(
     with locked(lock_folder / "GPU-b.lock") as pid:
         line = refused(capsys, lambda: bind.hold_gpus(on("GPU-x", "GPU-b")), status=75)
         why = f"GPU 1 of h1 was taken meanwhile by another run of yours, pid {pid}"
-        assert line == f"hvdlaunch: {why}: start it again, and it takes others\n"
+        assert line == f"hvdlaunch: {why}: start it again, and it takes others, if some are free\n"
         assert json.loads(report.read_text()) == {"said": line.strip()}
         report.write_text("{}")
         refused(capsys, lambda: bind.hold_gpus(on("GPU-b")), status=75)
     assert report.read_text() == "{}"  # somebody was first
 
 
-def test_a_gpu_that_was_named_although_busy_is_shared(lock_folder):
-    lock_folder.mkdir(mode=0o700)
-    with locked(lock_folder / "GPU-a.lock"):
-        bind.hold_gpus(on("GPU-a", "GPU-b", shared=("GPU-a",)))
-
-
 def test_ranks_on_cpus_hold_nothing(lock_folder):
-    bind.hold_gpus([{"host": "h1", "gpu": None, "gpu_uuid": None, "shared": False}])
+    bind.hold_gpus([{"host": "h1", "gpu": None, "gpu_uuid": None}])
     assert not lock_folder.exists()
 
 

@@ -82,7 +82,13 @@ def test_a_busy_gpu_that_is_named_is_used_with_a_remark(tmp_path, world):
     world["facts"]["localhost"] = replace(world["facts"]["localhost"], topology=busy)
     run = prepared(tmp_path, gpus=(0, 1))
     assert run.plan.remarks == ("GPU 1 of localhost: busy: pid 7, used because --gpus names it",)
-    assert [rank["shared"] for rank in planned(run.environment["HVDLAUNCH_PLAN"])["ranks"]] == [False, True]
+    assert [slot.shared for slot in run.plan.slots] == [False, True]
+    held = machine(unusable={1: "busy: pid 7, another run of yours"})
+    world["facts"]["localhost"] = replace(world["facts"]["localhost"], topology=held)
+    why = r"^GPU 1 of host localhost cannot be used \(busy: pid 7, another run of yours\): choose others with --gpus$"
+    with pytest.raises(PlacementError, match=why):
+        prepared(tmp_path, gpus=(0, 1))
+    assert [slot.gpu for slot in prepared(tmp_path, gpus=(0, 1, 2)).plan.slots] == [0, 2]
 
 
 def test_what_the_user_has_set_of_open_mpi_is_not_given_on_the_command_line(tmp_path):

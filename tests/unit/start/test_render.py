@@ -36,7 +36,6 @@ def test_the_plan_tells_each_rank_its_place():
         "local_rank": 1,
         "gpu": 2,
         "gpu_uuid": "GPU-2222",
-        "shared": False,
         "numa": [1],
         "cores": [[8, 15]],
         "threads": 8,
@@ -85,7 +84,7 @@ def test_each_rank_and_the_run_folder_read_the_same_place(data):
     made = plan(THREE, slots=tuple(slots), hostnames=dict.fromkeys(["h1", "h2.cluster.example"], here))
     text = render(made, launcher()).environment["HVDLAUNCH_PLAN"]
     for slot, rank in zip(slots, planned(text)["ranks"], strict=True):
-        for name in ("rank", "host", "local_rank", "gpu", "gpu_uuid", "shared", "threads", "environment"):
+        for name in ("rank", "host", "local_rank", "gpu", "gpu_uuid", "threads", "environment"):
             assert rank[name] == getattr(slot, name)
         assert tuple(rank["numa"]) == slot.numa
         own = bind.own_slot({"HVDLAUNCH_PLAN": text, "PMIX_RANK": str(slot.rank)})
