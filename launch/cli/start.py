@@ -236,7 +236,9 @@ def _mpijob(options: argparse.Namespace) -> int:
     check(request, workers, os.environ)
     words = _without(("--mpijob", "--mpijob-option"), options.words[1:])
     ssh = [word for option in mpijob.SSH for word in ("--ssh-option", option)]
-    name = mpijob.plain_name(os.environ.get("HVDLAUNCH_JOB") or sbatch.job_name(request.program))
+    run = os.environ.get("HVDLAUNCH_JOB")  # else a name of its own, or two jobs would meet in one run folder
+    program = sbatch.job_name(request.program)
+    name = mpijob.plain_name(run) if run else mpijob.plain_name(program, stamp=prepare.job_of({}))
     job = mpijob.mpijob(
         ["hvdlaunch", "run", *words, *ssh, "--", *options.program],
         name=name,

@@ -156,7 +156,8 @@ def workers(np: int | None, per_host: int | None) -> tuple[Host, ...]:
     return tuple(Host(name=f"worker-{number}", slots=slots) for number in range(np // slots))
 
 
-def plain_name(name: str) -> str:
-    """The name as Kubernetes takes it: small letters, digits and '-', a letter first."""
+def plain_name(name: str, *, stamp: str = "") -> str:
+    """The name as Kubernetes takes it: small letters, digits and '-', a letter first; a stamp stays whole."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return (plain if plain[:1].isalpha() else f"job-{plain}")[:NAME_CHARS].strip("-")
+    end = f"-{stamp}" if stamp else ""
+    return (plain if plain[:1].isalpha() else f"job-{plain}")[: NAME_CHARS - len(end)].strip("-") + end

@@ -16,6 +16,11 @@ ASKED = ("--mpijob", "job.json", "--mpijob-option", "image=me/hvdtrain", "--mpij
 JOB = ("run", "-np", "4", *ASKED)
 
 
+@pytest.fixture(autouse=True)
+def stamp(monkeypatch):
+    monkeypatch.setattr(start.prepare, "job_of", lambda _: "20260102-030405-ab12")
+
+
 def launcher_of(file):
     (container,) = json.loads(Path(file).read_text())["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
         "containers"
@@ -28,7 +33,8 @@ def test_mpijob_writes_a_job_that_runs_the_same_again(capsys, folder):
     said = output(capsys, *JOB, *words, "--", "python", "-m", "hvdtrain.effnet", "--mpijob", "x")
     assert said == "submit it with: kubectl create -f job.json\n"
     job = json.loads(Path("job.json").read_text())
-    assert job["metadata"]["name"] == "hvdtrain-effnet"
+    assert job["metadata"]["name"] == "hvdtrain-effnet-20260102-030405-ab12"
+    assert launcher_of("job.json")["env"][0]["value"] == job["metadata"]["name"]  # the run's, and so its folder's
     assert (job["spec"]["slotsPerWorker"], job["spec"]["runPolicy"]["backoffLimit"]) == (2, 3)
     args = launcher_of("job.json")["args"]
     run = args[args.index("hvdlaunch") :]
@@ -41,10 +47,18 @@ def test_mpijob_writes_a_job_that_runs_the_same_again(capsys, folder):
     parser().parse_args(before[1:])
 
 
+def test_a_job_that_the_user_names_keeps_its_name(capsys, folder, monkeypatch):
+    monkeypatch.setitem(os.environ, "HVDLAUNCH_JOB", "Mine.2")
+    output(capsys, *JOB, *PROGRAM)
+    assert json.loads(Path("job.json").read_text())["metadata"]["name"] == "mine-2"
+    assert launcher_of("job.json")["env"][0]["value"] == "Mine.2"
+
+
 def test_a_secret_that_ranks_are_to_get_is_made_first(capsys, folder):
     said = output(capsys, *JOB, "-x", "MY_TOKEN", *PROGRAM).splitlines()
     assert said[0] == (
-        "first: env | grep -E '^(MY_TOKEN)=' | kubectl create secret generic prog --from-env-file=/dev/stdin"
+        "first: env | grep -E '^(MY_TOKEN)=' | kubectl create secret generic prog-20260102-030405-ab12 "
+        "--from-env-file=/dev/stdin"
     )
     assert "s3cret!" not in Path("job.json").read_text()
 

@@ -184,6 +184,12 @@ def test_a_name_that_kubernetes_takes(name, plain):
     assert plain_name(name) == plain
 
 
+def test_a_stamp_keeps_jobs_of_one_program_apart_however_long_its_name():
+    stamp = "20260102-030405-ab12"
+    assert plain_name("hvdtrain.effnet", stamp=stamp) == f"hvdtrain-effnet-{stamp}"
+    assert plain_name("x." * 40, stamp=stamp) == f"{'x-' * 9}x-{stamp}"
+
+
 if __name__ == "__main__":
     for golden_name, golden_text in JOBS.items():
         (GOLDEN / golden_name).write_text(golden_text)
