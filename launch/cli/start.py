@@ -246,7 +246,7 @@ def _mpijob(options: argparse.Namespace) -> int:
         workers=workers,
         gpus=request.gpus != "none",
         grace_s=options.grace_s,
-        restarts=options.restarts,
+        restarts=options.restarts > 0,
         exports=request.exports,
         environment=os.environ,
     )

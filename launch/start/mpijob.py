@@ -17,6 +17,9 @@ from launch.hosts.host import Host, shown
 from launch.start.environment import is_secret
 
 CLEAN_UP_S = 10  # to end all ranks that have not saved in time
+# The command itself starts failed ranks again: this is for its own node. Kubernetes cannot tell the two apart, and with
+# each more the command would do all its restarts anew, also after a status that is final.
+LOST_LAUNCHERS = 1
 NAME_CHARS = 40  # a pod's name, which is longer, has 63
 # Of the project's image: the home of user 1000, and its ssh server where no port below 1024 may be taken.
 KEYS, GROUP, PORT = "/home/hvdtrain/.ssh", 1000, 2222
@@ -43,14 +46,14 @@ def mpijob(
     workers: Sequence[Host],
     gpus: bool,
     grace_s: float,
-    restarts: int,
+    restarts: bool,
     exports: Sequence[str],
     environment: Mapping[str, str],
 ) -> str:
     """An MPIJob whose launcher starts `command`, which finds the workers by itself.
 
-    The command gets `grace_s` and some seconds to save before it is killed. A launcher that fails is started again
-    `restarts` times; the run keeps its name, and with it its run folder. Of the variables in `exports` those that look
+    The command gets `grace_s` and some seconds to save before it is killed. With `restarts` a launcher that is lost is
+    started again; the run keeps its name, and with it its run folder. Of the variables in `exports` those that look
     like a secret come from the Secret with the name of the job.
     """
     slots = workers[0].slots
@@ -66,7 +69,7 @@ def mpijob(
     }
     if gpus:
         worker["resources"] = {"limits": {"nvidia.com/gpu": slots}}
-    policy = {"cleanPodPolicy": "Running", "backoffLimit": restarts}
+    policy = {"cleanPodPolicy": "Running", "backoffLimit": LOST_LAUNCHERS if restarts else 0}
     replicas = {
         "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": _pod(launcher, pods, grace_s)},
         "Worker": {

@@ -35,7 +35,7 @@ def test_mpijob_writes_a_job_that_runs_the_same_again(capsys, folder):
     job = json.loads(Path("job.json").read_text())
     assert job["metadata"]["name"] == "hvdtrain-effnet-20260102-030405-ab12"
     assert launcher_of("job.json")["env"][0]["value"] == job["metadata"]["name"]  # the run's, and so its folder's
-    assert (job["spec"]["slotsPerWorker"], job["spec"]["runPolicy"]["backoffLimit"]) == (2, 3)
+    assert (job["spec"]["slotsPerWorker"], job["spec"]["runPolicy"]["backoffLimit"]) == (2, 1)
     args = launcher_of("job.json")["args"]
     run = args[args.index("hvdlaunch") :]
     before, program = run[: run.index("--")], run[run.index("--") :]
@@ -45,6 +45,11 @@ def test_mpijob_writes_a_job_that_runs_the_same_again(capsys, folder):
     assert "StrictHostKeyChecking=no" in before
     assert program == ["--", "python", "-m", "hvdtrain.effnet", "--mpijob", "x"]
     parser().parse_args(before[1:])
+
+
+def test_without_restarts_nothing_is_started_again(capsys, folder):
+    output(capsys, *JOB, *PROGRAM)
+    assert json.loads(Path("job.json").read_text())["spec"]["runPolicy"]["backoffLimit"] == 0
 
 
 def test_a_job_that_the_user_names_keeps_its_name(capsys, folder, monkeypatch):

@@ -13,7 +13,7 @@ TRAIN = ("hvdlaunch", "run", "-np", "16", "--", "python", "-m", "hvdtrain.effnet
 
 def job(**changes):
     plain = {"name": "effnet", "pods": Pods(image="ghcr.io/me/hvdtrain:1", claim="runs"), "workers": workers(16, 8)}
-    more = {"gpus": True, "grace_s": 25.5, "restarts": 0, "exports": (), "environment": {}}
+    more = {"gpus": True, "grace_s": 25.5, "restarts": False, "exports": (), "environment": {}}
     return mpijob(TRAIN, **{**plain, **more, **changes})
 
 
@@ -21,7 +21,7 @@ JOBS = {
     "mpijob_gpus.json": job(),
     "mpijob_cpus.json": job(
         gpus=False,
-        restarts=5,
+        restarts=True,
         pods=Pods(image="hvdtrain", claim="nfs.runs"),
         workers=workers(4, None),
         exports=("MY_DATA", "WANDB_API_KEY"),
