@@ -225,12 +225,7 @@ def _sbatch(options: argparse.Namespace) -> int:
 
 
 def _mpijob(options: argparse.Namespace) -> int:
-    named = {"-H": options.hosts, "--hostfile": options.hostfile, "--slurm-nodes": options.slurm_nodes}
-    for option, given in named.items():
-        if given is not None:
-            raise CommandError(f"{option} names hosts, but Kubernetes makes those of --mpijob: leave it out")
-    if options.apptainer is not None:
-        raise CommandError("--apptainer: the pods of --mpijob are containers already: give --mpijob-option image=IMAGE")
+    _refuse_what_pods_have_not(options)
     request, pods = _request(options), mpijob.parse_options(options.mpijob_options)
     workers = mpijob.workers(request.np, request.per_host)
     check(request, workers, os.environ)
@@ -256,6 +251,36 @@ def _mpijob(options: argparse.Namespace) -> int:
         print(f"first: env | grep -E '^({lines})=' | kubectl create secret generic {name} --from-env-file=/dev/stdin")
     print(f"submit it with: kubectl create -f {options.mpijob}")
     return 0
+
+
+def _refuse_what_pods_have_not(options: argparse.Namespace) -> None:
+    """CommandError for what cannot be in the job of --mpijob."""
+    hosts = "names hosts, but Kubernetes makes those of --mpijob"
+    named_gpus = not isinstance(options.gpus, str)
+    for option, given, why in (
+        ("-H", options.hosts is not None, hosts),
+        ("--hostfile", options.hostfile is not None, hosts),
+        ("--slurm-nodes", options.slurm_nodes is not None, hosts),
+        (
+            "--apptainer",
+            options.apptainer is not None,
+            "would be a container in one: --mpijob-option image=IMAGE is it",
+        ),
+        (
+            "--launcher horovodrun",
+            options.launcher == "horovodrun",
+            "does not know the ssh port of the pods of --mpijob",
+        ),
+        (
+            "--measured",
+            options.measured is not None,
+            "names a file of this machine, which the pods of --mpijob have not",
+        ),
+        ("--gpus", named_gpus, "names GPUs, but Kubernetes chooses those of --mpijob"),
+        ("--nccl-debug", options.nccl_debug, "tells of a run that is started here, but --mpijob starts none"),
+    ):
+        if given:
+            raise CommandError(f"{option} {why}: leave it out")
 
 
 def _without(options: Collection[str], words: list[str]) -> list[str]:
