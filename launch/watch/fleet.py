@@ -1,5 +1,6 @@
 """The hosts of a run that is started again: listed, cleaned and asked again for every restart."""
 
+import contextlib
 import itertools
 import sys
 import time
@@ -8,14 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from launch.choose.findings import common_findings
 from launch.choose.placement import with_slots
-from launch.errors import LaunchError, PlacementError, harmless, in_one_line
+from launch.errors import HostError, LaunchError, PlacementError, harmless, in_one_line
 from launch.hosts.host import Host
+from launch.machine.condition import looking
 from launch.machine.topology import Topology, is_busy, named
 from launch.reach.ask import ask_hosts
 from launch.reach.probe import HostFacts
 from launch.start.command import hosts_of
 from launch.start.decide import own_hosts
+from launch.start.environment import exported
 from launch.start.prepare import prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
@@ -43,6 +47,9 @@ class Fleet:
         self._on_gpus = prepared.plan.slots[0].gpu is not None
         self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
         self._job = prepared.environment["HVDLAUNCH_JOB"]
+        self._known = {
+            host.name for host in hosts_of(prepared.plan.slots)
+        }  # others are looked at before they get ranks
         self._backoffs: dict[str, Backoff] = {}
         self._last_line: str | None = None
 
@@ -74,10 +81,11 @@ class Fleet:
         request = self._request = self._new_request()
         known = listed(request, environment)
         names = [host.name for host in known] if known else ["localhost"]
-        facts = self._ask([name for name in names if all_hosts or self._is_due(name)])
+        given = exported(environment, request.exports)
+        facts = self._ask([name for name in names if all_hosts or self._is_due(name)], given)
         if self._on_gpus and any(is_busy(gpu) for answer in facts.values() for gpu in answer.topology.gpus):
             time.sleep(SETTLE_S)
-            facts = self._ask(list(facts))
+            facts = self._ask(list(facts), given)
         topologies = {name: named(answer.topology, request.gpus) for name, answer in facts.items()}
         gpus: Literal["all", "none"] = "all" if self._on_gpus else "none"
         group = request.ranks_per_replica or 1
@@ -97,28 +105,36 @@ class Fleet:
             replace(request, np=np, hosts=hosts, per_host=None, gpus=gpus),
             environment,
             Path.cwd(),
-            {name: replace(answer, topology=topologies[name]) for name, answer in facts.items()},
+            {name: replace(answer, topology=topologies[name], condition=None) for name, answer in facts.items()},
         )
 
     def _is_due(self, name: str) -> bool:
         return name not in self._backoffs or self._backoffs[name].until_s <= time.monotonic()
 
-    def _ask(self, names: Sequence[str]) -> dict[str, HostFacts]:
-        """The facts of those of these hosts that can be used, once nothing of the job is left on them."""
+    def _ask(self, names: Sequence[str], given: Collection[str]) -> dict[str, HostFacts]:
+        """The facts of those of these hosts that can be used, once nothing of the job is left on them.
+
+        A host that is new is left out where a run with it would fail; `given` are the variables that ranks get.
+        """
         ended = self._end_leftovers(names)
         found: dict[str, HostFacts | LaunchError] = {
             name: why for name, why in ended.items() if isinstance(why, LaunchError)
         }
         reached = [name for name in names if name not in found]
-        found |= ask_hosts(
-            reached,
-            reach=self._request.reach,
-            mpirun=self._mpi,
-            python=self._python,
-            folder=str(Path.cwd()),
-            gpus=self._on_gpus,
-            driver_timeout_s=self._request.driver_timeout_s,
-        )
+        are_new = self._request.check and not self._known.issuperset(reached)
+        with looking(Path.cwd()) if are_new else contextlib.nullcontext() as look:
+            found |= ask_hosts(
+                reached,
+                reach=self._request.reach,
+                mpirun=self._mpi,
+                python=self._python,
+                folder=str(Path.cwd()),
+                gpus=self._on_gpus,
+                driver_timeout_s=self._request.driver_timeout_s,
+                look=look,
+            )
+        answers = {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
+        found |= unfit(answers, self._known, given=given, software=self._request.apptainer is None)
         for name, answer in found.items():
             if isinstance(answer, HostFacts):
                 self._backoffs.pop(name, None)
@@ -128,7 +144,9 @@ class Fleet:
                 say(f"{in_one_line(answer)}; it is left out")
             times = 1 if before is None else before.times + 1
             self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
-        return {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
+        usable = {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
+        self._known |= usable.keys()
+        return usable
 
     def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:
         ended = end_on(names, self._job, reach=self._request.reach, python=self._python, folder=str(Path.cwd()))
@@ -156,6 +174,24 @@ def ranks_that_fit(
     """The most ranks of whole replicas, from `min_np` to `np`, for which there is room, without refused numbers."""
     fitting = range(min(np, room), min_np - 1, -ranks_per_replica)
     return next((ranks for ranks in fitting if ranks not in refused), None)
+
+
+def unfit(
+    answers: Mapping[str, HostFacts], known: Collection[str], *, given: Collection[str], software: bool
+) -> dict[str, HostError]:
+    """Why each of the hosts that are not `known` cannot join these; hosts that can, or were not looked at, are missing.
+
+    `given` and `software` as for launch.choose.findings.common_findings.
+    """
+    before = {name: answer for name, answer in answers.items() if name in known}
+    found = {}
+    for name in answers.keys() - before.keys():
+        both = {**before, name: answers[name]}
+        findings = common_findings(both, shared=None, ranks={}, given=given, software=software)
+        why = [f"{one.says}: {one.remedy}" for one in findings if one.severity == "error" and name in one.hosts]
+        if why:
+            found[name] = HostError(f"host {name}: {'; '.join(why)}")
+    return found
 
 
 def usable_hosts(

@@ -17,7 +17,7 @@ from launch.watch import fleet
 from launch.watch import supervise as module
 from launch.watch.run import RunResult
 from launch.watch.supervise import RestartPolicy, Tally, final_status, supervise, with_attempt
-from tests.unit.machines import hosts, machine
+from tests.unit.machines import SOFTWARE, condition, hosts, machine
 
 MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 POLICY = RestartPolicy(restarts=5, min_np=2, grace_s=25)
@@ -84,6 +84,7 @@ class World:
         self.topologies = {"h1": machine(), "h2": machine()}
         self.hosts, self.gpus_option, self.on_gpus = hosts(h1=2, h2=2), "all", True
         self.np, self.silent, self.left = 4, set(), {}
+        self.software = {}  # of hosts that have another one
         self.began, self.asked, self.slept, self.now = [], [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
 
@@ -126,10 +127,16 @@ class World:
             raise end
         return end
 
-    def ask_hosts(self, names, *, reach, mpirun, python, folder, gpus, driver_timeout_s):
+    def ask_hosts(self, names, *, reach, mpirun, python, folder, gpus, driver_timeout_s, look):
         assert (mpirun, python, gpus) == (MPI, "python", self.on_gpus)
         self.asked.append(list(names))
-        return {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
+        plain = {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
+        if look is None:
+            return plain
+        return {
+            name: replace(facts, condition=condition(software=self.software.get(name, SOFTWARE)))
+            for name, facts in plain.items()
+        }
 
     def end_on(self, names, job, *, reach, python, folder):
         assert job == "job"
@@ -220,6 +227,23 @@ def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
     }
     assert result(world, ended(), ended(), ended(0)) == 0
     assert world.began[1:] == [{"h1": 2, "h3": 1}, {"h3": 4}]
+
+
+@pytest.mark.parametrize("first", ["h1", "h3"])
+def test_a_host_that_is_added_and_would_end_the_run_is_left_out(world, capfd, first):
+    """Also where two such hosts are more than there were before."""
+    world.hosts = hosts(h1=2)
+    world.topologies |= {"h3": machine(), "h4": machine()}
+    world.software = dict.fromkeys(("h3", "h4"), replace(SOFTWARE, torch="1.0"))
+    added = hosts(h1=2, h3=2, h4=2, h2=2) if first == "h1" else hosts(h3=2, h4=2, h1=2, h2=2)
+    one_left = machine(unusable=dict.fromkeys(range(3), "unhealthy: lost"))
+    world.np = None
+    world.meanwhile = {1: lambda: (setattr(world, "hosts", added), world.topologies.update(h1=one_left))}
+    assert result(world, ended(), ended(0), policy=replace(POLICY, min_np=1)) == 0
+    assert world.began == [{"h1": 2}, {"h1": 1, "h2": 1}]
+    told = [line for line in lines(capfd) if line.startswith("host ")]
+    why = f"torch 1.0, on h1 {SOFTWARE.torch}: run `make setup` there, in a checkout of the same commit; it is left out"
+    assert told == [f"host {name}: {why}" for name in ("h3", "h4")]
 
 
 def test_without_a_number_of_ranks_all_gpus_are_used_and_the_first_attempt_is_the_measure(world, capfd):
