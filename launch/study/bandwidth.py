@@ -20,7 +20,7 @@ from launch.files import read_text
 from launch.hosts.host import Host
 from launch.reach.probe import HostFacts
 from launch.start.decide import own_hosts
-from launch.start.prepare import prepare
+from launch.start.prepare import job_of, prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
 from launch.study.check import Checked
@@ -49,12 +49,14 @@ def with_bandwidth(
     hosts = with_slots(names, topologies, np=1, gpus=request.gpus)
     if not (planned := jobs(hosts)):
         raise CommandError("--bandwidth: one rank has no other to sum with: give its slots, as in -H localhost:2")
+    name = job_of(environment)
     found = Bandwidth(hosts={}, pairs={}, links={}, together=(), topologies=topologies)
     findings: list[Finding] = []
     for number, job in enumerate(planned, start=1):
         where = job[0].name if len(job) == 1 else f"{len(job)} hosts"
         print(f"hvdlaunch: measuring {where} ({number} of {len(planned)})", file=sys.stderr, flush=True)
-        ended, wrong = _with_job(found, job, request=request, facts=facts, environment=environment, log=nccl_debug)
+        own = {**environment, "HVDLAUNCH_JOB": f"{name}-{job[0].name if len(job) == 1 else 'all'}"}
+        ended, wrong = _with_job(found, job, request=request, facts=facts, environment=own, log=nccl_debug)
         found, findings = ended, findings + wrong
     return replace(checked, bandwidth=found, findings=errors_first([*checked.findings, *findings, *slow_ones(found)]))
 

@@ -12,7 +12,7 @@ from launch.machine.topology import Topology, has_switch, position
 from launch.start.prepare import job_of
 from launch.start.render import PreparedRun
 from launch.watch import words
-from launch.watch.nccl_log import NcclLog, read_folder
+from launch.watch.nccl_log import NcclLog, new_folder, read_folder
 from launch.watch.run import RunResult, run
 from launch.watch.stops import GRACE_S
 
@@ -39,7 +39,7 @@ def run_logged(prepared: PreparedRun, *, grace_s: float = GRACE_S) -> tuple[RunR
     """`run` with what NCCL has logged, None where it has not; `prepared` with the environment of `with_log`."""
     folder = log_folder(prepared)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new_folder(folder)
     except OSError as error:
         raise ProcessError(f"{folder} cannot be made: {error.strerror}") from error
     return run(prepared, grace_s=grace_s), read_folder(folder)

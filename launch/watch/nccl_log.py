@@ -4,12 +4,18 @@ The lines are those of NCCL 2.4 to 2.28: src/graph/rings.cc, src/init.cc and src
 has several communicators the largest is looked at.
 """
 
+import contextlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from launch.files import read_text
+
+NAMES = "nccl.*.log"
+OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 RANK = re.compile(r"\brank (\d+) nranks (\d+)\b")
 VERSION = re.compile(r"NCCL version (\S+)")
@@ -46,10 +52,30 @@ class NcclLog:
     warnings: tuple[str, ...]
 
 
+def new_folder(folder: Path) -> None:
+    """Make logs/JOB where it is missing, for this user alone; remove what NCCL logged in an earlier run of that job.
+
+    No link is followed. OSError where that cannot be done.
+    """
+    at = os.open(folder.parent.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in folder.parts[-2:]:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=at)
+            inner = os.open(name, OWN_FOLDER, dir_fd=at)
+            os.close(at)
+            at = inner
+        for name in os.listdir(at):  # noqa: PTH208
+            if fnmatch(name, NAMES):
+                os.unlink(name, dir_fd=at)
+    finally:
+        os.close(at)
+
+
 def read_folder(folder: Path) -> NcclLog | None:
     """The logs that ranks have left in a folder; None where there is none."""
     logs = []
-    for file in sorted(folder.glob("nccl.*.log")):
+    for file in sorted(folder.glob(NAMES)):
         try:
             log = read_rank(read_text(file))
         except (OSError, ValueError):

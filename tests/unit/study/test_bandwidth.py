@@ -67,7 +67,9 @@ def checked(names, *, gpus=4):
 
 def measured(names, *, slots=4, gpus=4, nccl_debug=False, **changes):
     asked = request(hosts=hosts(**dict.fromkeys(names, slots)), **changes)
-    return bandwidth.with_bandwidth(checked(names, gpus=gpus), asked, {"PATH": "/bin"}, nccl_debug=nccl_debug)
+    return bandwidth.with_bandwidth(
+        checked(names, gpus=gpus), asked, {"PATH": "/bin", "HVDLAUNCH_JOB": "mine"}, nccl_debug=nccl_debug
+    )
 
 
 def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys):
@@ -82,6 +84,7 @@ def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys)
     ]
     assert not any(asked.check for asked, _ in world.started)
     assert {own["MPIEXEC_TIMEOUT"] for _, own in world.started} == {"305", "310"}
+    assert [own["HVDLAUNCH_JOB"] for _, own in world.started] == ["mine-h1", "mine-h2", "mine-all"]
     assert [(one.hosts, one.says) for one in found.findings] == [
         (("h1", "h2"), "GPUs 0 and 2 exchange 16MB at 4 GB/s, links of the same kind (PIX) 20")
     ]

@@ -1,11 +1,13 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from launch.choose.placement import place
+from launch.errors import ProcessError
 from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Link, Nic, Port, Topology
-from launch.watch.nccl import summary, surprises, with_log
+from launch.watch.nccl import run_logged, summary, surprises, with_log
 from launch.watch.nccl_log import read_folder, read_rank, together, way_of
 from tests.unit.watch.nccl_logs import INFINIBAND, NVLINK, OLD, SOCKETS, rank_log
 
@@ -144,6 +146,34 @@ def test_logs_are_read_from_a_folder(tmp_path):
         (tmp_path / f"nccl.node.{4000 + rank}.log").write_text(text)
     (tmp_path / "nccl.node.1.log").write_bytes(b"\xff\xfe")
     assert read_folder(tmp_path) == log_of(NVLINK)
+
+
+@pytest.fixture
+def prepared(monkeypatch, tmp_path):
+    """A run of the job `mine`, whose ranks log nothing."""
+    monkeypatch.setattr("launch.watch.nccl.run", lambda *_, **__: None)
+    return SimpleNamespace(environment=with_log({"HVDLAUNCH_JOB": "mine"}, tmp_path))
+
+
+def test_the_logs_of_an_earlier_run_of_that_job_are_not_read(prepared, tmp_path):
+    folder = tmp_path / "logs/mine"
+    run_logged(prepared)
+    assert [one.stat().st_mode & 0o777 for one in (folder.parent, folder)] == [0o700, 0o700]
+    (folder / "nccl.node.4000.log").write_text(NVLINK[0])
+    (folder / "rank-0.log").touch()
+    assert run_logged(prepared)[1] is None
+    assert [file.name for file in folder.iterdir()] == ["rank-0.log"]
+
+
+@pytest.mark.parametrize("link", ["logs", "logs/mine"])
+def test_no_link_is_followed_to_another_folder(prepared, tmp_path, link):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "mine").mkdir(parents=True)
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(elsewhere)
+    with pytest.raises(ProcessError, match="logs/mine cannot be made"):
+        run_logged(prepared)
+    assert [file.name for file in elsewhere.iterdir()] == ["mine"]
 
 
 def test_what_makes_nccl_write_it(tmp_path):
