@@ -104,14 +104,16 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
 class Launcher:
     """A running mpirun or horovodrun in a session of its own, which ends when this process does, however that ends.
 
-    The caller reads what it writes to standard error, from `errors`. `folder` is removed at the end.
+    The caller reads what it writes to standard error, from `errors`. `folder` is removed at the end. `out` is the open
+    file that is its standard output, None: ours.
     """
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path, out: int | None = None) -> None:
         try:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
+                stdout=out,
                 stderr=subprocess.PIPE,
                 env=env,
                 start_new_session=True,

@@ -28,6 +28,7 @@ from launch.study.links import Bandwidth, Speeds, from_report, slow_ones
 from launch.watch.nccl import lines_of, run_logged, surprises, with_log
 from launch.watch.run import run
 
+STDERR = 2  # what else a job writes, as NCCL does: standard output is for the table or JSON
 REPEATS = 5
 LIMIT_S = 5.0  # for all sizes of one sum, or of one pair: on a slow network the largest are left out
 JOB_S = 300  # at most, besides LIMIT_S for each host
@@ -114,11 +115,11 @@ def _started(found: Bandwidth, prepared: PreparedRun, file: Path, *, log: bool) 
     names = tuple(dict.fromkeys(slot.host for slot in slots))
     wrong: list[Finding] = []
     if log:
-        result, said = run_logged(prepared)
+        result, said = run_logged(prepared, out=STDERR)
         found = replace(found, nccl=(*found.nccl, f"{', '.join(names)}: {lines_of(said, prepared)[0]}"))
         wrong += surprises(said, slots, prepared.plan.topologies) if said is not None else []
     else:
-        result = run(prepared)
+        result = run(prepared, out=STDERR)
     if result.stopped:
         sys.exit(result.status)
     try:

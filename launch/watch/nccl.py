@@ -35,14 +35,16 @@ def with_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     }
 
 
-def run_logged(prepared: PreparedRun, *, grace_s: float = GRACE_S) -> tuple[RunResult, NcclLog | None]:
+def run_logged(
+    prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = None
+) -> tuple[RunResult, NcclLog | None]:
     """`run` with what NCCL has logged, None where it has not; `prepared` with the environment of `with_log`."""
     folder = log_folder(prepared)
     try:
         new_folder(folder)
     except OSError as error:
         raise ProcessError(f"{folder} cannot be made: {error.strerror}") from error
-    return run(prepared, grace_s=grace_s), read_folder(folder)
+    return run(prepared, grace_s=grace_s, out=out), read_folder(folder)
 
 
 def lines_of(log: NcclLog | None, prepared: PreparedRun) -> list[str]:

@@ -29,10 +29,11 @@ class RunResult:
     checkpoint: int | None = None  # the newest step that it has saved, as rank 0 reported it
 
 
-def run(prepared: PreparedRun, *, grace_s: float = GRACE_S) -> RunResult:
+def run(prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = None) -> RunResult:
     """Start the run, wait, and clean up; one line on standard error tells why it failed, or that it was stopped.
 
     A program that has reported `saves` has `grace_s` seconds to save and leave with 0 after a signal asks for its end.
+    What it writes to standard output goes to the open file `out`, None: ours.
     """
     # Rank 0 may be on another host: then the folder must be one that both have, as the run folder's.
     parent = None if prepared.plan.network is None else Path.cwd()
@@ -42,16 +43,19 @@ def run(prepared: PreparedRun, *, grace_s: float = GRACE_S) -> RunResult:
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
     story = Story({slot.host for slot in prepared.plan.slots})
     with Stops(grace_s=grace_s) as stops:
-        status, report = _watch(prepared, Path(folder), story, stops)
+        status, report = _watch(prepared, Path(folder), story, stops, out)
     if status == 0 and story.lost:
         status = 1  # Open MPI 5.0.11 ends with 0 when it has lost a host
     return _result(prepared, status, story, report, stops)
 
 
-def _watch(prepared: PreparedRun, folder: Path, story: Story, stops: Stops) -> tuple[int | None, Report]:
+def _watch(
+    prepared: PreparedRun, folder: Path, story: Story, stops: Stops, out: int | None
+) -> tuple[int | None, Report]:
     """The launcher's exit status, None if we had to end it, and rank 0's report."""
     file = folder / "report.json"
-    launcher = Launcher(prepared.argv, env={**prepared.environment, "HVDLAUNCH_REPORT": str(file)}, folder=folder)
+    environment = {**prepared.environment, "HVDLAUNCH_REPORT": str(file)}
+    launcher = Launcher(prepared.argv, env=environment, folder=folder, out=out)
     reader = threading.Thread(target=_copy, args=(launcher, story), daemon=True)
     reader.start()
     try:

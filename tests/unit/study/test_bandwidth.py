@@ -36,7 +36,8 @@ def world(monkeypatch, tmp_path):
         started.append((asked, environment))
         return SimpleNamespace(plan=plan, environment=environment, program=asked.program)
 
-    def run(prepared, grace_s=0):
+    def run(prepared, *, out, grace_s=0):
+        assert out == 2  # standard output is for what check prints
         slots, file = prepared.plan.slots, Path(prepared.program[-1])
         places = list(dict.fromkeys(slot.host for slot in slots))
         several = len(places) > 1

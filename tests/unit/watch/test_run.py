@@ -24,7 +24,7 @@ class FakeLauncher:
     after: ClassVar[dict[tuple[int, ...], int]] = {}
     stderr: ClassVar[bytes] = b""
 
-    def __init__(self, argv, *, env, folder):
+    def __init__(self, argv, *, env, folder, out):
         self.signals, self.ended = [], False
         (folder / "report.json").write_text(json.dumps(self.report))
         reader, writer = os.pipe()
