@@ -68,9 +68,10 @@ def _check(links: GpuLinks, where: str) -> None:
 def with_measured(topology: Topology, measured: Sequence[GpuLinks], host: str | None = None) -> Topology:
     """The topology with the speeds that were measured on this host, or where GPUs have these UUIDs.
 
-    GPUs that were not measured are marked as unusable. TopologyError where the host, or just one such, is not in there.
+    GPUs that were not measured are marked as unusable. Where fewer than two are free there is nothing to choose, and it
+    stays as it is. TopologyError where the host, or just one such, is not in there.
     """
-    if not topology.gpus:
+    if sum(gpu.unusable is None for gpu in topology.gpus) < 2:
         return topology
     fitting = [links for links in measured if _fits(links, topology, host)]
     if len(fitting) != 1:

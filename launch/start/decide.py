@@ -7,7 +7,7 @@ from launch.choose.findings import Finding, common_findings, named
 from launch.choose.measured import with_measured
 from launch.choose.placement import RankSlot, place, ranks_per_host, with_slots
 from launch.choose.remarks import gpu_remarks, left_out
-from launch.errors import CommandError, HostError
+from launch.errors import CommandError, HostError, TopologyError
 from launch.hosts.host import MAX_SLOTS, Host, shown
 from launch.machine.topology import Topology
 from launch.reach.probe import HostFacts
@@ -21,14 +21,15 @@ from launch.start.request import RunRequest
 def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *, job: str) -> Plan:
     """Place the ranks, choose networks and variables; LaunchError where the run cannot be started as requested."""
     require_distinct(facts.answers)
-    topologies = {host: answer.topology for host, answer in facts.answers.items()}
-    if request.measured and request.gpus != "none":
-        topologies = {host: with_measured(own, request.measured, host) for host, own in topologies.items()}
+    topologies, unmeasured = measured_topologies(request, facts.answers)
     listed = facts.hosts or own_hosts(request, topologies)
     replicas = request.ranks_per_replica
     hosts = with_slots(listed, topologies, np=request.np, gpus=request.gpus, ranks_per_replica=replicas)
     np = sum(host.slots for host in hosts) if request.np is None else request.np
     ranks = ranks_per_host(hosts, np)
+    for host in ranks:
+        if host in unmeasured:
+            raise unmeasured[host]
     used = {host: facts.answers[host] for host in ranks}
     require_program(request, facts, used)
     require_image(request, facts)
@@ -79,6 +80,21 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         remarks=tuple(remarks),
         topologies={host: topologies[host] for host in used},
     )
+
+
+def measured_topologies(
+    request: RunRequest, answers: Mapping[str, HostFacts]
+) -> tuple[dict[str, Topology], dict[str, TopologyError]]:
+    """The topology of each host, with what --measured tells of it, and an error for each of which it tells nothing."""
+    topologies = {host: answer.topology for host, answer in answers.items()}
+    unmeasured = {}
+    if request.measured and request.gpus != "none":
+        for host, own in topologies.items():
+            try:
+                topologies[host] = with_measured(own, request.measured, host)
+            except TopologyError as error:
+                unmeasured[host] = error
+    return topologies, unmeasured
 
 
 def remarks_on(

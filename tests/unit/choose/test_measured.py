@@ -103,6 +103,13 @@ def test_the_ring_goes_over_the_fast_links():
     assert select(with_measured(topology(), [links(fast)]), 4).best.ring == (0, 2, 1, 3)
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_where_there_is_nothing_to_choose_nothing_need_be_measured(lost):
+    gpus = (*(Gpu(index=i, unusable="unhealthy: lost") for i in range(lost)), Gpu(index=lost))
+    plain = replace(topology(lost + 1), gpus=gpus)
+    assert with_measured(plain, [links({})], "h9") == plain
+
+
 def test_gpus_that_were_not_measured_are_not_chosen():
     found = with_measured(topology(6), [links({}, size=4)])
     assert [gpu.unusable for gpu in found.gpus[4:]] == ["not measured"] * 2
