@@ -18,7 +18,7 @@ from launch.machine.topology import Topology, is_busy, named
 from launch.reach.ask import ask_hosts
 from launch.reach.probe import HostFacts
 from launch.start.command import hosts_of
-from launch.start.decide import own_hosts
+from launch.start.decide import measured_topologies, own_hosts
 from launch.start.environment import exported
 from launch.start.prepare import prepare
 from launch.start.render import PreparedRun
@@ -52,6 +52,7 @@ class Fleet:
         }  # others are looked at before they get ranks
         self._backoffs: dict[str, Backoff] = {}
         self._last_line: str | None = None
+        self._unmeasured: set[str] = set()  # left out, as the user knows
 
     def clean(self, prepared: PreparedRun) -> None:
         """End what an attempt has left behind."""
@@ -86,7 +87,13 @@ class Fleet:
         if self._on_gpus and any(is_busy(gpu) for answer in facts.values() for gpu in answer.topology.gpus):
             time.sleep(SETTLE_S)
             facts = self._ask(list(facts), given)
-        topologies = {name: named(answer.topology, request.gpus) for name, answer in facts.items()}
+        facts = {name: replace(answer, topology=named(answer.topology, request.gpus)) for name, answer in facts.items()}
+        topologies, unmeasured = measured_topologies(request, facts)
+        for name in unmeasured:
+            del topologies[name]
+            if name not in self._unmeasured:
+                say(f"{in_one_line(unmeasured[name])}; it is left out")
+        self._unmeasured = set(unmeasured)
         gpus: Literal["all", "none"] = "all" if self._on_gpus else "none"
         group = request.ranks_per_replica or 1
         left = [host for host in known or own_hosts(request, names) if host.name in topologies]
@@ -105,7 +112,7 @@ class Fleet:
             replace(request, np=np, hosts=hosts, per_host=None, gpus=gpus),
             environment,
             Path.cwd(),
-            {name: replace(answer, topology=topologies[name], condition=None) for name, answer in facts.items()},
+            {name: replace(facts[name], topology=own, condition=None) for name, own in topologies.items()},
         )
 
     def _is_due(self, name: str) -> bool:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from launch.choose.measured import GpuLinks
 from launch.choose.placement import place, with_slots
 from launch.errors import CommandError, HostError, HostfileError, ProcessError
 from launch.hosts.host import Host
@@ -83,7 +84,7 @@ class World:
         self.ends = list(ends)
         self.topologies = {"h1": machine(), "h2": machine()}
         self.hosts, self.gpus_option, self.on_gpus = hosts(h1=2, h2=2), "all", True
-        self.np, self.silent, self.left = 4, set(), {}
+        self.np, self.silent, self.left, self.measured = 4, set(), {}, ()
         self.software = {}  # of hosts that have another one
         self.began, self.asked, self.slept, self.now = [], [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
@@ -105,6 +106,7 @@ class World:
             ranks_per_replica=None,
             exports=(),
             as_root=True,
+            measured=self.measured,
         )
 
     def prepare(self, request, environment, folder, known=None):
@@ -192,6 +194,16 @@ def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
         "restart 1 of 5 after: it broke; 2 ranks on h1:2, no checkpoint was saved yet",
         "restart 2 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 5",
     ]
+
+
+def test_slots_are_those_of_measured_gpus_and_a_host_that_was_not_measured_is_left_out(world, capfd):
+    rows = tuple(tuple(None if a == b else 10.0 for b in range(3)) for a in range(3))
+    world.measured = (GpuLinks(host="h1", gpus=(0, 1, 2), uuids=(None,) * 3, gb_per_s=rows),)
+    world.hosts = hosts(h1=4, h2=4)
+    assert result(world, ended(1, checkpoint=1), ended(1, checkpoint=2), ended(0)) == 0
+    assert world.began[1:] == [{"h1": 3}, {"h1": 3}]
+    (told,) = [line for line in lines(capfd) if line.endswith("; it is left out")]
+    assert told.startswith("--measured: host h2 has other GPUs than what was measured, h1: ")
 
 
 def test_a_silent_host_is_tried_again_only_after_a_while(world):
