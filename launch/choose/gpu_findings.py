@@ -1,12 +1,15 @@
 """Pure: what is wrong with the GPUs, links and adapters of hosts, and what a training on them would lack."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
+from typing import Literal
 
 from launch.choose.findings import SETUP, TCP_ALONE, Finding, named, odd_ones
 from launch.cores import core_list
 from launch.machine.speeds import PCIE_GBPS
 from launch.machine.topology import IN_MIG_MODE, MIG, OUTSIDE, Gpu, Topology, is_busy
+from launch.machine.topology import named as named_gpus
 from launch.reach.probe import HostFacts
 
 FAST_GBPS = PCIE_GBPS[4]  # between two GPUs over PCIe
@@ -23,14 +26,19 @@ DRAWBACKS = {
 }
 
 
-def gpu_findings(facts: Mapping[str, HostFacts], slots: Mapping[str, int], given: Collection[str]) -> list[Finding]:
-    """What is wrong with the GPUs of these hosts, of which each is to have so many ranks.
+def gpu_findings(
+    facts: Mapping[str, HostFacts],
+    slots: Mapping[str, int],
+    given: Collection[str],
+    gpus: Literal["all"] | Collection[int] = "all",
+) -> list[Finding]:
+    """What is wrong with the GPUs of these hosts, of which each is to have so many ranks on `gpus`, those of --gpus.
 
     `given` are names of the variables that every rank gets from the launcher.
     """
-    topologies = {host: of_one.topology for host, of_one in facts.items()}
+    topologies = {host: _among(of_one.topology, gpus) for host, of_one in facts.items()}
     return [
-        *_present(topologies, slots),
+        *_present({host: named_gpus(of_one.topology, gpus) for host, of_one in facts.items()}, slots),
         *(finding for host, topology in topologies.items() for finding in _of_one_host(host, topology)),
         *_alike(topologies),
         *(() if TCP_ALONE in given else _ports(topologies)),
@@ -73,6 +81,19 @@ def _error(host: str, about: str, says: str, remedy: str) -> Finding:
 
 def _warning(host: str, about: str, says: str, remedy: str) -> Finding:
     return Finding(severity="warning", hosts=(host,), about=about, says=says, remedy=remedy)
+
+
+def _among(topology: Topology, gpus: Literal["all"] | Collection[int]) -> Topology:
+    """The topology without the GPUs that --gpus does not name."""
+    if isinstance(gpus, str):
+        return topology
+    kept = [place for place, gpu in enumerate(topology.gpus) if gpu.index in gpus]
+    return replace(
+        topology,
+        gpus=tuple(topology.gpus[place] for place in kept),
+        links=tuple(tuple(topology.links[a][b] for b in kept) for a in kept),
+        nics=tuple(replace(nic, links=tuple(nic.links[place] for place in kept)) for nic in topology.nics),
+    )
 
 
 def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int]) -> Iterator[Finding]:

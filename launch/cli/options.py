@@ -167,7 +167,7 @@ def _add_hostfile_options(hostfile: argparse.ArgumentParser) -> None:
 
 
 def _add_check_options(check: argparse.ArgumentParser) -> None:
-    _add_run_options(check)
+    _add_host_options(check)
     check.add_argument(
         "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="the run folder; default: runs"
     )
@@ -181,7 +181,7 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
         help="start ranks that measure each host, every two hosts, GPUs and all together",
     )
     _add_nccl_debug(check)
-    check.set_defaults(np=None, topology=[], nsys=False, no_check=False, measured=None)
+    check.set_defaults(bind="numa", show="0", np=None, topology=[], nsys=False, no_check=False, measured=None)
 
 
 def _add_measured(command: argparse.ArgumentParser) -> None:
@@ -237,6 +237,23 @@ def _add_driver_timeout(command: argparse.ArgumentParser) -> None:
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     """The options of every command that starts, or would start, a program."""
+    _add_host_options(command)
+    command.add_argument(
+        "--bind",
+        choices=("numa", "cores", "none"),
+        default="numa",
+        help="to the near NUMA node, or to cores of its own; default: numa",
+    )
+    command.add_argument(
+        "--show",
+        choices=("0", "all"),
+        default="0",
+        help="what is seen: rank 0, or all ranks line by line; each has its logs/JOB/rank-R.log; default: 0",
+    )
+
+
+def _add_host_options(command: argparse.ArgumentParser) -> None:
+    """The options of every command that asks hosts."""
     _add_hosts(command)
     command.add_argument(
         "--per-host", type=values.count, metavar="N", help="so many slots on each host; default: those of the list"
@@ -260,12 +277,6 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         help="those to choose from on each host, none: CPUs; default: all that are free, CPUs where there is none",
     )
     command.add_argument(
-        "--bind",
-        choices=("numa", "cores", "none"),
-        default="numa",
-        help="to the near NUMA node, or to cores of its own; default: numa",
-    )
-    command.add_argument(
         "--ranks-per-replica",
         type=int,
         metavar="K",
@@ -281,12 +292,6 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="give this variable to every rank; default: PATH, NCCL_*, OMP_* and others, on one host all",
-    )
-    command.add_argument(
-        "--show",
-        choices=("0", "all"),
-        default="0",
-        help="what is seen: rank 0, or all ranks line by line; each has its logs/JOB/rank-R.log; default: 0",
     )
     command.add_argument("--allow-run-as-root", action="store_true", help="needed to start ranks as root")
     command.add_argument(

@@ -94,6 +94,8 @@ def check_hosts(options: argparse.Namespace) -> int:
 
     if options.nccl_debug and not options.bandwidth:
         raise CommandError("--nccl-debug logs what --bandwidth starts: add that")
+    if options.bandwidth and options.apptainer is not None:
+        raise CommandError("--bandwidth measures with the project of the hosts: leave --apptainer out, or --bandwidth")
     if options.bandwidth:
         _require_leave_of_root(options)
     options.program = ["true"]

@@ -70,6 +70,13 @@ def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, .
     return tuple(replace(host, slots=slots, counted=True) for host in hosts)
 
 
+def with_named(hosts: tuple[Host, ...], gpus: Literal["all", "none"] | Collection[int]) -> tuple[Host, ...]:
+    """The hosts, of which those without a number of slots get one for each GPU that --gpus names."""
+    if isinstance(gpus, str):
+        return hosts
+    return tuple(host if host.counted else replace(host, slots=len(gpus), counted=True) for host in hosts)
+
+
 def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapping[str, str]) -> None:
     """LaunchError for what is wrong with a request on whatever `hosts`; None where not even their names are known.
 

@@ -21,6 +21,7 @@ from launch.choose.findings import (
 from launch.choose.gpu_findings import gpu_findings, links, training_findings
 from launch.choose.network import SharedNetwork
 from launch.errors import LaunchError, harmless
+from launch.hosts.host import Host
 from launch.machine.condition import SHM, Condition, looking
 from launch.machine.mpi import Mpi
 from launch.machine.show.table import aligned
@@ -31,7 +32,8 @@ from launch.reach.ssh import SSH, Ssh
 from launch.start.decide import require_distinct, shared_network
 from launch.start.environment import exported
 from launch.start.facts import launcher_of, own_addresses
-from launch.start.request import RunRequest, listed
+from launch.start.request import RunRequest, listed, with_named
+from launch.start.request import check as check_request
 from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
 
 CONNECT_S = 4  # a host that is silent does not keep the others waiting
@@ -55,13 +57,14 @@ class Checked:
 def check(
     request: RunRequest, environment: Mapping[str, str], folder: Path, *, runs_dir: Path, data_dir: Path
 ) -> Checked:
-    """Ask all hosts of the request, and judge; CommandError without an mpirun here.
+    """Ask all hosts of the request, and judge; LaunchError for a request that is wrong on whatever hosts.
 
-    The two folders are relative to `folder`, from which a run would be started.
+    That, too, where no mpirun is here. The two folders are relative to `folder`, from which a run would be started.
     """
     given = exported(environment, request.exports)
-    hosts = listed(request, environment) or ()
-    names = [host.name for host in hosts] or ["localhost"]
+    hosts = with_named(listed(request, environment) or (Host(name="localhost", slots=1, counted=False),), request.gpus)
+    check_request(request, hosts, environment)
+    names = [host.name for host in hosts]
     slots = {host.name: host.slots for host in hosts if host.counted}
     mpirun = launcher_of(request).mpi
     with looking(folder / runs_dir, folder / data_dir) as look:
@@ -107,7 +110,7 @@ def judged(
         *common_findings(facts, shared=shared, ranks=ranks, given=given, software=not in_image),
         *folder_findings(facts),
         *(() if in_image else training_findings(facts)),
-        *(gpu_findings(facts, slots, given) if request.gpus != "none" else ()),
+        *(gpu_findings(facts, slots, given, request.gpus) if request.gpus != "none" else ()),
     ]
     for host, own in facts.items():
         if (other := other_mpi(own, mpirun)) is not None:

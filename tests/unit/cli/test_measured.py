@@ -53,6 +53,11 @@ def test_gpus_and_plan_choose_by_what_was_measured(capsys):
             "--nccl-debug looks at one run that is started",
         ),
         (("run", "-np", "2", "--nccl-debug", "--restarts", "1", "--", "prog"), "--nccl-debug looks at one run"),
+        (
+            ("check", "-H", "localhost:2", "--bandwidth", "--apptainer", "a.sif"),
+            "--bandwidth measures with the project",
+        ),
+        (("check", "-H", "localhost:2", "--bind", "cores"), "unrecognized arguments: --bind cores"),
         (("check", "-H", "localhost:2", "--nccl-debug", "--gpus", "none"), "--nccl-debug logs what --bandwidth starts"),
     ],
 )

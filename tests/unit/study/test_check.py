@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from launch.cli import main as cli
-from launch.errors import HostError
+from launch.errors import HostError, PlacementError
 from launch.machine.mpi import Mpi
 from launch.reach.probe import HostFacts
 from launch.reach.ssh import Ssh
@@ -134,6 +134,32 @@ def test_inside_an_image_the_software_of_the_hosts_does_not_count(world, tmp_pat
     found["h2"] = replace(found["h2"], condition=condition(software=replace(SOFTWARE, torch=None)))
     assert checked(tmp_path).status == 1
     assert checked(tmp_path, apptainer="a.sif").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ranks_per_replica": 3}, "--ranks-per-replica 3: "),
+        ({"gpus": (0, 1)}, "--gpus names 2 for the 4 ranks on host h1"),
+        ({"gpus": (0, 1), "hosts": None, "ranks_per_replica": 4}, "--ranks-per-replica 4"),
+    ],
+)
+def test_what_a_run_would_refuse_on_whatever_hosts_is_refused_before_any_is_asked(world, tmp_path, changes, says):
+    with pytest.raises(PlacementError, match=says):
+        checked(tmp_path, **{"np": None, "hosts": hosts(h1=4, h2=4), **changes})
+    assert world[1] == []
+
+
+def test_only_gpus_that_the_option_names_count(world, tmp_path):
+    found, _ = world
+    for name, lost in (("h1", 3), ("h2", 0)):
+        gpus = machine(unusable={lost: "unhealthy: lost"}).gpus
+        found[name] = replace(found[name], topology=replace(found[name].topology, gpus=gpus))
+    result = checked(tmp_path, np=None, hosts=hosts(h1=2, h2=2), gpus=(0, 1))
+    assert [(one.hosts, one.about) for one in result.findings] == [(("h2",), "GPUs"), (("h2",), "GPU health")]
+    assert "1 of 4 GPUs are free for 2 ranks" in {one.says for one in result.findings}
+    absent = checked(tmp_path, np=None, hosts=hosts(h3=1), gpus=(7,))
+    assert [one.says for one in absent.findings] == ["0 of 4 GPUs are free for 1 ranks"]
 
 
 def test_variables_of_this_shell_reach_all_ranks(world, tmp_path):
