@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from launch.choose.findings import Finding, errors_first
+from launch.choose.findings import Finding, errors_first, from_error
 from launch.choose.placement import with_slots
-from launch.errors import CommandError, LaunchError
+from launch.errors import LaunchError
 from launch.files import read_text
 from launch.hosts.host import Host
 from launch.reach.probe import HostFacts
@@ -39,7 +39,7 @@ def with_bandwidth(
 ) -> Checked:
     """The same with what ranks measure on its hosts, and what of it is slow; as it is where a host has an error.
 
-    CommandError where there is nothing to measure; SystemExit where a signal ends a job.
+    What keeps a job from being measured is a finding. SystemExit where a signal ends a job.
     """
     facts = {name: own for name, own in checked.hosts.items() if own is not None}
     topologies = {name: own.topology for name, own in facts.items()}
@@ -48,17 +48,29 @@ def with_bandwidth(
         return replace(checked, findings=errors_first([*checked.findings, skipped]))
     names = listed(request, environment) or own_hosts(request, topologies)
     hosts = with_slots(names, topologies, np=1, gpus=request.gpus)
+    findings = [
+        _finding(
+            "warning", (host,), "it was not measured: none of its GPUs is free", "free some, or leave the host out"
+        )
+        for host in topologies
+        if host not in {one.name for one in hosts}
+    ]
     if not (planned := jobs(hosts)):
-        raise CommandError("--bandwidth: one rank has no other to sum with: give its slots, as in -H localhost:2")
+        remedy = "give its slots, as in -H localhost:2"
+        findings.append(
+            _finding("error", tuple(facts), "it was not measured: one rank has no other to sum with", remedy)
+        )
     name = job_of(environment)
     found = Bandwidth(hosts={}, pairs={}, links={}, together=(), topologies=topologies)
-    findings: list[Finding] = []
     for number, job in enumerate(planned, start=1):
         where = job[0].name if len(job) == 1 else f"{len(job)} hosts"
         print(f"hvdlaunch: measuring {where} ({number} of {len(planned)})", file=sys.stderr, flush=True)
         own = {**environment, "HVDLAUNCH_JOB": f"{name}-{job[0].name if len(job) == 1 else 'all'}"}
-        ended, wrong = _with_job(found, job, request=request, facts=facts, environment=own, log=nccl_debug)
-        found, findings = ended, findings + wrong
+        try:
+            found, wrong = _with_job(found, job, request=request, facts=facts, environment=own, log=nccl_debug)
+        except LaunchError as error:
+            wrong = [from_error(error, [host.name for host in job], "bandwidth")]
+        findings += wrong
     return replace(checked, bandwidth=found, findings=errors_first([*checked.findings, *findings, *slow_ones(found)]))
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from launch.choose.measured import read
 from launch.choose.placement import place
-from launch.errors import CommandError
+from launch.errors import PlacementError
+from launch.hosts.host import Host
 from launch.reach.probe import HostFacts
 from launch.study import bandwidth, check
 from launch.watch.run import RunResult
@@ -122,6 +123,34 @@ def test_a_job_that_fails_is_an_error_and_the_others_go_on(world):
     assert len(world.started) == 4
 
 
+def test_a_job_that_cannot_be_started_is_an_error_and_the_others_go_on(world, monkeypatch):
+    prepare = bandwidth.prepare
+
+    def refused(asked, *rest):
+        if asked.hosts[0].name == "h1":
+            raise PlacementError("-np 4 is more than there is: give more")
+        return prepare(asked, *rest)
+
+    monkeypatch.setattr(bandwidth, "prepare", refused)
+    found = measured(["h1", "h2"])
+    assert [str(one) for one in found.findings] == ["error: h1, h2: -np 4 is more than there is: give more"]
+    assert list(found.bandwidth.hosts) == ["h2"]
+    assert check.text(found).splitlines()[-1] == "2 hosts: 1 error"
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_host_without_a_free_gpu_is_told(world):
+    facts = checked(["h1", "h2"])
+    busy = machine(unusable=dict.fromkeys(range(4), "busy: 1 GiB used"))
+    facts = replace(facts, hosts={**facts.hosts, "h2": replace(facts.hosts["h2"], topology=busy)})
+    asked = request(np=None, hosts=(Host(name="h1", slots=1, counted=False), Host(name="h2", slots=1, counted=False)))
+    found = bandwidth.with_bandwidth(facts, asked, {}, nccl_debug=False)
+    assert "warning: h2: it was not measured: none of its GPUs is free: free some, or leave the host out" in map(
+        str, found.findings
+    )
+    assert list(found.bandwidth.hosts) == ["h1"]
+
+
 def test_a_signal_ends_it(world):
     world.result = replace(ENDED, status=143, stopped=True)
     with pytest.raises(SystemExit) as left:
@@ -136,8 +165,11 @@ def test_nothing_is_started_where_a_host_has_an_error_or_has_no_other(world):
     )
     found = bandwidth.with_bandwidth(bad, request(hosts=hosts(h1=4)), {}, nccl_debug=False)
     assert [str(one) for one in found.findings][1:] == ["warning: h1: it was not measured: mend the errors first"]
-    with pytest.raises(CommandError, match="--bandwidth: one rank has no other to sum with"):
-        measured(["h1"], slots=1)
+    alone = measured(["h1"], slots=1)
+    assert [str(one) for one in alone.findings] == [
+        "error: h1: it was not measured: one rank has no other to sum with: give its slots, as in -H localhost:2"
+    ]
+    assert check.text(alone).splitlines()[-1] == "1 host: 1 error"
     assert world.started == []
 
 
