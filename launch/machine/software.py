@@ -107,7 +107,8 @@ def _code() -> str:
     digest = hashlib.sha256()
     for package in ("launch", "hvdtrain"):
         for file in sorted((PROJECT / package).rglob("*.py")):
-            digest.update(str(file.relative_to(PROJECT)).encode() + file.read_bytes())
+            if file.is_file():  # an editor's lock is a link to nothing
+                digest.update(str(file.relative_to(PROJECT)).encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 
 

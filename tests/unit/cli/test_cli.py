@@ -502,6 +502,14 @@ def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
     assert ended(capsys, "run", "-np", "4", "--restarts", "1", "--hostfile", "-", *PROGRAM)[0] == 12
 
 
+def test_a_file_that_fails_is_named_and_no_stream_is_blamed(capsys, monkeypatch):
+    def refused(_):
+        raise PermissionError(13, "Permission denied", "/proc/\n1")
+
+    monkeypatch.setattr(cli, "_do", refused)
+    assert ended(capsys, "topo") == (1, "", "hvdlaunch: /proc/ 1: Permission denied\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_while_nothing_runs_ends_it(capsys, monkeypatch, number):
     monkeypatch.setattr(start, "run", lambda _: os.kill(os.getpid(), number))

@@ -96,6 +96,12 @@ def test_a_change_in_either_package_changes_the_code(packages, tmp_path):
     assert len(set(codes)) == 5
 
 
+def test_an_editors_lock_is_no_code(packages, tmp_path):
+    code = read_software().code
+    (tmp_path / "project/launch/.#x.py").symlink_to("somebody@here.4711:1700000000")
+    assert read_software().code == code
+
+
 def test_of_this_environment_all_is_known_without_importing_it():
     own = read_software()
     assert own.torch is not None

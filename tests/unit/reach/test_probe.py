@@ -132,6 +132,13 @@ def test_the_version_is_a_digest_of_the_code():
     assert re.fullmatch("[0-9a-f]{12}", probe.version())
 
 
+def test_an_editors_lock_is_no_code(monkeypatch, tmp_path):
+    monkeypatch.setattr(probe, "__file__", str(tmp_path / "reach/probe.py"))
+    code = probe.version()
+    (tmp_path / ".#x.py").symlink_to("somebody@here.4711:1700000000")
+    assert probe.version() == code
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
