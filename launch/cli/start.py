@@ -31,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
         raise CommandError("--sbatch and --dry-run: neither starts anything, give one of them")
     if options.sbatch is not None and options.hostfile == "-":
         raise CommandError("--hostfile -: the job has no such input: write it to a file, or give -H")
+    if options.measured == "-" and (options.sbatch is not None or options.mpijob is not None):
+        raise CommandError("--measured -: the job has no such input: write it to a file that its hosts have")
     if options.sbatch_options and options.sbatch is None:
         raise CommandError("--sbatch-option is for the script that --sbatch FILE writes: add that")
     if options.sbatch is not None and options.mpijob is not None:
@@ -195,7 +197,7 @@ def _restart_policy(options: argparse.Namespace) -> supervise.RestartPolicy | No
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:
     """What reads the request, with the hostfile as it is then; standard input can be read but once."""
-    return (lambda: first) if options.hostfile == "-" else (lambda: _request(options))
+    return (lambda: first) if "-" in (options.hostfile, options.measured) else (lambda: _request(options))
 
 
 def _sbatch(options: argparse.Namespace) -> int:

@@ -1,3 +1,4 @@
+import io
 import json
 
 import pytest
@@ -36,6 +37,16 @@ def test_gpus_and_plan_choose_by_what_was_measured(capsys):
     assert [line.split()[3] for line in out.splitlines()[1:3]] == ["0", "1"]
 
 
+def test_measured_links_on_standard_input_are_read_once(capsys, monkeypatch, folder):
+    def supervised(read, *_):
+        return sum(len(links.gpus) for _ in range(3) for links in read().measured)
+
+    monkeypatch.setattr("launch.watch.supervise.supervise", supervised)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((folder / "m.json").read_bytes())))
+    words = ("--restarts", "1", "--measured", "-", "--allow-run-as-root", "--", "true")
+    assert ended(capsys, "run", "-np", "4", *words)[0] == 12
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -57,6 +68,8 @@ def test_gpus_and_plan_choose_by_what_was_measured(capsys):
             ("check", "-H", "localhost:2", "--bandwidth", "--apptainer", "a.sif"),
             "--bandwidth measures with the project",
         ),
+        (("run", "--sbatch", "job", "--measured", "-", "--", "prog"), "--measured -: the job has no such input"),
+        (("run", "--mpijob", "job", "--measured", "-", "--", "prog"), "--measured -: the job has no such input"),
         (("check", "-H", "localhost:2", "--bind", "cores"), "unrecognized arguments: --bind cores"),
         (("check", "-H", "localhost:2", "--nccl-debug", "--gpus", "none"), "--nccl-debug logs what --bandwidth starts"),
     ],
