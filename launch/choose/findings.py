@@ -25,7 +25,10 @@ SETUP = "run `make setup` there, in a checkout of the same commit"
 REMEDIES = {
     "Python": "install Python {usual} there and run `make setup` with it",
     "torch": SETUP,
+    "torchvision": SETUP,
     "Horovod": SETUP,
+    "mpi4py": SETUP,
+    "numpy": SETUP,
     "NCCL": SETUP,
     "CUDA": SETUP,
     "driver": "install driver {usual} there, or leave the host out",
@@ -153,7 +156,10 @@ def versions(software: Software) -> dict[str, str]:
     return {
         "Python": software.python,
         "torch": software.torch or MISSING,
+        "torchvision": software.torchvision or MISSING,
         "Horovod": software.horovod or MISSING,
+        "mpi4py": software.mpi4py or MISSING,
+        "numpy": software.numpy or MISSING,
         "NCCL": software.nccl or MISSING,
         "CUDA": software.cuda or MISSING,
         "driver": software.driver or MISSING,

@@ -21,7 +21,10 @@ class Software:
 
     python: str
     torch: str | None
+    torchvision: str | None
     horovod: str | None
+    mpi4py: str | None
+    numpy: str | None
     horovod_has_nccl: bool | None  # None: there is no Horovod
     nccl: str | None  # the one that comes with torch
     cuda: str | None  # for which torch was built
@@ -39,7 +42,10 @@ def read_software() -> Software:
     return Software(
         python=platform.python_version(),
         torch=_version("torch"),
+        torchvision=_version("torchvision"),
         horovod=_version("horovod"),
+        mpi4py=_version("mpi4py"),
+        numpy=_version("numpy"),
         horovod_has_nccl=_horovod_has_nccl(),
         nccl=_version(f"nvidia-nccl-cu{cuda.partition('.')[0]}") if cuda else None,
         cuda=cuda,

@@ -88,7 +88,10 @@ def request(**changes):
 SOFTWARE = Software(
     python="3.11.2",
     torch="2.11.0",
+    torchvision="0.26.0",
     horovod="0.28.1",
+    mpi4py="4.1.2",
+    numpy="2.4.6",
     horovod_has_nccl=True,
     nccl="2.28.9",
     cuda="13.0",
