@@ -38,7 +38,9 @@ def gpu_findings(
     """
     topologies = {host: _among(of_one.topology, gpus) for host, of_one in facts.items()}
     return [
-        *_present({host: named_gpus(of_one.topology, gpus) for host, of_one in facts.items()}, slots),
+        *_present(
+            {host: named_gpus(of_one.topology, gpus) for host, of_one in facts.items()}, slots, must=gpus != "all"
+        ),
         *(finding for host, topology in topologies.items() for finding in _of_one_host(host, topology)),
         *_alike(topologies),
         *(() if TCP_ALONE in given else _ports(topologies)),
@@ -96,16 +98,17 @@ def _among(topology: Topology, gpus: Literal["all"] | Collection[int]) -> Topolo
     )
 
 
-def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int]) -> Iterator[Finding]:
+def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int], *, must: bool) -> Iterator[Finding]:
     with_gpus = [host for host, topology in topologies.items() if topology.gpus]
     for host, topology in topologies.items():
         free = sum(gpu.unusable is None for gpu in topology.gpus)
-        if not with_gpus:
+        if not with_gpus and not must:
             remedy = "look at `nvidia-smi` there, or give --gpus none if that is meant"
             yield _warning(host, "GPUs", "there is no GPU, ranks would run on CPUs", remedy)
         elif not topology.gpus:
             remedy = "look at `nvidia-smi` there, or leave the host out"
-            yield _error(host, "GPUs", f"there is no GPU, but on {named(with_gpus)}", remedy)
+            where = f"on {named(with_gpus)}" if with_gpus else "--gpus names some"
+            yield _error(host, "GPUs", f"there is no GPU, but {where}", remedy)
         elif free < slots.get(host, 0):
             remedy = f"list it as {host}:{free}, or free the others" if free else "free some, or leave the host out"
             says = f"{free} of {len(topology.gpus)} GPUs are free for {slots[host]} ranks"

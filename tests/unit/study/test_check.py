@@ -158,6 +158,9 @@ def test_only_gpus_that_the_option_names_count(world, tmp_path):
     result = checked(tmp_path, np=None, hosts=hosts(h1=2, h2=2), gpus=(0, 1))
     assert [(one.hosts, one.about) for one in result.findings] == [(("h2",), "GPUs"), (("h2",), "GPU health")]
     assert "1 of 4 GPUs are free for 2 ranks" in {one.says for one in result.findings}
+    found["localhost"] = replace(found["h1"], host="localhost", topology=machine(0))
+    bare = checked(tmp_path, np=None, hosts=None, gpus=(0,))
+    assert [(one.severity, one.says) for one in bare.findings] == [("error", "there is no GPU, but --gpus names some")]
     absent = checked(tmp_path, np=None, hosts=hosts(h3=1), gpus=(7,))
     assert [one.says for one in absent.findings] == ["0 of 4 GPUs are free for 1 ranks"]
 
