@@ -37,8 +37,8 @@ def test_the_job_is_as_it_was(name):
 
 
 # What Kubernetes knows of the fields that we use: a type, the words that are allowed, or a list of one kind.
-# MPIJob to ReplicaSpec: pkg/apis/kubeflow/v2beta1/types.go of kubeflow/mpi-operator 0.6.0, launcherCreationPolicy since
-# 0.4.0. The rest: Kubernetes API reference v1.31, core/v1, PodTemplateSpec and below it.
+# MPIJob to ReplicaSpec: pkg/apis/kubeflow/v2beta1/types.go of kubeflow/mpi-operator, launcherCreationPolicy
+# since pull request 484. The rest: Kubernetes API reference, core/v1, PodTemplateSpec and below it.
 MOUNT = {"name": str, "mountPath": str}
 VARIABLE = {"name": str, "value": str, "valueFrom": {"secretKeyRef": {"name": str, "key": str}}}
 CONTAINER = {
