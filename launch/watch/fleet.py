@@ -47,9 +47,8 @@ class Fleet:
         self._on_gpus = prepared.plan.slots[0].gpu is not None
         self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
         self._job = prepared.environment["HVDLAUNCH_JOB"]
-        self._known = {
-            host.name for host in hosts_of(prepared.plan.slots)
-        }  # others are looked at before they get ranks
+        # Others are looked at before they get ranks.
+        self._known = {host.name for host in hosts_of(prepared.plan.slots)}
         self._backoffs: dict[str, Backoff] = {}
         self._last_line: str | None = None
         self._unmeasured: set[str] = set()  # left out, as the user knows
