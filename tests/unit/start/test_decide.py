@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -50,12 +51,12 @@ def decided(environment=None, **changes):
 
 @contextmanager
 def seen_outside(monkeypatch):
-    """What happens outside of this process meanwhile; there is no environment."""
-    events, watched = [], [True]
+    """What this thread does outside of its process meanwhile; there is no environment."""
+    events, watched, mine = [], [True], threading.get_ident()
 
-    def hook(event, _):
-        if watched[0] and event.startswith(OUTSIDE):
-            events.append(event)
+    def hook(event, words):
+        if watched[0] and threading.get_ident() == mine and event.startswith(OUTSIDE):
+            events.append((event, *words))
 
     sys.addaudithook(hook)
     with monkeypatch.context() as patched:
