@@ -25,18 +25,22 @@ class Marks(TrainerCallback):
         clock.mark()
 
 
-def samples() -> list[dict[str, torch.Tensor]]:
-    """As many as all steps of all ranks take, the same few batches again and again."""
-    batches = [for_transformers(sequences(chosen, torch.device("cpu"), seed)) for seed in range(BATCHES)]
-    made = [{name: one[row] for name, one in batch.items()} for batch in batches for row in range(chosen.batch)]
+def batches() -> list[dict[str, torch.Tensor]]:
+    """As many as all steps of all ranks take, the same few again and again, ready as those of ours are."""
+    made = [for_transformers(sequences(chosen, torch.device("cpu"), seed)) for seed in range(BATCHES)]
     times: int = int(os.environ["WORLD_SIZE"]) * (WARMUP_STEPS + chosen.steps + 1) // BATCHES + 1
     return made * times
+
+
+def the_one(batch: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """A sample is a whole batch: there is nothing to collate."""
+    return batch[0]
 
 
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         output_dir=folder,
-        per_device_train_batch_size=chosen.batch,
+        per_device_train_batch_size=1,
         max_steps=WARMUP_STEPS + chosen.steps + 1,
         learning_rate=LR,
         optim="adamw_torch_fused",
@@ -50,6 +54,12 @@ with tempfile.TemporaryDirectory() as folder:
         disable_tqdm=True,
         use_cpu=not on_gpu,
     )
-    Trainer(model=their_bert(chosen.model), args=arguments, train_dataset=samples(), callbacks=[Marks()]).train()
+    Trainer(
+        model=their_bert(chosen.model),
+        args=arguments,
+        train_dataset=batches(),
+        data_collator=the_one,
+        callbacks=[Marks()],
+    ).train()
 if os.environ["RANK"] == "0":
     answer(chosen.out, clock, device)
