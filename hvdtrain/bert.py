@@ -10,20 +10,24 @@ The result lies in runs/bert/<run>/result.json; `tensorboard --logdir runs` show
 
 import math
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.replicas import parameter_hashes, weights_hash
+from hvdtrain.ranks.replicas import whole_hash
 from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
+from hvdtrain.stages.whole import whole_on_0
 from hvdtrain.text import data
+from hvdtrain.text import model as models
 from hvdtrain.text.config import BertConfig, parse, tiny
 from hvdtrain.text.export import export, require_free
 from hvdtrain.text.model import Bert, BertForClassification, BertForMaskedLM, freeze_embeddings, sizes_of
@@ -36,9 +40,11 @@ from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, 
 from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.preflight import (
     compression,
+    cuts_on_all,
     join_ranks,
     open_folder,
     own_device,
+    part_of_run,
     require_batches,
     step_clock,
     step_of_run,
@@ -61,6 +67,8 @@ def main() -> None:
     model = build_on_all(comm, lambda: build(config, texts, pretrained), seed=config.seed, pretrained=pretrained)
     if config.freeze_embeddings:
         freeze_embeddings(model)
+    blocks = models.blocks(model)
+    cuts = cuts_on_all(comm, config, blocks)
     folder = open_folder(comm, config, sizes, samples=len(texts.train), unit=Labels.unit, content=texts.sha256)
     with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
         phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=0)
@@ -68,9 +76,12 @@ def main() -> None:
         lr = learning_rate(
             config, samples=len(texts.train), steps_per_epoch=sizes.steps_per_epoch, max_steps=config.max_steps
         )
+        part = part_of_run(
+            comm, config, model, blocks, example(texts, sizes), device=device, cuts=cuts, folder=folder, phases=phases
+        )
         model.to(device)
         comm.data.broadcast_(model)
-        step = step_of_run(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases)
+        step = step_of_run(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases, part=part)
         feed = Feed(texts.train, task, comm.data, sizes, seed=config.seed, device=device, phases=phases)
         reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
         limits = Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=config.check_replicas_every)
@@ -80,6 +91,7 @@ def main() -> None:
         position = Position() if found is None else feed.placed(resume(parts, found))
         about = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels), "cut_texts": texts.cut}
         derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device), **about}
+        derived |= {"stages_at": parts.stages_at} if part is not None else {}
         run.begin(
             asdict(config),
             derived,
@@ -93,12 +105,15 @@ def main() -> None:
             run.console.say(f"resumed from {found.folder}, epoch {position.epoch + 1}", *folder.changes)
         if texts.cut:
             run.console.say(f"{texts.cut} texts are cut off after --max-tokens {config.max_tokens}")
+        if part is not None:
+            run.console.say(part.sentence())
         saves = saves_of(run, folder, parts, keep=config.keep)
         train(config, step, feed, texts, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
-        export_on_0(comm, config, cast("Bert", step.evaluated), texts)
+        if config.export is not None:
+            export_on_0(comm, config.export, whole(comm, config, step, texts, pretrained), texts)
         result = run.tracker.result
         last = {name: result[f"eval_{name}"] for name in measures_of(task).metrics}
-        run.conclude(f"test {in_words(last)}", weights_sha256=weights_hash(parameter_hashes(model)))
+        run.conclude(f"test {in_words(last)}", weights_sha256=whole_hash(comm, model))
 
 
 def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) -> None:
@@ -127,6 +142,25 @@ def build(config: BertConfig, texts: Texts, pretrained: Pretrained | None) -> Be
     if config.dropout is not None:
         sizes = replace(sizes, dropout=config.dropout)
     return BertForMaskedLM(sizes) if config.task == "mlm" else BertForClassification(sizes, len(texts.labels))
+
+
+def example(texts: Texts, sizes: BatchSizes) -> list[Tensor]:
+    """The inputs of a micro-batch of mean length."""
+    length = max(2, round(texts.train.lengths.double().mean().item()))
+    tokens = torch.zeros(sizes.micro_batch, length, dtype=torch.long)
+    places = torch.arange(0, tokens.numel(), 7)  # one in seven is masked
+    return [tokens, tokens, torch.ones_like(tokens, dtype=torch.bool), places]
+
+
+def whole(comm: Comm, config: BertConfig, step: TrainingStep, texts: Texts, pretrained: Pretrained | None) -> Bert:
+    """What was evaluated, on rank 0 of all stages."""
+    if step.part is None:
+        return cast("Bert", step.evaluated)
+    weights = whole_on_0(comm, step.evaluated.state_dict())
+    model = build(config, texts, pretrained)
+    if comm.rank == 0:
+        model.load_state_dict(weights)
+    return model
 
 
 def train(
@@ -187,14 +221,14 @@ def train(
     saves.wait(position.step)
 
 
-def export_on_0(comm: Comm, config: BertConfig, model: Bert, texts: Texts) -> None:
+def export_on_0(comm: Comm, folder: Path, model: Bert, texts: Texts) -> None:
     """Rank 0 writes what was evaluated for others to load; EndOfRun on all ranks where it cannot."""
     failed = None
-    if config.export is not None and comm.rank == 0:
+    if comm.rank == 0:
         vocabulary = texts.vocabulary
         try:
             export(
-                config.export,
+                folder,
                 model,
                 vocabulary=vocabulary.tokens,
                 lower_case=vocabulary.lower_case,
@@ -204,7 +238,7 @@ def export_on_0(comm: Comm, config: BertConfig, model: Bert, texts: Texts) -> No
             failed = error.strerror or str(error)
     failed = comm.allgather(failed)[0]
     if failed:
-        line = f"--export {config.export} could not be written ({failed}); the run folder has the weights"
+        line = f"--export {folder} could not be written ({failed}); the run folder has the weights"
         raise EndOfRun(line, status=FAILED, reason="not exported")
 
 

@@ -18,10 +18,11 @@ from hvdtrain.checkpoint.save_points import AgreedSavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.replicas import parameter_hashes, weights_hash
+from hvdtrain.ranks.replicas import whole_hash
 from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.stages.part import Part
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed
@@ -29,9 +30,11 @@ from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, 
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.preflight import (
     compression,
+    cuts_on_all,
     join_ranks,
     open_folder,
     own_device,
+    part_of_run,
     require_batches,
     step_clock,
     step_of_run,
@@ -61,13 +64,20 @@ def main() -> None:
         dropout=config.dropout,
         stochastic_depth=config.stochastic_depth,
     )
+    blocks = models.blocks(model)
+    cuts = cuts_on_all(comm, config, blocks)
     folder = open_folder(comm, config, sizes, samples=len(images.train), unit=ImageTask.unit)
     with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
         readers = data.readers(comm, config)
         phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=readers)
         task = image_task(config, images, device)
         lr = learning_rate(config, samples=len(images.train), steps_per_epoch=sizes.steps_per_epoch)
-        step = step_for(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases)
+        example = torch.rand(sizes.micro_batch, 3, images.height, images.height)
+        example = example.contiguous(memory_format=config.memory_format)
+        part = part_of_run(
+            comm, config, model, blocks, [example], device=device, cuts=cuts, folder=folder, phases=phases
+        )
+        step = step_for(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases, part=part)
         feed = Feed(images.train, task, comm.data, sizes, seed=config.seed, device=device, phases=phases)
         reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
         limits = Limits(
@@ -80,6 +90,7 @@ def main() -> None:
         found = folder.resume_from
         position = Position() if found is None else feed.placed(resume(parts, found))
         derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device)}
+        derived |= {"stages_at": parts.stages_at} if part is not None else {}
         run.begin(
             asdict(config),
             derived,
@@ -91,10 +102,12 @@ def main() -> None:
         )
         if found is not None:
             run.console.say(f"resumed from {found.folder}, epoch {position.epoch + 1}", *folder.changes)
+        if part is not None:
+            run.console.say(part.sentence())
         saves = saves_of(run, folder, parts, keep=config.keep)
         train(config, step, feed, images, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
         accuracy = f"test accuracy {run.tracker.result['eval_accuracy']:.2%}"
-        run.conclude(accuracy, weights_sha256=weights_hash(parameter_hashes(model)))
+        run.conclude(accuracy, weights_sha256=whole_hash(comm, model))
 
 
 def cut(comm: Comm, config: EffnetConfig, images: Images) -> BatchSizes:
@@ -117,6 +130,7 @@ def step_for(
     lr: float,
     sizes: BatchSizes,
     phases: Phases = OFF,
+    part: Part | None = None,
 ) -> TrainingStep:
     """The model on the device, equal on all ranks, with its optimizer and what a step needs besides."""
     model.to(device)
@@ -124,7 +138,7 @@ def step_for(
     model.to(memory_format=config.memory_format)  # type: ignore[call-overload]
     if config.sync_bn:
         batch_norm.convert(model, comm.data)
-    return step_of_run(comm, config, model, task, device, lr=lr, sizes=sizes, phases=phases)
+    return step_of_run(comm, config, model, task, device, lr=lr, sizes=sizes, phases=phases, part=part)
 
 
 def train(

@@ -117,7 +117,7 @@ MUTANTS = [
     Mutant("hvdtrain/ranks/device.py", "comm.size > 1 and not has_nccl()", "comm.size > 1 and has_nccl()"),
     Mutant("hvdtrain/ranks/exchange.py", "[circle[0], circle[-1], *circle[1:-1]]", "[circle[-1], *circle[:-1]]"),
     Mutant("hvdtrain/ranks/launchers.py", "int(tasks[0]) != len(here)", "int(tasks[0]) == len(here)"),
-    Mutant("hvdtrain/ranks/replicas.py", "usual = max(wholes", "usual = min(wholes"),
+    Mutant("hvdtrain/ranks/replicas.py", "usual = max(alike", "usual = min(alike"),
     Mutant("hvdtrain/ranks/replicas.py", "4: torch.int32,", "4: torch.float32,"),
     Mutant("hvdtrain/ranks/sync.py", "            op=hvd.Sum,", "            op=hvd.Average,"),
     Mutant("hvdtrain/ranks/sync.py", "hooks.synchronize()", "pass"),

@@ -23,6 +23,7 @@ from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.guard import Guard, is_out_of_memory
+from hvdtrain.stages.whole import whole_on_0
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class Saves:
         if position.step == self._taken and self.wait(position.step):
             return
         self._taken = position.step
-        check_replicas(self._comm.data, self._parts.model, position.step)
+        check_replicas(self._comm, self._parts.model, position.step)
         content = files.pack(files.own(self._comm.rank), state.own(self._parts))
         ranks, failed = self._write_own(position.step, content)
         if failed:  # try once more, as the writer does
@@ -89,6 +90,8 @@ class Saves:
                 self._writer.failed(position.step, failed)
             else:
                 about = {"position": asdict(position), **self._about, "tracker": self._memory()}
+                if self._parts.stages_at:
+                    about["stages_at"] = list(self._parts.stages_at)
                 self._writer.save(position.step, {"state": state.shared(self._parts)}, about, ranks)
         self._faults.at("save", self._count)
         self._wait_for_rank_0()
@@ -117,9 +120,10 @@ class Saves:
 
     def save_best(self, position: Position, weights: torch.nn.Module, **metrics: float) -> None:
         """Keep the weights that were evaluated, apart from the checkpoints, with their metrics."""
+        whole = whole_on_0(self._comm, weights.state_dict())
         if self._writer is not None:
             about = {**metrics, "epoch": position.epoch + 1}
-            self._writer.save_best(position.step, {"weights": weights.state_dict()}, about)
+            self._writer.save_best(position.step, {"weights": whole}, about)
         self._wait_for_rank_0()
 
     def _wait_for_rank_0(self) -> None:
@@ -151,20 +155,28 @@ def _tried(write: Callable[[], T], *, who: str = "") -> tuple[T | None, list[Any
 def resume(parts: State, found: files.Found) -> Position:
     """Bring a training back to a checkpoint: where it stands.
 
-    Rank 0 reads what ranks have in common and broadcasts it, and each reads its own file; where the files are of
-    another number of ranks, rank 0 reads one after the other. Raises BadInput where the checkpoint cannot be read. That
-    the settings fit was seen before the folder was opened.
+    Rank 0 reads what ranks have in common and broadcasts it, and each reads its own file and that of its stage; where
+    the files are of another number of ranks or other stages, rank 0 reads one after the other, and each rank those of
+    all stages. Raises BadInput where the checkpoint cannot be read. That the settings fit was seen before the folder
+    was opened.
     """
     position, comm = Position(**found.about["position"]), parts.comm
+    stages_at = tuple(found.about.get("stages_at", ()))
 
     def mean() -> bytes:
         return bytes(files.pack("mean", state.mean_of(files.load(found, files.own(rank)) for rank in found.ranks)))
 
     def bring_back() -> None:
         mine = files.load(found, files.own(comm.rank)) if is_same else files.unpack(found, "mean", mean_of_all)
-        state.restore(parts, files.unpack(found, "state", in_common), mine, step=position.step)
+        saved = files.unpack(found, "state", in_common)
+        if stages_at:
+            stages = [comm.stages.rank] if is_same else range(len(stages_at) + 1)
+            saved |= state.joined((files.load(found, files.own(stage)) for stage in stages), parts)
+        elif parts.stages_at:
+            saved = saved | state.joined([{"stage": state.by_name(saved)}], parts)
+        state.restore(parts, saved, mine, step=position.step)
 
-    is_same = found.is_of(comm.size)
+    is_same = found.is_of(comm.size) and stages_at == parts.stages_at
     in_common = _broadcast(comm, lambda: files.read(found, "state"))
     mean_of_all = b"" if is_same else _broadcast(comm, lambda: _fitting(found, mean))
     agreed(comm, lambda: _fitting(found, bring_back))

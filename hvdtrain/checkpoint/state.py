@@ -1,9 +1,11 @@
 """All that training needs to go on exactly where it was, as tensors, numbers and words.
 
 What ranks have in common is rank 0's; each has random numbers, batch-norm statistics and whatever else is its own.
+Where a replica is cut into stages, those of the first replica have their parameters among what is their own, by name.
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,6 +39,7 @@ class State:
     optimizer: torch.optim.Optimizer
     shared: Mapping[str, Stateful]  # other parts that all ranks have alike
     own: Mapping[str, Stateful]  # parts that each rank has for itself
+    stages_at: tuple[int, ...] = ()  # the first blocks of the stages but the first
 
     @property
     def models(self) -> list[nn.Module]:
@@ -46,12 +49,51 @@ class State:
 
 def shared(state: State) -> dict[str, Any]:
     """What all ranks have alike; the tensors are those in use."""
+    alike = {name: part.state_dict() for name, part in state.shared.items()}
+    if state.stages_at:
+        return alike
     return {
-        "model": _parameters(state.model),
-        "average": None if state.average is None else _parameters(state.average),
+        **_of_model(state),
         "optimizer": state.optimizer.state_dict(),
-        **{name: part.state_dict() for name, part in state.shared.items()},
+        "parameters": list(_trained(state)),  # the names of the optimizer's numbers
+        **alike,
     }
+
+
+def _of_model(state: State) -> dict[str, Any]:
+    average = None if state.average is None else _parameters(state.average)
+    return {"model": _parameters(state.model), "average": average}
+
+
+def _trained(state: State) -> dict[str, nn.Parameter]:
+    """What the optimizer steps, by name, in its order."""
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    return {names[id(one)]: one for group in state.optimizer.param_groups for one in group["params"]}
+
+
+def _of_stage(state: State) -> dict[str, Any]:
+    """What a stage has of the whole model, by names."""
+    held = {name: state.optimizer.state.get(one, {}) for name, one in _trained(state).items()}
+    return {**_of_model(state), "held": held}
+
+
+def by_name(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What a whole model's `shared` has, as a stage's own."""
+    remembered = saved["optimizer"]["state"]
+    held = {name: remembered.get(number, {}) for number, name in enumerate(saved["parameters"])}
+    return {"model": saved["model"], "average": saved["average"], "held": held}
+
+
+def joined(of_stages: Iterable[Mapping[str, Any]], state: State) -> dict[str, Any]:
+    """What this rank needs of `own` parts of stages, as `shared` of a whole model has it."""
+    found: dict[str, Any] = {"model": {}, "average": {}, "held": {}}
+    for one in of_stages:
+        for name, wanted in _of_stage(state).items():
+            if found[name] is None or wanted is None or one["stage"][name] is None:
+                found[name] = None
+            else:
+                found[name] |= {key: value for key, value in one["stage"][name].items() if key in wanted}
+    return found
 
 
 def own(state: State) -> dict[str, Any]:
@@ -64,6 +106,7 @@ def own(state: State) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
         "buffers": [dict(model.named_buffers()) for model in state.models],
+        **({"stage": _of_stage(state)} if state.stages_at and state.comm.data.rank == 0 else {}),
         **{name: part.state_dict() for name, part in state.own.items()},
     }
 
@@ -71,23 +114,27 @@ def own(state: State) -> dict[str, Any]:
 def mean_of(owns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What ranks of another number go on with: the mean of the floating buffers of `owns`, the others of the first.
 
-    One after the other is looked at, so that no more than two of them need be in memory.
+    Each stage has buffers of its own. One after the other is looked at, so that no more than two of them need be in
+    memory.
     """
-    rest = iter(owns)
-    buffers = [dict(values) for values in next(rest)["buffers"]]
-    sums = {
-        (place, name): value.to(torch.float64, copy=True)
-        for place, values in enumerate(buffers)
-        for name, value in values.items()
-        if value.is_floating_point()
-    }
-    count = 1
-    for one in rest:
-        count += 1
-        for (place, name), total in sums.items():
-            total.add_(one["buffers"][place][name])
+    buffers: list[dict[str, Any]] = []
+    sums: dict[tuple[int, str], torch.Tensor] = {}
+    counts: Counter[tuple[int, str]] = Counter()
+    for one in owns:
+        for place, values in enumerate(one["buffers"]):
+            if place == len(buffers):
+                buffers.append({})
+            for name, value in values.items():
+                counts[place, name] += 1
+                if counts[place, name] > 1:
+                    if value.is_floating_point():
+                        sums[place, name].add_(value)
+                    continue
+                buffers[place][name] = value
+                if value.is_floating_point():
+                    sums[place, name] = value.to(torch.float64, copy=True)
     for (place, name), total in sums.items():
-        buffers[place][name] = (total / count).to(buffers[place][name].dtype)
+        buffers[place][name] = (total / counts[place, name]).to(buffers[place][name].dtype)
     return {"buffers": buffers}
 
 
@@ -100,7 +147,7 @@ def restore(state: State, saved: Mapping[str, Any], mine: Mapping[str, Any], *, 
     _restore_parameters(state.model, saved["model"])
     if state.average is not None and saved["average"] is not None:
         _restore_parameters(state.average, saved["average"])
-    _restore_optimizer(state.optimizer, saved["optimizer"])
+    _restore_optimizer(state.optimizer, _numbered(saved["held"], state) if "held" in saved else saved["optimizer"])
     for name, part in state.shared.items():
         if saved[name]:  # else the part did nothing, as a scaler without fp16
             part.load_state_dict(saved[name])
@@ -126,6 +173,12 @@ def _restore_parameters(model: nn.Module, saved: Mapping[str, Any]) -> None:
     if missing := _parameters(model).keys() - saved.keys():
         raise KeyError(f"no {sorted(missing)[0]}")
     model.load_state_dict({**model.state_dict(), **saved})
+
+
+def _numbered(held: Mapping[str, Any], state: State) -> dict[str, Any]:
+    """An optimizer's state dict from what it remembers by name."""
+    numbers = {number: held[name] for number, name in enumerate(_trained(state)) if held[name]}
+    return {**state.optimizer.state_dict(), "state": numbers}
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

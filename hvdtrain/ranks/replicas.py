@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
@@ -19,6 +19,14 @@ def parameter_hashes(model: nn.Module) -> dict[str, str]:
         name: hashlib.sha256(parameter.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
         for name, parameter in model.named_parameters()
     }
+
+
+def whole_hash(comm: Comm, model: nn.Module) -> str:
+    """One hash for all parameters, those of all stages: whether it is cut does not matter."""
+    hashes: dict[str, str] = {}
+    for theirs in comm.stages.allgather(parameter_hashes(model)):
+        hashes |= theirs
+    return weights_hash(hashes)
 
 
 def weights_hash(hashes: dict[str, str]) -> str:
@@ -38,25 +46,29 @@ def parameter_sums(model: nn.Module) -> Tensor:
     return torch.stack(sums)
 
 
-def check_replicas(group: Group, model: nn.Module, step: int) -> None:
-    """End the run on all ranks with status 4 where a rank's parameters differ in a single bit.
+def check_replicas(comm: Comm, model: nn.Module, step: int) -> None:
+    """End the run on all ranks with status 4 where the parameters of a rank differ in a single bit from its replicas'.
 
-    The ranks are named that differ from what most have (on a tie, from rank 0), with the first parameter that does.
+    The ranks are named that differ from what most have (on a tie, from the first), with the first parameter that does.
     """
-    sums = parameter_sums(model).tolist()
-    wholes = group.allgather(hashlib.sha256(json.dumps(sums).encode()).hexdigest())
-    if len(set(wholes)) == 1:
-        return
-    sums_by_rank = group.allgather(sums)
-    counts = Counter(wholes)
-    usual = max(wholes, key=lambda whole: counts[whole])  # the first of the most frequent
-    reference = sums_by_rank[wholes.index(usual)]
-    odd = [rank for rank, whole in enumerate(wholes) if whole != usual]
     names = [name for name, _ in model.named_parameters()]
-    name = next(name for name, one, other in zip(names, sums_by_rank[odd[0]], reference, strict=True) if one != other)
+    sums = dict(zip(names, parameter_sums(model).tolist(), strict=True))
+    wholes = comm.allgather(hashlib.sha256(json.dumps(list(sums.values())).encode()).hexdigest())
+    stages = comm.stages.size
+    differing = [stage for stage in range(stages) if len(set(wholes[stage::stages])) > 1]
+    if not differing:
+        return
+    alike = range(differing[0], comm.size, stages)  # the ranks that should be
+    sums_by_rank = comm.allgather(sums)
+    counts = Counter(wholes[rank] for rank in alike)
+    usual = max(alike, key=lambda rank: counts[wholes[rank]])  # the first that most are like
+    reference = sums_by_rank[usual]
+    odd = [rank for rank in alike if wholes[rank] != wholes[usual]]
+    name = next(name for name, total in sums_by_rank[odd[0]].items() if total != reference[name])
     ranks = ", ".join(str(rank) for rank in odd)
+    of_stage = f" of stage {differing[0]}" if stages > 1 else ""
     raise EndOfRun(
-        f"replicas differ after step {step}: rank {ranks} from the others, first in {name}; "
+        f"replicas differ after step {step}: rank {ranks} from the others{of_stage}, first in {name}; "
         "start again from a checkpoint before this, and check that host's memory",
         status=REPLICAS_DIFFER,
         reason="replicas differ",

@@ -136,6 +136,8 @@ def parse(argv: Sequence[str]) -> BertConfig:
         if {one, other} <= given:
             words = [f"{command_line.option(name)} {getattr(config, name)}" for name in (one, other)]
             raise BadInput(f"{' and '.join(words)} exclude each other: leave one of them out")
+    if config.freeze_embeddings and config.stages > 1:
+        raise BadInput(f"--freeze-embeddings does not work with --stages {config.stages}: leave one of them out")
     return replace(config, pretrained=None) if config.pretrained == "none" else config
 
 

@@ -4,14 +4,17 @@ N sequences of a batch, L tokens of the longest, M masked, W width, A heads, V t
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.stages.blocks import Block, Blocks, Inputs
 
 NORM_EPS = 1e-12
+_WORDS = "bert.embeddings.word_embeddings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,3 +208,44 @@ def _initialise(model: nn.Module, deviation: float) -> None:
 def freeze_embeddings(model: Bert) -> None:
     """Let no step change the embeddings of words, positions and segments, nor their norm."""
     model.bert.embeddings.requires_grad_(requires_grad=False)
+
+
+def blocks(model: Bert) -> Blocks:
+    """In the order of the forward pass; the head over the vocabulary needs the word embeddings too."""
+    layers = [f"bert.encoder.layer.{number}" for number in range(model.sizes.layers)]
+    if isinstance(model, BertForMaskedLM):
+        head = Block(name="cls", modules=("cls", _WORDS), run=_run_predictions)
+    else:
+        head = Block(name="classifier", modules=("bert.pooler", "dropout", "classifier"), run=_run_classifier)
+    return Blocks(
+        row=(
+            Block(name="bert.embeddings", modules=("bert.embeddings",), run=_run_embeddings),
+            *(Block(name=name, modules=(name,), run=partial(_run_layer, name)) for name in layers),
+            head,
+        ),
+        batch_dims=2,
+    )
+
+
+def _run_embeddings(model: nn.Module, _: Tensor | None, inputs: Inputs) -> Tensor:
+    hidden: Tensor = model.get_submodule("bert.embeddings")(inputs[0], inputs[1])
+    return hidden
+
+
+def _run_layer(name: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
+    output: Tensor = model.get_submodule(name)(hidden, inputs[2][:, None, None, :])
+    return output
+
+
+def _run_predictions(model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
+    assert hidden is not None
+    chosen = hidden.flatten(0, 1).index_select(0, inputs[3])
+    logits: Tensor = model.get_submodule("cls.predictions")(chosen, model.get_parameter(f"{_WORDS}.weight"))
+    return logits
+
+
+def _run_classifier(model: nn.Module, hidden: Tensor | None, _: Inputs) -> Tensor:
+    assert hidden is not None
+    pooled = torch.tanh(model.get_submodule("bert.pooler.dense")(hidden[:, 0]))
+    logits: Tensor = model.get_submodule("classifier")(model.get_submodule("dropout")(pooled))
+    return logits

@@ -42,9 +42,12 @@ class Labels:
         types = ((ends.cumsum(1) - ends.long()) > 0) & mask  # of what comes after the first [SEP]
         return {"tokens": tokens, "types": types.long(), "mask": mask, "labels": raw["labels"]}
 
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return batch["tokens"], batch["types"], batch["mask"]
+
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
         labels = batch["labels"]
-        logits = model(batch["tokens"], batch["types"], batch["mask"]).float()  # (N, K)
+        logits = model(*self.inputs(batch)).float()  # (N, K)
         guessed = logits.argmax(1)
         is_right = guessed == labels
         loss = F.cross_entropy(logits, labels, reduction="sum")
@@ -112,9 +115,12 @@ class MaskedWords:
             "targets": found.targets,
         }
 
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return batch["tokens"], batch["types"], batch["mask"], batch["places"]
+
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
         targets = batch["targets"]
-        logits = model(batch["tokens"], batch["types"], batch["mask"], batch["places"]).float()  # (M, V)
+        logits = model(*self.inputs(batch)).float()  # (M, V)
         loss = F.cross_entropy(logits, targets, reduction="sum")
         count = torch.full_like(loss, len(targets))
         return Sums(loss=loss, count=count, more={"right": (logits.argmax(1) == targets).sum()})

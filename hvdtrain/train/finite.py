@@ -1,5 +1,6 @@
 """Finite or not: gradients of all ranks, and losses that jump."""
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.comm import Comm, Members
 
 # Of all ranks: no rank's forward pass has failed. With --find-nan no rank's own gradients either: in fp16 on the wire
 # their sum overflows at 65504.
@@ -39,21 +40,23 @@ class Spike:
     usual: float  # median of the recent losses
 
 
-def total_norm(gradients: Sequence[Tensor], group: Group, norm_type: float = 2.0) -> Tensor:
-    """The norm of all gradients together, of which each rank of `group` holds a part; NaN and infinity come through.
+def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members, norm_type: float = 2.0) -> Tensor:
+    """The norm of all gradients together, of which each of `ranks` holds a part; NaN and infinity come through.
 
-    Ranks that hold the same summed gradients are no group: they come to the same norm without asking each other.
+    They come in the optimizer's groups. Each tensor's norm is told, so that parts have the bits of the whole. Ranks
+    that hold the same summed gradients come to the same norm without asking each other.
     """
-    own = nn.utils.get_total_norm(gradients, norm_type=norm_type)
-    if group.size == 1:
-        return own
-    norms = torch.tensor(group.allgather(own.item()), device=own.device)
-    whole: Tensor = torch.linalg.vector_norm(norms, ord=norm_type)
+    if ranks.size == 1:
+        return nn.utils.get_total_norm([one for group in gradients for one in group], norm_type=norm_type)
+    own = [torch.stack(torch._foreach_norm(list(group), norm_type)).tolist() if group else [] for group in gradients]
+    norms = [norm for groups in zip(*ranks.allgather(own), strict=True) for group in groups for norm in group]
+    device = next(one.device for group in gradients for one in group)
+    whole: Tensor = torch.linalg.vector_norm(torch.tensor(norms, device=device), ord=norm_type)
     return whole
 
 
 @torch.no_grad()
-def not_finite(gradients: Sequence[Tensor], group: Group) -> Tensor:
+def not_finite(gradients: Sequence[Tensor], group: Members) -> Tensor:
     """1 where an element of the gradients is NaN or infinite, of which each rank of `group` holds a part; else 0.
 
     A float32 scalar on their device, which the host need not read. It is GradScaler's own check, with a scale of 1: the
@@ -67,6 +70,29 @@ def not_finite(gradients: Sequence[Tensor], group: Group) -> Tensor:
     if group.size > 1:
         found.fill_(max(group.allgather(found.item())))
     return found
+
+
+def failed_forward(comm: Comm, loss: float, trouble: float) -> Skipped | None:
+    """The first rank whose forward pass was not finite, if any; all ranks ask together.
+
+    Batch norm over all ranks spreads one rank's trouble to all of them: then rank 0 stands for all.
+    """
+    source, stages = None, comm.stages
+    if not math.isfinite(trouble):
+        source = "batch norm" if math.isfinite(loss) else "loss"
+    if source is not None and stages.size > 1:
+        source = f"{'forward pass' if stages.rank < stages.size - 1 else source} of stage {stages.rank}"
+    sources = enumerate(comm.allgather(source))
+    return next((Skipped(rank=rank, source=theirs) for rank, theirs in sources if theirs is not None), None)
+
+
+def failed_sum(comm: Comm, bad_here: float) -> Skipped:
+    """All forward passes were finite, the summed gradients are not: on which stage first, if there are several."""
+    stages = comm.stages
+    if stages.size == 1:
+        return Skipped(rank=None, source=SUM)
+    bad = stages.allgather(bad_here)  # backward passes go from the last stage to the first
+    return Skipped(rank=None, source=f"{SUM} of stage {max(stage for stage, is_bad in enumerate(bad) if is_bad)}")
 
 
 class SpikeWatch:

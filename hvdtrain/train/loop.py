@@ -15,7 +15,7 @@ from hvdtrain.checkpoint.save_points import NEVER, SavePoints
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
 from hvdtrain.ranks import replicas
-from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.comm import Comm
 from hvdtrain.record.run import Run
 from hvdtrain.record.tracker import Measures
 from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
@@ -27,8 +27,8 @@ from hvdtrain.train.finite import Skipped, SpikeWatch
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.reports import Report, Reports, Window
 from hvdtrain.train.schedule import LearningRate
-from hvdtrain.train.step import Pending, TrainingStep, precision_context
-from hvdtrain.train.task import Task, added, total
+from hvdtrain.train.step import Pending, TrainingStep
+from hvdtrain.train.task import Task, Totals, added, total
 
 
 class Limits:
@@ -43,8 +43,8 @@ class Limits:
         self._most = most or {}
         self.skipped_in_a_row = 0
 
-    def after_step(self, group: Group, model: nn.Module, step: int, skipped: Skipped | None) -> None:
-        """Raise EndOfRun on all ranks where a limit is reached after step 1, 2, ...; `group` has the replicas."""
+    def after_step(self, comm: Comm, model: nn.Module, step: int, skipped: Skipped | None) -> None:
+        """Raise EndOfRun on all ranks where a limit is reached after step 1, 2, ..."""
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
             look = "give --find-nan to know whose" if skipped.rank is None else "look at that rank's data"
@@ -55,7 +55,7 @@ class Limits:
                 reason="too many skipped steps",
             )
         if self._check_replicas_every and step % self._check_replicas_every == 0:
-            replicas.check_replicas(group, model, step)
+            replicas.check_replicas(comm, model, step)
 
     def look_at_once(self, step: int) -> bool:
         """Whether this step must be read before the next one is begun."""
@@ -94,6 +94,7 @@ def state_of(step: TrainingStep, limits: Limits, reports: Reports, *, seed: int)
         optimizer=step.optimizer,
         shared={"scaler": step.scaler, "limits": limits},
         own={"spikes": reports.spikes, "sync": step.sync},
+        stages_at=() if step.part is None else step.part.starts[1:],
     )
 
 
@@ -136,7 +137,7 @@ def train_epoch(
         batches = batches[: max(0, max_steps - start.step)]
     visited, last = start.visited, start.step + len(batches)
     window = Window()
-    pending: deque[tuple[int, int, Pending]] = deque()
+    pending: deque[tuple[int, float, Pending]] = deque()
     coming = feed.inputs(batches, start.epoch, watchdog)
     for number, (batch, (backward_passes, inputs)) in enumerate(
         zip(batches, coming, strict=True), start=start.step + 1
@@ -156,7 +157,7 @@ def train_epoch(
             lr=rate,
             measure=is_due,
         )
-        pending.append((number, sum(map(len, batch.micro_batches)), taken))
+        pending.append((number, sum(map(len, batch.micro_batches)) / step.comm.stages.size, taken))
         visited += batch.global_size
         phases.enter("other")
         decision = decided()
@@ -183,7 +184,7 @@ def train_epoch(
 
 def _read(
     number: int,
-    count: int,
+    count: float,
     taken: Pending,
     *,
     step: TrainingStep,
@@ -198,7 +199,7 @@ def _read(
         spike = spikes.see(number, done.totals["loss"] / done.totals["count"])
         window.spikes += [spike] if spike else []
     try:
-        limits.after_step(step.comm.data, step.model, number, done.skipped)
+        limits.after_step(step.comm, step.model, number, done.skipped)
     except EndOfRun as end:
         return end
     return None
@@ -240,10 +241,12 @@ def evaluate(
         if place < batches_of_all and save_points.decide(number)().leave:
             torch._foreach_copy_(statistics, own)
             return None
-        with precision_context(step.device, step.precision):
-            done.append(task.loss(model, task.prepare(raw, samples, None), training=False))
-    names, values = total(done)
-    return task.metrics(dict(zip(names, group.allreduce(values).tolist(), strict=True)))
+        done += step.evaluation(model, task.prepare(raw, samples, None))
+    sums: Totals = {}
+    if done:
+        names, values = total(done)
+        sums = dict(zip(names, group.allreduce(values).tolist(), strict=True))
+    return task.metrics(step.comm.stages.allgather(sums)[-1])
 
 
 def follow(

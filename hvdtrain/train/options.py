@@ -46,6 +46,7 @@ class RunConfig:
         "profile",
         "torch_profile",
         "timeline",
+        "pipeline_schedule",
     )
 
     recipe: str = "scaled"
@@ -61,6 +62,14 @@ class RunConfig:
     accumulate_steps: Annotated[int, AT_LEAST_1] = 1
     """Batches per optimizer step; global batch = ranks x batch-size-per-rank x accumulate-steps, at most: an epoch is
     cut evenly."""
+    stages: Annotated[int, AT_LEAST_1] = 1
+    """Cut the model over this many neighbouring ranks; replicas = ranks / stages, and the batches of accumulate-steps
+    follow each other through the stages."""
+    stages_at: str | None = None
+    """The first blocks of the stages but the first, as 4,9; by the blocks' measured times if not given, a resumed run
+    where it was cut before."""
+    pipeline_schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """1f1b holds as many batches as there are stages, gpipe all of accumulate-steps."""
     optimizer: str = "sgd"
     """sgd, rmsprop, adam, adamw, lars or lamb."""
     lr: Annotated[float | None, POSITIVE] = None
@@ -156,6 +165,11 @@ def check(config: RunConfig, given: set[str]) -> None:
             f"--fusion-groups {config.fusion_groups} groups what --reducer horovod sends: give that too, or in place "
             "of groups --fusion-threshold-mb, the size of a bucket"
         )
+    if config.stages == 1:
+        if config.stages_at is not None:
+            raise BadInput(f"--stages-at {config.stages_at} says where --stages cuts: give that too")
+    else:
+        _check_stages(config)
     if config.seed >= 2**32:
         raise BadInput(f"--seed {config.seed} must be less than 2**32")
     if optim.OPTIMIZERS[config.optimizer].layerwise and config.precision == "fp16":
@@ -163,3 +177,23 @@ def check(config: RunConfig, given: set[str]) -> None:
             f"--optimizer {config.optimizer} divides by gradient norms, which --precision fp16 rounds to 0: "
             "use bf16 or fp32"
         )
+
+
+def _check_stages(config: RunConfig) -> None:
+    """Raise BadInput for what does not go with stages."""
+    option = f"--stages {config.stages}"
+    if config.accumulate_steps < config.stages:
+        raise BadInput(
+            f"--accumulate-steps {config.accumulate_steps} is fewer micro-batches than {option}: give at least "
+            f"{config.stages}"
+        )
+    refused = {
+        "--compile": config.compile,
+        "--find-nan": config.find_nan,  # without it a stage is named, too
+        "--precision fp16": config.precision == "fp16",
+        "--profile exact": config.profile == "exact",
+        "--timeline": config.timeline,
+    }
+    for other, is_given in refused.items():
+        if is_given:
+            raise BadInput(f"{other} does not work with {option}: leave one of them out")

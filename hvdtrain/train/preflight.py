@@ -18,8 +18,13 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.record.environment import code_hash, versions
+from hvdtrain.record.placement import planned
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.watchdog import Watchdog
+from hvdtrain.stages.blocks import Blocks, Inputs
+from hvdtrain.stages.comm import StagedComm, staged
+from hvdtrain.stages.part import Part, measured_on_all, part_on_all, require_stages
+from hvdtrain.stages.point_to_point import join_stages
 from hvdtrain.timing.passes import clock, least_steps
 from hvdtrain.timing.phases import OFF, WARMUP_STEPS, Phases
 from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
@@ -28,7 +33,7 @@ from hvdtrain.train.average import averages_of_run
 from hvdtrain.train.command_line import option
 from hvdtrain.train.options import RunConfig
 from hvdtrain.train.order import BatchSizes, batch_sizes
-from hvdtrain.train.step import TrainingStep
+from hvdtrain.train.step import TrainingStep, precision_context
 from hvdtrain.train.task import Task
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -60,7 +65,16 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     settings = {option(name): str(value) for name, value in asdict(config).items()}
     of_packages = {f"the version of {name}": value for name, value in versions().items()}
     require_equal(comm, {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()})
-    return comm, config
+    require_groups(config.stages, os.environ.get("HVDLAUNCH_PLAN"))
+    return staged(comm, config.stages), config
+
+
+def require_groups(stages: int, plan: str | None) -> None:
+    """Raise BadInput where hvdlaunch has placed other groups of ranks than the stages are."""
+    placed = (planned(plan) or {}).get("ranks_per_replica")
+    if plan is not None and (placed or 1) != stages:
+        given = "without --ranks-per-replica" if placed is None else f"with --ranks-per-replica {placed}"
+        raise BadInput(f"--stages {stages}: hvdlaunch was started {given}: give it --ranks-per-replica {stages}")
 
 
 def own_device(comm: Comm, precision: str) -> torch.device:
@@ -175,6 +189,51 @@ def compression(config: RunConfig, device: torch.device) -> str:
     return config.compression or ("fp16" if device.type == "cuda" else "none")
 
 
+def cuts_on_all(comm: Comm, config: RunConfig, blocks: Blocks) -> tuple[int, ...] | None:
+    """Where --stages-at cuts these blocks, if it is given; BadInput where they cannot be cut so."""
+    if config.stages == 1:
+        return None
+    return agreed(comm, lambda: require_stages(blocks, config.stages, config.stages_at))
+
+
+def part_of_run(
+    comm: Comm,
+    config: RunConfig,
+    model: nn.Module,
+    blocks: Blocks,
+    example: Inputs,
+    *,
+    device: torch.device,
+    cuts: tuple[int, ...] | None,
+    folder: RunFolder,
+    phases: Phases,
+) -> Part | None:
+    """This rank's stage, cut as in the checkpoint if `cuts` are not given; the model keeps only that.
+
+    `example` are the inputs of one micro-batch. BadInput where a stage of the first replica does not see the run
+    folder.
+    """
+    if config.stages == 1:
+        return None
+    from hvdtrain.stages.pipeline import Pipeline  # a second of imports
+
+    assert isinstance(comm, StagedComm)
+
+    def look() -> None:
+        if comm.data.rank == 0 and not folder.shared:
+            raise BadInput(f"--stages {config.stages}: put --runs-dir where all ranks of a replica see it")
+
+    agreed(comm, look)
+    recorded = () if folder.resume_from is None else tuple(folder.resume_from.about.get("stages_at", ()))
+    if cuts is None and len(recorded) == config.stages - 1:
+        cuts = recorded
+    join_stages(comm.stages, device)
+    context = precision_context(device, config.precision)
+    passages = measured_on_all(comm, model, blocks, example, device=device, context=context)
+    pipeline = Pipeline(comm.stages.rank, config.stages, device, order=config.pipeline_schedule, phases=phases)
+    return part_on_all(comm, model, blocks, passages, cuts=cuts, pipeline=pipeline)
+
+
 def step_of_run(
     comm: Comm,
     config: RunConfig,
@@ -185,6 +244,7 @@ def step_of_run(
     lr: float,
     sizes: BatchSizes,
     phases: Phases = OFF,
+    part: Part | None = None,
 ) -> TrainingStep:
     """What a step of this run needs besides its model, which is on the device and equal on all ranks."""
     groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
@@ -213,4 +273,5 @@ def step_of_run(
         clip_norm=config.clip_norm,
         find_nan=config.find_nan,
         phases=phases,
+        part=part,
     )

@@ -112,7 +112,7 @@ class Window:
 
     def __init__(self) -> None:
         self.totals: Totals = {}  # of the steps that were taken
-        self.visited = 0  # samples, those of skipped steps included
+        self.visited = 0.0  # samples, those of skipped steps included
         self.steps = 0
         self.unreadable = 0
         self.skipped: list[tuple[int, Skipped]] = []
@@ -120,8 +120,8 @@ class Window:
         self.grad_norm = math.nan  # of the last step
         self._since = time.perf_counter()
 
-    def add(self, step: int, done: StepDone, *, count: int) -> None:
-        """Take in a step, taken or skipped, over `count` samples of this rank."""
+    def add(self, step: int, done: StepDone, *, count: float) -> None:
+        """Take in a step, taken or skipped, over `count` samples: its share of those of its replica."""
         self.steps += 1
         self.visited += count
         self.grad_norm = done.grad_norm
@@ -172,6 +172,8 @@ class Reports:
         """
         comm, latest = self._comm, self._gauges.latest()
         counted = [*window.totals.values(), window.unreadable, len(window.spikes)]
+        if comm.stages.rank > 0:  # its replica is counted already
+            counted = [0.0] * len(counted)
         speeds = torch.zeros(comm.size, dtype=torch.float64)
         speeds[comm.rank] = window.units_per_s()
         readings = torch.zeros(len(self._gauges_of_all), dtype=torch.float64)
@@ -191,7 +193,7 @@ class Reports:
             unreadable=round(unreadable),
             skipped=window.skipped,
             loss_spikes=round(loss_spikes),
-            spikes=_on_rank_0(comm, window.spikes) if loss_spikes else [],
+            spikes=_on_rank_0(comm, [] if comm.stages.rank else window.spikes) if loss_spikes else [],
             lr=lr,
             grad_norm=grad_norm,
             loss_scale=loss_scale,

@@ -7,8 +7,8 @@ with `Pending.read`.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.stages.part import Part
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
 from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.finite import SUM, Skipped, not_finite, total_norm
+from hvdtrain.train.finite import SUM, Skipped, failed_forward, failed_sum, not_finite, total_norm
 from hvdtrain.train.task import Batch, Sums, Task, Totals, total
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,7 +55,7 @@ class Pending:
         found: Skipped | None,
         device: torch.device,
     ) -> None:
-        """`values` are the totals by name, then whether the step was skipped, the forward pass's trouble, the norm."""
+        """`values` are the totals by name, then what is named in `read`."""
         self._comm = comm
         self._sync = sync
         self._names = names
@@ -72,25 +73,14 @@ class Pending:
         """Wait for it, once; all ranks together, since they tell each other why they have skipped it."""
         if self._copied is not None:
             self._copied.synchronize()
-        *totals, was_skipped, trouble, grad_norm = self._values.tolist()
+        *totals, was_skipped, bad_here, trouble, grad_norm = self._values.tolist()
         known = dict(zip(self._names, totals, strict=True))
         skipped = self._found
         if was_skipped and skipped is None:
-            skipped = _failed_forward(self._comm, known["loss"], trouble) or Skipped(rank=None, source=SUM)
-        self._sync.update(overflowed=skipped is not None and skipped.source == SUM)
+            skipped = failed_forward(self._comm, known.get("loss", 0.0), trouble) or failed_sum(self._comm, bad_here)
+        self._sync.update(overflowed=skipped is not None and skipped.source.startswith(SUM))
+        known = self._comm.stages.allgather(known)[-1]  # the loss is computed on the last stage
         return StepDone(totals=known, skipped=skipped, grad_norm=grad_norm)
-
-
-def _failed_forward(comm: Comm, loss: float, trouble: float) -> Skipped | None:
-    """The first rank whose forward pass was not finite, if any; all ranks ask together.
-
-    Batch norm over all ranks spreads one rank's trouble to all of them: then rank 0 stands for all.
-    """
-    source = None
-    if not math.isfinite(trouble):
-        source = "batch norm" if math.isfinite(loss) else "loss"
-    sources = enumerate(comm.allgather(source))
-    return next((Skipped(rank=rank, source=theirs) for rank, theirs in sources if theirs is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +112,7 @@ class TrainingStep:
     poisoned: bool = False  # the next loss becomes NaN, as an injected fault wants it
     find_nan: bool = False  # after a skipped step look for the rank whose own gradients were not finite
     phases: Phases = OFF
+    part: Part | None = None  # this rank's stage, where a replica is cut into several; `model` is what it has of it
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
 
     def __post_init__(self) -> None:
@@ -159,6 +150,9 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         self.sync.overlap = not self.phases.alone
         self.sync.expect(backward_passes)
+        if self.part is not None:
+            done, troubles = self._through_stages(self.part, micro_batches, backward_passes, global_count)
+            statistics, micro_batches = self._flat_statistics(), ()
         for number, batch in enumerate(micro_batches, start=1):
             if self.find_nan and number == backward_passes:
                 last_pass = _LastPass(batch=batch, random=_random_state(), bad_before=self._bad_gradients())
@@ -171,27 +165,32 @@ class TrainingStep:
             troubles.append(0 * (sums.loss.detach() + statistics.sum()))
             self.scaler.scale(sums.loss / (global_count + troubles[-1])).backward()
             done.append(replace(sums, loss=sums.loss.detach()))
-        assert len(done) == backward_passes
+        assert len(troubles) == backward_passes
         self.phases.enter("sync")
         self.sync.finish()
+        if self.part is not None:
+            self.part.sum_tied(self.model)
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
         gradients = self._gradients()
         # Every rank of the data group has the same summed gradients, and NaN and infinity survive a sum, so its ranks
         # decide alike without asking each other. That would not hold for Adasum (it divides by norms), inside process
         # sets (their sums differ), or for sparse gradients (gathered, not summed).
-        skip = not_finite(gradients, self.comm.stages)
-        grad_norm = total_norm(gradients, self.comm.stages) if measure else torch.full_like(skip, torch.nan)
-        self._set_statistics(torch.where(skip == 0, statistics, before))
-        self._clip_and_step(gradients, lr, skip)
-        names, totals = total(done)
         trouble = torch.stack(troubles).sum()
+        skip = bad_here = not_finite(gradients, SerialComm())
+        if self.part is not None:  # what one stage sees of its own forward pass is in no sum of another's gradients
+            bad_here = not_finite([*gradients, trouble], SerialComm())
+            skip = not_finite([*gradients, trouble], self.comm)
+        grad_norm = self._norm() if measure else torch.full_like(skip, torch.nan)
+        self._set_statistics(torch.where(skip == 0, statistics, before))
+        self._clip_and_step(lr, skip)
+        names, totals = total(done) if done else ([], torch.zeros(0, dtype=torch.float64, device=self.device))
         # Before the loss scale changes: at half of it the gradients may be finite.
         found = self._find_source(last_pass, totals, trouble, skip, global_count) if last_pass is not None else None
         self.scaler.update()
         if self.average is not None:
             self.average.follow(skip)
-        values = torch.cat([totals, torch.stack([skip, trouble, grad_norm]).double()])
+        values = torch.cat([totals, torch.stack([skip, bad_here, trouble, grad_norm]).double()])
         return Pending(self.comm, self.sync, names, values, found=found, device=self.device)
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -200,11 +199,86 @@ class TrainingStep:
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
 
-    def _loss(self, batch: Batch) -> Sums:
-        few = len(next(iter(batch.values()))) < 2
-        frozen: AbstractContextManager[None] = batch_norm.frozen(self.model) if few else nullcontext()
+    def _norm(self) -> Tensor:
+        """Of all gradients of the model, those of other stages among them."""
+        twice = set() if self.part is None else self.part.twice(self.model)
+        groups = [
+            [one.grad for one in group["params"] if one.grad is not None and id(one) not in twice]
+            for group in self.optimizer.param_groups
+        ]
+        return total_norm(groups, self.comm.stages)
+
+    def _through_stages(
+        self, part: Part, micro_batches: Iterable[Batch], count: int, global_count: float
+    ) -> tuple[list[Sums], list[Tensor]]:
+        """Forward and backward passes of this stage: the sums, on the last one, and each forward pass's trouble."""
+        coming, held = iter(micro_batches), dict[int, Batch]()
+        done: list[Sums] = []
+        troubles: list[Tensor] = []
+
+        def inputs(number: int) -> tuple[Tensor, ...]:
+            if number not in held:
+                held[number] = next(coming)
+            return self.task.inputs(held[number])
+
+        def forward(number: int, received: Tensor | None) -> Tensor:
+            given = inputs(number)
+            self.phases.enter("forward")
+            with self._training(given[0]):
+                sent = part.run(self.model, received, given)
+            if not part.is_last:
+                sent = sent * math.nan if self.poisoned else sent
+                troubles.append(0 * (sent.detach().sum(dtype=torch.float64) + self._flat_statistics().sum()))
+                del held[number]
+            self.phases.enter("sync")
+            return sent
+
+        def loss(number: int, outputs: Tensor) -> Tensor:
+            self.phases.enter("loss")
+            with precision_context(self.device, self.precision):
+                sums = self._poisoned(self.task.loss(lambda *_: outputs, held.pop(number), training=True))
+            troubles.append(0 * (sums.loss.detach() + self._flat_statistics().sum()))
+            done.append(replace(sums, loss=sums.loss.detach()))
+            scaled: Tensor = self.scaler.scale(sums.loss / (global_count + troubles[-1]))
+            return scaled
+
+        part.pipeline.train(
+            count, forward=forward, loss=loss, room=lambda number: part.room(inputs(number), self.device)
+        )
+        return done, troubles
+
+    def evaluation(self, model: nn.Module, batch: Batch) -> list[Sums]:
+        """The sums of a prepared batch; none where they are the last stage's."""
+        part, context = self.part, precision_context(self.device, self.precision)
+        if part is None:
+            with context:
+                return [self.task.loss(model, batch, training=False)]
+        done: list[Sums] = []
+        inputs = self.task.inputs(batch)
+
+        def forward(_: int, received: Tensor | None) -> Tensor:
+            with context:
+                outputs = part.run(model, received, inputs)
+                if part.is_last:
+                    done.append(self.task.loss(lambda *_: outputs, batch, training=False))
+            return outputs
+
+        part.pipeline.evaluate(forward=forward, room=lambda _: part.room(inputs, self.device))
+        return done
+
+    @contextmanager
+    def _training(self, samples: Tensor) -> Iterator[None]:
+        """In the precision of the run; batch norm stays as it is where there are too few of the samples (N, ...)."""
+        frozen: AbstractContextManager[None] = batch_norm.frozen(self.model) if len(samples) < 2 else nullcontext()
         with precision_context(self.device, self.precision), frozen:
+            yield
+
+    def _loss(self, batch: Batch) -> Sums:
+        with self._training(next(iter(batch.values()))):
             sums = self.task.loss(self._forward, batch, training=True)
+        return self._poisoned(sums)
+
+    def _poisoned(self, sums: Sums) -> Sums:
         return replace(sums, loss=sums.loss * math.nan) if self.poisoned else sums
 
     def _forward(self, *inputs: Any, **named_inputs: Any) -> Any:
@@ -212,12 +286,12 @@ class TrainingStep:
         self.phases.enter("loss")
         return outputs
 
-    def _clip_and_step(self, gradients: list[Tensor], lr: float, skip: Tensor) -> None:
+    def _clip_and_step(self, lr: float, skip: Tensor) -> None:
         parameters = self._parameters()
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
         if self.clip_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, total_norm(gradients, self.comm.stages))
+            nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, self._norm())
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         # Of torch's optimizers the fused ones look at a number on the device; for the others the host waits for it.
@@ -235,7 +309,7 @@ class TrainingStep:
         if not skip.item():
             return None
         self.phases.enter("other")
-        failed = _failed_forward(self.comm, totals[0].item(), trouble.item())
+        failed = failed_forward(self.comm, totals[0].item(), trouble.item())
         if failed is not None:
             return failed
         # Once more without Horovod: autograd.grad does not reach the hooks that communicate.

@@ -52,6 +52,9 @@ class Task(Protocol):
         Without an epoch, for evaluation, there is none.
         """
 
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the model is called with, samples first."""
+
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
         """Sums over the batch, of which N may be 0."""
 

@@ -1,18 +1,21 @@
 """EfficientNets by name: torchvision's, and a tiny one made of torchvision's blocks."""
 
 from dataclasses import replace
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
 import torch
 import torchvision
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.models import EfficientNet
 from torchvision.models.efficientnet import MBConvConfig
+from torchvision.ops.misc import Conv2dNormActivation
 
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.stages.blocks import Block, Blocks, Inputs
 from hvdtrain.vision.download import giving_up
 from hvdtrain.vision.preprocessing import Preprocessing
 
@@ -147,3 +150,30 @@ def _tiny(classes: int, options: dict[str, float]) -> EfficientNet:
     ]
     settings = {"dropout": 0.1, "stochastic_depth_prob": 0.0, **options}
     return EfficientNet(blocks, last_channel=256, num_classes=classes, **settings)
+
+
+def blocks(model: EfficientNet) -> Blocks:
+    """The stem, each MBConv by itself, the last convolution, and the classifier with the pooling before it."""
+    names = []
+    for number, feature in enumerate(model.features):
+        single = isinstance(feature, Conv2dNormActivation)
+        names += [f"features.{number}"] if single else [f"features.{number}.{place}" for place in range(len(feature))]
+    return Blocks(
+        row=(
+            *(Block(name=name, modules=(name,), run=partial(_run_feature, name)) for name in names),
+            Block(name="classifier", modules=("avgpool", "classifier"), run=_run_classifier),
+        ),
+        batch_dims=1,
+    )
+
+
+def _run_feature(name: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
+    output: Tensor = model.get_submodule(name)(inputs[0] if hidden is None else hidden)
+    return output
+
+
+def _run_classifier(model: nn.Module, hidden: Tensor | None, _: Inputs) -> Tensor:
+    assert isinstance(model, EfficientNet)
+    assert hidden is not None
+    logits: Tensor = model.classifier(torch.flatten(model.avgpool(hidden), 1))
+    return logits

@@ -62,9 +62,12 @@ class ImageTask:
             self._drawn = epoch, noise
         return self._drawn[1]
 
+    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
+        return (batch["images"],)
+
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
         labels = batch["labels"]
-        logits = model(batch["images"]).float()  # (N, classes)
+        logits = model(*self.inputs(batch)).float()  # (N, classes)
         smoothing = self._label_smoothing if training else 0.0
         loss = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
         right, unreadable = (logits.argmax(1) == labels).sum(), (labels == NO_LABEL).sum()

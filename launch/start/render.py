@@ -58,6 +58,7 @@ def packed(plan: Plan, launcher: Launcher) -> str:
         "show": plan.show,
         "environment": {name: plan.environment[name] for name in given},
         "rendezvous": dict(plan.rendezvous),
+        "ranks_per_replica": plan.ranks_per_replica,
         "hosts": hosts,
     }
     packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # UUIDs are shorter without the short matches in them

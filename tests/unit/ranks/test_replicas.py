@@ -19,7 +19,11 @@ def ranks_with(*replicas, rank=0):
 
     def answers(value):
         sums = [parameter_sums(model).tolist() for model in replicas]
-        by_rank = sums if isinstance(value, list) else [hashlib.sha256(str(one).encode()).hexdigest() for one in sums]
+        names = [name for name, _ in replicas[0].named_parameters()]
+        by_name = [dict(zip(names, one, strict=True)) for one in sums]
+        by_rank = (
+            by_name if isinstance(value, dict) else [hashlib.sha256(str(one).encode()).hexdigest() for one in sums]
+        )
         assert by_rank[rank] == value
         return by_rank
 

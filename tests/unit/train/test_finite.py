@@ -89,8 +89,8 @@ GRADIENTS = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
 
 def test_a_rank_that_holds_all_of_the_model_asks_nobody():
     alone = Rank(0, 1)
-    assert total_norm(GRADIENTS, alone).item() == 5.0
-    assert total_norm(GRADIENTS, alone, torch.inf).item() == 4.0
+    assert total_norm([GRADIENTS], alone).item() == 5.0
+    assert total_norm([GRADIENTS], alone, torch.inf).item() == 4.0
     assert not_finite(GRADIENTS, alone) == 0
     assert alone.said == []
 
@@ -99,7 +99,16 @@ def test_a_rank_that_holds_all_of_the_model_asks_nobody():
     ("norm_type", "others", "whole"), [(2.0, 12.0, 13.0), (torch.inf, 12.0, 12.0), (torch.inf, 1.0, 4.0)]
 )
 def test_the_norm_is_that_of_all_parts_together(norm_type, others, whole):
-    assert total_norm(GRADIENTS, Rank(0, 2, answers=[[..., others]]), norm_type).item() == pytest.approx(whole)
+    two = Rank(0, 2, answers=[[..., [[], [others]]]])
+    assert total_norm([GRADIENTS, []], two, norm_type).item() == pytest.approx(whole)
+
+
+def test_parts_have_the_bits_of_the_whole_norm():
+    random = torch.Generator().manual_seed(0)
+    groups = [[torch.randn(7, generator=random) for _ in range(9)] for _ in range(2)]
+    theirs = [torch.stack(torch._foreach_norm(group[5:])).tolist() for group in groups]
+    parts = total_norm([group[:5] for group in groups], Rank(0, 2, answers=[[..., theirs]]))
+    assert torch.equal(parts, total_norm(groups, Rank(0, 1)))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

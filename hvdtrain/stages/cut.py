@@ -1,0 +1,99 @@
+"""Where to cut a row of blocks: by what each takes, measured."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.stages.blocks import Blocks, Inputs
+
+_REPEATS = 4  # of each block; the first one chooses kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """What a block hands on, and what it takes."""
+
+    time_ms: float  # forward and backward of one micro-batch
+    tail: tuple[int, ...]  # dimensions of its output behind those of the inputs
+    dtype: torch.dtype
+    memory_format: torch.memory_format
+
+    def room(self, inputs: Inputs, batch_dims: int, device: torch.device) -> Tensor:
+        """An empty tensor for the output to these inputs."""
+        shape = (*inputs[0].shape[:batch_dims], *self.tail)
+        return torch.empty(shape, dtype=self.dtype, device=device, memory_format=self.memory_format)
+
+
+def measure(
+    model: nn.Module, blocks: Blocks, inputs: Inputs, device: torch.device, context: torch.autocast
+) -> list[Passage]:
+    """Each block of a model on the host, one at a time on the device, with one micro-batch; the model stays as it is.
+
+    Its running statistics too. It lies in memory as the inputs do.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    inputs = [one.to(device) for one in inputs]
+    model.to(memory_format=_format_of(inputs[0]))  # type: ignore[call-overload]
+    passages: list[Passage] = []
+    hidden: Tensor | None = None
+    model.train()
+    for block in blocks.row:
+        modules = [model.get_submodule(name) for name in block.modules]
+        for module in modules:
+            module.to(device)
+        times_s = []
+        for _ in range(_REPEATS):
+            if hidden is not None:
+                hidden = hidden.detach().requires_grad_()
+            started = _now(device)
+            with context:
+                output = block.run(model, hidden, inputs)
+            output.backward(torch.ones_like(output))
+            times_s.append(_now(device) - started)
+        for module in modules:
+            module.zero_grad(set_to_none=True)
+            module.to("cpu")
+        hidden = output.detach()
+        passages.append(
+            Passage(
+                time_ms=1000 * min(times_s),
+                tail=tuple(hidden.shape[blocks.batch_dims :]),
+                dtype=hidden.dtype,
+                memory_format=_format_of(hidden),
+            )
+        )
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return passages
+
+
+def _format_of(tensor: Tensor) -> torch.memory_format:
+    return torch.contiguous_format if tensor.is_contiguous() else torch.channels_last
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def fastest(times_ms: Sequence[float], stages: int) -> list[int]:
+    """The first block of each stage but the first one, so that the slowest stage takes least."""
+
+    @cache
+    def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:
+        """The slowest of `left` stages from the block `first` on, and where they are cut."""
+        if left == 1:
+            return sum(times_ms[first:]), ()
+        options = []
+        for cut in range(first + 1, len(times_ms) - left + 2):
+            rest, cuts = best(cut, left - 1)
+            options.append((max(sum(times_ms[first:cut]), rest), (cut, *cuts)))
+        return min(options)
+
+    return list(best(0, stages)[1])

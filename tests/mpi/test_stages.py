@@ -1,0 +1,203 @@
+"""A replica cut into stages: the same weights and statistics as in one process, what it saves, and how it ends."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests import texts
+from tests.mpi.conftest import EFFNET, slow
+from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
+from tests.mpi.test_bert import BERT, WORDS, difference
+
+# 23 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
+EPOCH = (*TINY, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
+
+
+@pytest.fixture(scope="module")
+def ended(pools, tmp_path_factory):
+    """The folder of a run of EfficientNet by ranks and words; it is run when it is first asked for."""
+    known = {}
+
+    def folder(ranks, *words, **env):
+        key = ranks, words, *env.items()
+        if key not in known:
+            place = tmp_path_factory.mktemp("ended")
+            said = pools.run(
+                "mpirun" if ranks > 1 else "python", ranks, [*EFFNET, *EPOCH, *words, "--run", "r"], cwd=place, **env
+            )
+            (place / "said").write_text("".join(said))
+            known[key] = place / "runs" / "effnet" / "r"
+        return known[key]
+
+    return folder
+
+
+def hashes(folder):
+    """Of the whole weights, as each rank has noted them."""
+    return [json.loads(file.read_text())["weights_sha256"] for file in sorted(folder.glob("ranks/rank-*.json"))]
+
+
+def best(folder):
+    """Weights and running statistics of the best epoch."""
+    [file] = folder.glob("checkpoints/best-*/weights.pt")
+    return torch.load(file, weights_only=True)
+
+
+def result(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+def assert_same_end(one, other):
+    assert len({*hashes(one), *hashes(other)}) == 1
+    assert list(best(one)) == list(best(other))
+    assert all(torch.equal(value, best(other)[name]) for name, value in best(one).items())
+    for name in ("eval_loss", "eval_accuracy", "steps", "skipped_steps", "loss_spikes", "global_batch"):
+        assert result(one)[name] == result(other)[name]
+    losses = [
+        [
+            [json.loads(line).get(name) for name in ("train/loss", "train/grad_norm")]
+            for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
+        for folder in (one, other)
+    ]
+    assert losses[0] == losses[1]
+
+
+BATCHES = ("--batch-size-per-rank", "16", "--accumulate-steps", "4", "--clip-norm", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages"),
+    [(2, ["--stages", "2"]), (4, ["--stages", "4"]), slow(2, ["--stages", "2", "--pipeline-schedule", "gpipe"])],
+)
+def test_stages_give_the_bits_of_one_process(ended, ranks, stages):
+    assert_same_end(ended(ranks, *BATCHES, *stages), ended(1, *BATCHES))
+
+
+def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
+    """Two ranks have one order of a sum, so also over the two replicas of each stage."""
+    words = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--check-replicas-every", "5")
+    assert_same_end(ended(4, *words, "--stages", "2"), ended(2, *words))
+
+
+def test_where_it_is_cut_does_not_matter(ended):
+    cut = ended(2, *BATCHES, "--stages", "2", "--stages-at", "6")
+    assert_same_end(cut, ended(1, *BATCHES))
+    assert json.loads((cut / "config.json").read_text())["derived"]["stages_at"] == [6]
+    assert "the same again with --stages-at 6" in (cut.parents[2] / "said").read_text()
+
+
+def test_a_step_of_fewer_micro_batches_than_stages_is_the_same(ended):
+    """With 17 batches of 84 or 85 images a step takes three micro-batches of 32 at most, on four stages."""
+    words = ("--batch-size-per-rank", "32", "--accumulate-steps", "4")
+    few = "--global-batch-size", "88", "--accumulate-steps", "4"
+    assert_same_end(ended(4, *few, "--stages", "4"), ended(1, *few))
+    assert_same_end(ended(4, *words, "--stages", "4"), ended(1, *words))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_nan_on_one_stage_is_skipped_by_all_and_named(ended, rank):
+    alone = ended(1, *BATCHES, HVDTRAIN_FAULT="nan@rank0:step7")
+    cut = ended(2, *BATCHES, "--stages", "2", HVDTRAIN_FAULT=f"nan@rank{rank}:step7")
+    assert result(cut)["skipped_steps"] == 1
+    assert_same_end(cut, alone)
+    where = ["the forward pass of stage 0 of rank 0", "the loss of stage 1 of rank 1"][rank]
+    assert f"step 7 skipped on all ranks: {where} not finite" in (cut.parents[2] / "said").read_text()
+
+
+@pytest.fixture(scope="module")
+def exported(pools, tmp_path_factory):
+    """The exported weights of a BERT after three epochs, by ranks, task and other words."""
+    known = {}
+
+    def weights(ranks, task, *words):
+        key = ranks, task, words
+        if key not in known:
+            folder = tmp_path_factory.mktemp("exported")
+            texts.put(folder / "texts", train=50, longest=60)
+            given = [*BERT, *WORDS, "--task", task, "--epochs", "5", "--dropout", "0", "--export", "model"]
+            given += ["--optimizer", "sgd", "--lr", "0.5", "--global-batch-size", "16", "--accumulate-steps", "4"]
+            pools.run("mpirun" if ranks > 1 else "python", ranks, [*given, *words], cwd=folder)
+            known[key] = load_file(folder / "model" / "model.safetensors")
+        return known[key]
+
+    return weights
+
+
+LOOSE = ("--clip-norm", "1e6")
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(2, "2"), (4, "4")])
+def test_a_classifier_of_texts_in_stages_has_the_bits_of_one_process(exported, ranks, stages):
+    """Each micro-batch has a length of its own."""
+    assert difference(exported(ranks, "classify", *LOOSE, "--stages", stages), exported(1, "classify", *LOOSE)) == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "task"), [(2, "2", "mlm"), (4, "4", "mlm"), (4, "2", "mlm"), slow(4, "2", "classify")]
+)
+@pytest.mark.parametrize("clip", [LOOSE, ("--clip-norm", "0.5")], ids=["plain", "clipped"])
+def test_tied_embeddings_and_norms_over_stages_are_those_of_one_process(exported, ranks, stages, task, clip):
+    """The gradients of two places, or squares of all stages, are added in another order."""
+    whole = exported(1, task, *clip)
+    assert difference(exported(ranks, task, *clip, "--stages", stages), whole) < 1e-6
+    assert difference(exported(1, task, "--clip-norm", "0.4"), whole) > 1e-4
+
+
+SAVED = (*TINY, *BATCHES, "--epochs", "1", "--dropout", "0", "--deterministic", *EVERY_STEP)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """A run of 4 stages that was killed after step 11."""
+    run = Runs(folder=tmp_path_factory.mktemp("half"), ranks=4, words=(*SAVED, "--stages", "4"))
+    run.killed("step12", saved=11)
+    return run
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path, pools, reference, stages):
+    """Without dropout no rank draws random numbers, so all ends are alike."""
+    run = half.copied(tmp_path, ranks=stages, words=(*SAVED, "--stages", str(stages)))
+    said = run.finish_in(pools)
+    assert "resumed from runs/effnet/r/checkpoints/step-000000011, epoch 1" in said
+    then = json.loads((half.path / "checkpoints" / "step-000000011" / "manifest.json").read_text())
+    if stages == 4:
+        now = json.loads((run.path / "config.json").read_text())
+        assert now["derived"]["stages_at"] == then["about"]["stages_at"]
+    same_end(run, reference(1, SAVED))
+
+
+@pytest.mark.slow
+def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, pools, reference):
+    run = Runs(folder=tmp_path, ranks=1, words=SAVED)
+    run.killed("step12", saved=11)
+    run = Runs(folder=tmp_path, ranks=2, words=(*SAVED, "--stages", "2"))
+    run.finish_in(pools)
+    same_end(run, reference(1, SAVED))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "line"),
+    [
+        (
+            3,
+            ["--stages", "2"],
+            "--stages 2: 3 ranks cannot be replicas of 2 ranks each: start 2 or 4, or give --stages 1",
+        ),
+        (
+            2,
+            ["--stages", "2", "--accumulate-steps", "1"],
+            "--accumulate-steps 1 is fewer micro-batches than --stages 2",
+        ),
+        slow(2, ["--stages", "2", "--sync-bn"], "--sync-bn does not work with --stages 2: leave one of them out"),
+        slow(2, ["--stages", "2", "--stages-at", "9"], "--stages-at 9: the model has blocks 0 to 7: give no more"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path, ranks, words, line):
+    done = run("mpirun", ranks, [*EFFNET, *EPOCH, *BATCHES, *words, "--run", "r"])
+    assert done.returncode == 2
+    assert line in refusal(done.stdout + done.stderr)
+    assert not (tmp_path / "runs").exists()
