@@ -22,6 +22,7 @@ from hvdtrain.ranks.replicas import whole_hash
 from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.stages.blocks import Blocks
 from hvdtrain.stages.part import Part
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
@@ -77,7 +78,9 @@ def main() -> None:
         part = part_of_run(
             comm, config, model, blocks, [example], device=device, cuts=cuts, folder=folder, phases=phases
         )
-        step = step_for(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases, part=part)
+        step = step_for(
+            comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases, part=part, blocks=blocks
+        )
         feed = Feed(images.train, task, comm.data, sizes, seed=config.seed, device=device, phases=phases)
         reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
         limits = Limits(
@@ -131,6 +134,7 @@ def step_for(
     sizes: BatchSizes,
     phases: Phases = OFF,
     part: Part | None = None,
+    blocks: Blocks | None = None,
 ) -> TrainingStep:
     """The model on the device, equal on all ranks, with its optimizer and what a step needs besides."""
     model.to(device)
@@ -138,7 +142,7 @@ def step_for(
     model.to(memory_format=config.memory_format)  # type: ignore[call-overload]
     if config.sync_bn:
         batch_norm.convert(model, comm.data)
-    return step_of_run(comm, config, model, task, device, lr=lr, sizes=sizes, phases=phases, part=part)
+    return step_of_run(comm, config, model, task, device, lr=lr, sizes=sizes, phases=phases, part=part, blocks=blocks)
 
 
 def train(

@@ -3,10 +3,14 @@
 N samples of a micro-batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Inputs = Sequence[Tensor]  # what the whole model is called with, samples first
 # From the whole model, or what is left of it, with the output of the block before (None for the first) and the inputs.
@@ -31,6 +35,39 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.row)
+
+
+def run_all(
+    model: nn.Module, blocks: Sequence[Block], hidden: Tensor | None, inputs: Inputs, *, recompute: bool = False
+) -> Tensor:
+    """The output of these blocks of a model, one after the other.
+
+    With `recompute` the backward pass runs each block once more in place of keeping what is inside (Chen et al. 2016).
+    """
+    for block in blocks:
+        if recompute and torch.is_grad_enabled():
+            modules = [model.get_submodule(name) for name in block.modules]
+            again = partial(_again, [buffer for module in modules for buffer in module.buffers()])
+            hidden = checkpoint(block.run, model, hidden, inputs, use_reentrant=False, context_fn=again)
+        else:
+            hidden = block.run(model, hidden, inputs)
+    assert hidden is not None
+    return hidden
+
+
+def _again(buffers: Sequence[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The contexts of both runs: the second one leaves running statistics as the first has left them."""
+    return nullcontext(), _unchanged(buffers)
+
+
+@contextmanager
+def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
+    before = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
 
 
 def keep_only(model: nn.Module, blocks: Sequence[Block]) -> None:

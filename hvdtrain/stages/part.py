@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.blocks import Block, Blocks, Inputs, keep_only
+from hvdtrain.stages.blocks import Block, Blocks, Inputs, keep_only, run_all
 from hvdtrain.stages.cut import Passage, fastest, measure
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Part:
     stage: int
     tied: tuple[str, ...] = ()  # parameters that another stage has too
     pipeline: "Pipeline"
+    recompute: bool = False  # what is inside the blocks, in the backward pass
 
     @property
     def own(self) -> tuple[Block, ...]:
@@ -43,10 +44,8 @@ class Part:
 
     def run(self, model: nn.Module, received: Tensor | None, inputs: Inputs) -> Tensor:
         """What this stage makes of one micro-batch: what the next one receives, or the model's outputs."""
-        hidden = received
-        for block in self.own:
-            hidden = block.run(model, hidden, inputs)
-        assert hidden is not None
+        recompute = self.recompute and len(inputs[0]) > 1  # see batch_norm.frozen
+        hidden = run_all(model, self.own, received, inputs, recompute=recompute)
         if self.is_last:
             return hidden
         return hidden.contiguous(memory_format=self.passages[self.starts[self.stage + 1] - 1].memory_format)
@@ -127,12 +126,15 @@ def part_on_all(
     *,
     cuts: Sequence[int] | None,
     pipeline: "Pipeline",
+    recompute: bool,
 ) -> Part:
     """This rank's stage, cut at `cuts` or by time; the model keeps only what it needs."""
     stage, stages = comm.stages.rank, comm.stages.size
     if cuts is None:
         cuts = fastest([passage.time_ms for passage in passages], stages)
-    part = Part(blocks=blocks, starts=(0, *cuts), passages=passages, stage=stage, pipeline=pipeline)
+    part = Part(
+        blocks=blocks, starts=(0, *cuts), passages=passages, stage=stage, pipeline=pipeline, recompute=recompute
+    )
     keep_only(model, part.own)
     names = [name for name, _ in model.named_parameters()]
     others = [name for other, theirs in enumerate(comm.stages.allgather(names)) if other != stage for name in theirs]

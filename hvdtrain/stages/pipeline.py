@@ -58,7 +58,7 @@ class _Stage(PipelineStage):
         super().backward_one_chunk(bwd_chunk_id, *args, **options)
         for info in (*self.args_recv_info[bwd_chunk_id], *self.grad_recv_info[bwd_chunk_id]):
             info.buffer = torch.empty(0)
-        self._phases.enter("sync")
+        self._phases.enter("bubble")
 
     def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
         """They have the shape that `room` says, and not that of the schedule."""

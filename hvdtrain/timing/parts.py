@@ -14,7 +14,7 @@ PARTS: dict[str, tuple[Phase, ...]] = {
     "forward": ("forward",),
     "loss": ("loss",),
     "backward": ("backward",),
-    "sync": ("sync",),
+    "sync": ("sync", "bubble"),
     "optimizer": ("optimizer",),
     "record": ("record", "other"),
 }

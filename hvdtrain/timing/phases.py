@@ -20,6 +20,7 @@ Phase = Literal[
     "forward",
     "loss",
     "backward",
+    "bubble",  # the wait for what other stages of the replica send: as a pipeline fills, drains, or has a slow stage
     "sync",  # the wait for the summed gradients after backward has ended
     "optimizer",  # with the finite check, clipping and the moving average
     "record",  # logging and checkpoints

@@ -23,6 +23,7 @@ _COLOURS: dict[Phase, str] = {
     "forward": "#08519c",
     "loss": "#9ecae1",
     "backward": "#3182bd",
+    "bubble": "#fddbc7",
     "sync": "#d6604d",
     "optimizer": "#6baed6",
     "record": "#969696",

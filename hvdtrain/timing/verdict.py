@@ -7,11 +7,16 @@ from typing import Literal
 
 from hvdtrain.timing.phases import COMPUTE, INPUT, PHASES, Phase
 
-Kind = Literal["compute-bound", "input-bound", "communication-bound", "straggler"]
+Kind = Literal["compute-bound", "input-bound", "communication-bound", "pipeline-bound", "straggler"]
 
 # The share of a step from which a change is worth while. Removing a fifth makes training a quarter faster; a straggler
 # costs all ranks its share, and looking at one host may be enough.
-WORTH_A_CHANGE: dict[Kind, float] = {"straggler": 0.1, "communication-bound": 0.2, "input-bound": 0.2}
+WORTH_A_CHANGE: dict[Kind, float] = {
+    "straggler": 0.1,
+    "communication-bound": 0.2,
+    "pipeline-bound": 0.2,
+    "input-bound": 0.2,
+}
 
 NAMES: dict[Phase, str] = {
     "read": "dataset read",
@@ -20,6 +25,7 @@ NAMES: dict[Phase, str] = {
     "forward": "forward",
     "loss": "loss",
     "backward": "backward",
+    "bubble": "pipeline bubble",
     "sync": "gradient sync",
     "optimizer": "optimizer",
     "record": "logging, checkpoint",
@@ -31,6 +37,7 @@ _HELP: dict[str, str] = {
     "to_device": "data that fit on the device, or larger batches",
     "communication-bound": "a larger --accumulate-steps, --compression fp16, a larger --fusion-threshold-mb, or fewer "
     "hosts and faster links between them",
+    "pipeline-bound": "a larger --accumulate-steps, --stages-at for stages that take alike, or fewer --stages",
     "straggler": "look at that host: other jobs, GPU clocks and temperature, cores per rank, its disk",
     "compute-bound": "--precision bf16, --compile, a smaller model, or more and faster devices",
 }
@@ -56,7 +63,7 @@ class RankMeans:
     @property
     def own_s(self) -> float:
         """Seconds of the rank's own work, without the wait for the others."""
-        return self.sum_s - self.phases_s["sync"]
+        return self.sum_s - self.phases_s["sync"] - self.phases_s["bubble"]
 
     def of(self, phases: Sequence[Phase]) -> float:
         """Seconds in these phases together."""
@@ -83,10 +90,11 @@ def judge(ranks: Sequence[RankMeans]) -> Verdict:
 
     - straggler: the slowest rank's own time less the median of the others' own time;
     - communication: the least `sync` of all ranks;
+    - pipeline: the median of the others' `bubble`, the wait for other stages;
     - input: the median of the others' read, augment and to_device;
     - compute: the median of the others' forward, loss, backward and optimizer; record and other are the rest.
 
-    The largest of the first three that is WORTH_A_CHANGE is the verdict; if none is, the run is compute-bound.
+    The largest of the first four that is WORTH_A_CHANGE is the verdict; if none is, the run is compute-bound.
     Means over many steps cannot tell communication from ranks that are slow in turn: both are waits in `sync`. With
     batch norm over all ranks the wait for a slow rank is in `forward`, and no straggler is seen.
     """
@@ -96,6 +104,7 @@ def judge(ranks: Sequence[RankMeans]) -> Verdict:
     waits: dict[Kind, float] = {
         "straggler": slowest.own_s - median(means.own_s for means in others),
         "communication-bound": min(means.phases_s["sync"] for means in ranks),
+        "pipeline-bound": median(means.phases_s["bubble"] for means in others),
         "input-bound": median(means.of(INPUT) for means in others),
     }
     compute_s = median(means.of(COMPUTE) for means in others)
@@ -114,7 +123,7 @@ def judge(ranks: Sequence[RankMeans]) -> Verdict:
 def _sentence(kind: Kind, share: float, slowest: RankMeans, others: Sequence[RankMeans]) -> str:
     usual = {phase: median(means.phases_s[phase] for means in others) for phase in PHASES}
     if kind == "straggler":
-        more = {phase: slowest.phases_s[phase] - usual[phase] for phase in PHASES if phase != "sync"}
+        more = {phase: slowest.phases_s[phase] - usual[phase] for phase in PHASES if phase not in ("sync", "bubble")}
         where = max(more, key=lambda phase: more[phase])
         what = (
             f"the others wait {share:.0%} of each step for rank {slowest.rank} on {slowest.host}, whose {NAMES[where]} "
@@ -125,6 +134,8 @@ def _sentence(kind: Kind, share: float, slowest: RankMeans, others: Sequence[Ran
         most = max(INPUT, key=lambda phase: usual[phase])
         what = f"{share:.0%} of each step goes into input, most of it {NAMES[most]} ({1000 * usual[most]:.1f} ms)"
         return f"input-bound: {what}; what helps: {_HELP[most]}"
+    if kind == "pipeline-bound":
+        return f"pipeline-bound: {share:.0%} of each step stages wait for each other; what helps: {_HELP[kind]}"
     if kind == "communication-bound":
         return f"communication-bound: {share:.0%} of each step is spent on gradient sync; what helps: {_HELP[kind]}"
     rest_s = usual["record"] + usual["other"]

@@ -47,6 +47,7 @@ class RunConfig:
         "torch_profile",
         "timeline",
         "pipeline_schedule",
+        "recompute",
     )
 
     recipe: str = "scaled"
@@ -70,6 +71,9 @@ class RunConfig:
     where it was cut before."""
     pipeline_schedule: Literal["1f1b", "gpipe"] = "1f1b"
     """1f1b holds as many batches as there are stages, gpipe all of accumulate-steps."""
+    recompute: bool = False
+    """Keep what blocks hand on, and compute what is inside them again in the backward pass: less memory, about a third
+    more time."""
     optimizer: str = "sgd"
     """sgd, rmsprop, adam, adamw, lars or lamb."""
     lr: Annotated[float | None, POSITIVE] = None
@@ -165,6 +169,8 @@ def check(config: RunConfig, given: set[str]) -> None:
             f"--fusion-groups {config.fusion_groups} groups what --reducer horovod sends: give that too, or in place "
             "of groups --fusion-threshold-mb, the size of a bucket"
         )
+    if config.recompute and config.compile:
+        raise BadInput("--recompute runs the model block by block, --compile all of it: leave one of them out")
     if config.stages == 1:
         if config.stages_at is not None:
             raise BadInput(f"--stages-at {config.stages_at} says where --stages cuts: give that too")

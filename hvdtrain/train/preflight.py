@@ -231,7 +231,7 @@ def part_of_run(
     context = precision_context(device, config.precision)
     passages = measured_on_all(comm, model, blocks, example, device=device, context=context)
     pipeline = Pipeline(comm.stages.rank, config.stages, device, order=config.pipeline_schedule, phases=phases)
-    return part_on_all(comm, model, blocks, passages, cuts=cuts, pipeline=pipeline)
+    return part_on_all(comm, model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=config.recompute)
 
 
 def step_of_run(
@@ -245,6 +245,7 @@ def step_of_run(
     sizes: BatchSizes,
     phases: Phases = OFF,
     part: Part | None = None,
+    blocks: Blocks | None = None,
 ) -> TrainingStep:
     """What a step of this run needs besides its model, which is on the device and equal on all ranks."""
     groups = optim.parameter_groups(model, config.weight_decay, decay_all=config.decay_all)
@@ -274,4 +275,5 @@ def step_of_run(
         find_nan=config.find_nan,
         phases=phases,
         part=part,
+        recomputed=blocks if config.recompute else None,
     )

@@ -18,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.stages.blocks import Blocks, run_all
 from hvdtrain.stages.part import Part
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
@@ -112,6 +113,7 @@ class TrainingStep:
     poisoned: bool = False  # the next loss becomes NaN, as an injected fault wants it
     find_nan: bool = False  # after a skipped step look for the rank whose own gradients were not finite
     phases: Phases = OFF
+    recomputed: Blocks | None = None  # of the model: what is inside them is computed again in the backward pass
     part: Part | None = None  # this rank's stage, where a replica is cut into several; `model` is what it has of it
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
 
@@ -230,7 +232,7 @@ class TrainingStep:
                 sent = sent * math.nan if self.poisoned else sent
                 troubles.append(0 * (sent.detach().sum(dtype=torch.float64) + self._flat_statistics().sum()))
                 del held[number]
-            self.phases.enter("sync")
+            self.phases.enter("bubble")
             return sent
 
         def loss(number: int, outputs: Tensor) -> Tensor:
@@ -242,9 +244,12 @@ class TrainingStep:
             scaled: Tensor = self.scaler.scale(sums.loss / (global_count + troubles[-1]))
             return scaled
 
-        part.pipeline.train(
-            count, forward=forward, loss=loss, room=lambda number: part.room(inputs(number), self.device)
-        )
+        def room(number: int) -> Tensor:
+            given = inputs(number)
+            self.phases.enter("bubble")
+            return part.room(given, self.device)
+
+        part.pipeline.train(count, forward=forward, loss=loss, room=room)
         return done, troubles
 
     def evaluation(self, model: nn.Module, batch: Batch) -> list[Sums]:
@@ -282,7 +287,10 @@ class TrainingStep:
         return replace(sums, loss=sums.loss * math.nan) if self.poisoned else sums
 
     def _forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        outputs = self.model(*inputs, **named_inputs)
+        if self.recomputed is not None and len(inputs[0]) > 1:  # see batch_norm.frozen
+            outputs: Any = run_all(self.model, self.recomputed.row, None, inputs, recompute=True)
+        else:
+            outputs = self.model(*inputs, **named_inputs)
         self.phases.enter("loss")
         return outputs
 

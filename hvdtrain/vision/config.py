@@ -100,6 +100,8 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
     options.check(config, given)
     if config.sync_bn and config.compile:
         raise BadInput("--sync-bn sums over ranks inside the model, which --compile cannot trace: leave one out")
+    if config.sync_bn and config.recompute:
+        raise BadInput("--sync-bn sums over ranks inside the model, which --recompute would do twice: leave one out")
     if config.sync_bn and config.stages > 1:
         raise BadInput(f"--sync-bn does not work with --stages {config.stages}: leave one of them out")
     return replace(config, pretrained=None) if config.pretrained == "none" else config

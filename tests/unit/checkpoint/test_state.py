@@ -254,3 +254,28 @@ def test_without_a_moving_average_there_is_none_to_bring_back():
     state.restore(training.parts, shared, rank, step=1)
     assert shared["average"] is None
     assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
+
+
+def test_the_mean_over_ranks_is_that_of_each_stage():
+    def rank(**values):
+        return {"buffers": [{name: torch.tensor(value) for name, value in values.items()}]}
+
+    ranks = [rank(a=1.0, n=3), rank(b=10.0), rank(a=2.0, n=4), rank(b=30.0)]  # two replicas of two stages
+    [found] = state.mean_of(iter(ranks))["buffers"]
+    assert found == {"a": torch.tensor(1.5), "n": torch.tensor(3), "b": torch.tensor(20.0)}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
+def test_a_whole_models_state_by_name_brings_back_the_same(optimizer):
+    one = begun(optimizer=optimizer)
+    train(one, Position())
+    shared, own = frozen(one)
+    other = begun(optimizer=optimizer)
+    named = state.joined([{"stage": state.by_name(shared)}], other.parts)
+    left = {name: value for name, value in shared.items() if name not in ("model", "average", "optimizer")}
+    state.restore(other.parts, left | named, own, step=1)
+    assert same(one, other)
+    for mine, theirs in zip(one.step._parameters(), other.step._parameters(), strict=True):
+        held, brought = one.step.optimizer.state[mine], other.step.optimizer.state[theirs]
+        assert held.keys() == brought.keys()
+        assert all(torch.equal(torch.as_tensor(held[name]), torch.as_tensor(brought[name])) for name in held)

@@ -230,5 +230,17 @@ def test_a_clock_changes_nothing_in_the_training():
 
 def test_every_phase_is_known():
     assert Counter(PHASES) == Counter(
-        ["read", "augment", "to_device", "forward", "loss", "backward", "sync", "optimizer", "record", "other"]
+        [
+            "read",
+            "augment",
+            "to_device",
+            "forward",
+            "loss",
+            "backward",
+            "bubble",
+            "sync",
+            "optimizer",
+            "record",
+            "other",
+        ]
     )

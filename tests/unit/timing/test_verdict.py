@@ -36,6 +36,8 @@ def ranks(count, **changes):
         (ranks(1, read=21), "input-bound", 23 / 114, ["dataset read (21.0 ms)", "cores"]),
         (ranks(2, augment=300, sync=5), "input-bound", None, ["augment (300.0 ms)", "--no-augment"]),
         (ranks(2, to_device=300, sync=5), "input-bound", None, ["host to device"]),
+        (ranks(4, bubble=23), "compute-bound", 91 / 118, []),
+        (ranks(4, bubble=24), "pipeline-bound", 24 / 119, ["stages wait for each other", "--accumulate-steps"]),
         # the larger of two
         (ranks(2, read=200, sync=150), "input-bound", None, []),
         (ranks(2, read=150, sync=200), "communication-bound", None, []),

@@ -1,0 +1,82 @@
+import copy
+
+import pytest
+import torch
+
+from hvdtrain.stages.blocks import keep_only, run_all
+from hvdtrain.text import model as berts
+from hvdtrain.vision import models
+
+
+def effnet(name="efficientnet_tiny"):
+    torch.manual_seed(0)
+    model = models.build(name, classes=10, dropout=0.0, stochastic_depth=0.0)
+    return model, models.blocks(model), (torch.rand(3, 3, 32, 32),)
+
+
+def bert(kind):
+    torch.manual_seed(0)
+    sizes = berts.sizes_of("bert_tiny", vocabulary=50)
+    model = berts.BertForMaskedLM(sizes) if kind == "mlm" else berts.BertForClassification(sizes, 3)
+    tokens = torch.randint(0, 50, (3, 7))
+    mask = torch.arange(7) < torch.tensor([[7], [4], [1]])
+    places = (torch.tensor([1, 9, 10]),) if kind == "mlm" else ()
+    return model.eval(), berts.blocks(model), (tokens, torch.zeros_like(tokens), mask, *places)
+
+
+MODELS = {
+    "effnet": effnet,
+    "v2": lambda: effnet("efficientnet_v2_s"),
+    "mlm": lambda: bert("mlm"),
+    "classify": lambda: bert("classify"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_blocks_one_after_the_other_are_the_model(kind):
+    model, blocks, inputs = MODELS[kind]()
+    other = copy.deepcopy(model)
+    hidden = None
+    for block in blocks.row:
+        hidden = block.run(model, hidden, inputs)
+        assert block is blocks.row[-1] or hidden.shape[: blocks.batch_dims] == inputs[0].shape[: blocks.batch_dims]
+    assert torch.equal(hidden, other(*inputs))
+    assert all(torch.equal(one, two) for one, two in zip(model.buffers(), other.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["effnet", "mlm", "classify"])
+def test_what_is_computed_again_has_the_same_gradients_and_moves_no_statistics_twice(kind):
+    model, blocks, inputs = MODELS[kind]()
+    model.train()
+    other, held = copy.deepcopy(model), []
+    for one, recompute in ((model, False), (other, True)):
+        bytes_held = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, kept=bytes_held: kept.append(tensor.nbytes) or tensor, lambda tensor: tensor
+        ):
+            torch.manual_seed(0)  # for dropout
+            output = run_all(one, blocks.row, None, inputs, recompute=recompute)
+            held.append(sum(bytes_held))
+        output.square().sum().backward()
+    assert held[1] < held[0] / 4
+    for one, again in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, again.grad)
+    assert all(torch.equal(one, again) for one, again in zip(model.buffers(), other.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_parts_have_what_their_blocks_need_under_the_names_of_the_whole(kind):
+    whole, blocks, inputs = MODELS[kind]()
+    whole.eval()
+    expected, hidden, held = whole(*inputs), None, []
+    for first, end in [(0, 2), (2, 3), (3, len(blocks))]:
+        part = copy.deepcopy(whole)
+        keep_only(part, blocks.row[first:end])
+        held.append(part.state_dict())
+        for block in blocks.row[first:end]:
+            hidden = block.run(part, hidden, inputs)
+    assert torch.equal(hidden, expected)
+    names = [name for own in held for name in own]
+    twice = {name for name in names if names.count(name) > 1}
+    assert twice == ({"bert.embeddings.word_embeddings.weight"} if kind == "mlm" else set())
+    assert list(dict.fromkeys(names)) == list(whole.state_dict())

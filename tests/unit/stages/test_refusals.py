@@ -1,0 +1,105 @@
+import base64
+import json
+import zlib
+
+import pytest
+
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.stages.comm import staged
+from hvdtrain.stages.part import require_stages
+from hvdtrain.text import config as texts
+from hvdtrain.train.preflight import require_groups
+from hvdtrain.vision import config as images
+from tests.ranks import Rank
+from tests.refusals import refused
+from tests.unit.stages.test_blocks import effnet
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "message"),
+    [
+        (6, 4, "--stages 4: 6 ranks cannot be replicas of 4 ranks each: start 4 or 8, or give --stages 3"),
+        (2, 4, "--stages 4: 2 ranks cannot be replicas of 4 ranks each: start 4, or give --stages 2"),
+        (1, 2, "--stages 2: 1 rank cannot be replicas of 2 ranks each: start 2, or give --stages 1"),
+        (4, 2, "--stages 2 needs MPI between the ranks: start with mpirun or hvdlaunch"),  # these have none
+    ],
+)
+def test_ranks_that_are_no_replicas_of_so_many_stages(ranks, stages, message):
+    assert refused(lambda: staged(Rank(0, ranks), stages)) == message
+
+
+def test_without_stages_all_is_as_it_was():
+    alone = SerialComm()
+    assert staged(alone, 1) is alone
+
+
+@pytest.mark.parametrize(
+    ("stages", "at", "message"),
+    [
+        (9, None, "--stages 9: the model has 8 blocks: give 8 or fewer"),
+        (3, "2", "--stages-at 2: give 2 growing numbers from 1 to 7, "),
+        (3, "4,2", "--stages-at 4,2: give 2 growing numbers"),
+        (3, "2,2", "--stages-at 2,2: give 2 growing numbers"),
+        (3, "0,2", "--stages-at 0,2: give 2 growing numbers"),
+        (3, "2,x", "--stages-at 2,x: give 2 growing numbers"),
+        (3, "2,8", "--stages-at 2,8: the model has blocks 0 to 7: give no more"),
+    ],
+)
+def test_cuts_that_cannot_be(stages, at, message):
+    assert refused(lambda: require_stages(effnet()[1], stages, at)).startswith(message)
+
+
+def test_cuts_that_can_be():
+    assert require_stages(effnet()[1], 3, "2,7") == (2, 7)
+    assert require_stages(effnet()[1], 8, None) is None
+
+
+TWO = ["--stages", "2", "--accumulate-steps", "2"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "words", "message"),
+    [
+        (
+            images.parse,
+            ["--stages", "4", "--accumulate-steps", "3"],
+            "--accumulate-steps 3 is fewer micro-batches than",
+        ),
+        (images.parse, ["--stages-at", "3"], "--stages-at 3 says where --stages cuts: give that too"),
+        (images.parse, ["--stages", "0"], "--stages 0 must be at least 1"),
+        (images.parse, [*TWO, "--sync-bn"], "--sync-bn does not work with --stages 2: leave one of them out"),
+        (images.parse, [*TWO, "--compile"], "--compile does not work with --stages 2: leave one of them out"),
+        (images.parse, [*TWO, "--find-nan"], "--find-nan does not work with --stages 2"),
+        (images.parse, [*TWO, "--precision", "fp16"], "--precision fp16 does not work with --stages 2"),
+        (images.parse, [*TWO, "--profile=exact"], "--profile exact does not work with --stages 2"),
+        (images.parse, [*TWO, "--timeline"], "--timeline does not work with --stages 2"),
+        (images.parse, ["--recompute", "--compile"], "--recompute runs the model block by block, --compile all of it"),
+        (images.parse, ["--recompute", "--sync-bn"], "--sync-bn sums over ranks inside the model, which --recompute"),
+        (texts.parse, ["--stages", "2", "--freeze-embeddings"], "--freeze-embeddings does not work with --stages 2"),
+    ],
+)
+def test_what_does_not_go_with_stages(parse, words, message):
+    assert refused(lambda: parse(words)).startswith(message)
+
+
+def plan(ranks_per_replica):
+    document = {"hosts": [], "ranks_per_replica": ranks_per_replica}
+    return base64.b64encode(zlib.compress(json.dumps(document).encode())).decode()
+
+
+@pytest.mark.parametrize(
+    ("stages", "placed", "message"),
+    [
+        (4, 2, "--stages 4: hvdlaunch was started with --ranks-per-replica 2: give it --ranks-per-replica 4"),
+        (4, None, "--stages 4: hvdlaunch was started without --ranks-per-replica: give it --ranks-per-replica 4"),
+        (1, 2, "--stages 1: hvdlaunch was started with --ranks-per-replica 2: give it --ranks-per-replica 1"),
+    ],
+)
+def test_other_groups_than_the_launchers(stages, placed, message):
+    assert refused(lambda: require_groups(stages, plan(placed))) == message
+
+
+def test_the_launchers_groups_and_no_launcher():
+    require_groups(4, plan(4))
+    require_groups(1, plan(None))
+    require_groups(4, None)
