@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant(
         "hvdtrain/checkpoint/saves.py", "files.load(found, files.own(comm.rank))", "files.load(found, files.own(0))"
     ),
-    Mutant("hvdtrain/checkpoint/state.py", "(total / count)", "total"),
+    Mutant("hvdtrain/checkpoint/state.py", "(total / counts[place, name])", "total"),
     Mutant("hvdtrain/checkpoint/writer.py", "number < good", "number <= good"),
     Mutant("hvdtrain/checkpoint/writer.py", "[-self._keep[kind] :]", "[: self._keep[kind]]"),
     Mutant("hvdtrain/record/environment.py", "if names == [branch]", "if names"),

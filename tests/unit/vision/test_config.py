@@ -20,6 +20,10 @@ OPTIONS = [
     ("--batch-size-per-rank 12", 12),
     ("--global-batch-size 96", 96),
     ("--accumulate-steps 3", 3),
+    ("--pipeline-schedule gpipe", "gpipe"),
+    ("--recompute", True),
+    ("--stages 2 --accumulate-steps 2", 2),
+    ("--stages-at 3 --stages 2 --accumulate-steps 2", "3"),
     ("--optimizer adamw", "adamw"),
     ("--optimizer lars", "lars"),
     ("--optimizer lamb", "lamb"),
@@ -145,11 +149,17 @@ def test_recipes_carry_their_own_name():
     assert {name: recipe().recipe for name, recipe in config.RECIPES.items()} == {"scaled": "scaled", "book": "book"}
 
 
+WITH_IT = {  # what an option does not stand without
+    "fusion_groups": {"reducer": "horovod"},
+    "stages": {"accumulate_steps": 2},
+    "stages_at": {"stages": 2, "accumulate_steps": 2},
+}
+
+
 @pytest.mark.parametrize(("words", "expected"), OPTIONS)
 def test_each_option_sets_its_field_and_no_other(words, expected):
     field = words.split()[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-    with_it = {"reducer": "horovod"} if field == "fusion_groups" else {}  # buckets have no groups
-    assert parse(words.split()) == dataclasses.replace(EffnetConfig(), **{field: expected, **with_it})
+    assert parse(words.split()) == dataclasses.replace(EffnetConfig(), **{field: expected, **WITH_IT.get(field, {})})
 
 
 def test_the_list_above_knows_every_option():
