@@ -115,8 +115,12 @@ class _Layer(nn.Module):
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.intermediate)})
         self.output = _AddedTo(sizes.intermediate, sizes)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        attended = self.attention["output"](self.attention["self"](hidden, mask), hidden)
+    def forward(self, hidden: Tensor, mask: Tensor, places: Tensor | None = None) -> Tensor:
+        """(N, L, W), or (M, W) at these places (M,) alone."""
+        attended = self.attention["self"](hidden, mask)
+        if places is not None:
+            attended, hidden = (every.flatten(0, 1).index_select(0, places) for every in (attended, hidden))
+        attended = self.attention["output"](attended, hidden)
         output: Tensor = self.output(F.gelu(self.intermediate["dense"](attended)), attended)
         return output
 
@@ -131,11 +135,15 @@ class _Bert(nn.Module):
         if pooled:
             self.pooler = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.width)})
 
-    def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, types: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+        """Hidden states (M, W) at the places (M,); the last layer computes little at the others."""
         hidden: Tensor = self.embeddings(tokens, types)
-        for layer in self.encoder["layer"].children():
-            hidden = layer(hidden, mask[:, None, None, :])
-        return hidden  # N L W
+        mask = mask[:, None, None, :]
+        *layers, last = self.encoder["layer"].children()
+        for layer in layers:
+            hidden = layer(hidden, mask)
+        chosen: Tensor = last(hidden, mask, places)  # M W
+        return chosen
 
 
 class _Predictions(nn.Module):
@@ -167,7 +175,7 @@ class BertForMaskedLM(nn.Module):
 
         Place n x L + l is that of token l of sequence n.
         """
-        hidden = self.bert(tokens, types, mask).flatten(0, 1).index_select(0, places)  # M W
+        hidden = self.bert(tokens, types, mask, places)  # M W
         logits: Tensor = self.cls["predictions"](hidden, self.bert.embeddings.word_embeddings.weight)
         return logits
 
@@ -185,7 +193,8 @@ class BertForClassification(nn.Module):
 
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
         """Logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens."""
-        first = self.bert(tokens, types, mask)[:, 0]  # N W
+        places = torch.arange(0, tokens.numel(), tokens.shape[1], device=tokens.device)
+        first = self.bert(tokens, types, mask, places)  # N W
         logits: Tensor = self.classifier(self.dropout(torch.tanh(self.bert.pooler["dense"](first))))
         return logits
 
