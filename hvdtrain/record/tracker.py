@@ -10,7 +10,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from hvdtrain.record import events, markdown
 from hvdtrain.record.files import RecordFile, reserve, write_json, write_reserved, write_whole
 from hvdtrain.safety import exits
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
+from hvdtrain.timing.phases import Phase
+from hvdtrain.timing.verdict import REMEDIES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +33,7 @@ class Measures:
     metrics: tuple[str, ...]  # of the test split: loss, accuracy
     best_metric: str  # the one by which the best weights are known
     higher_is_better: bool = True
+    remedies: Mapping[Phase, str] = field(default_factory=lambda: REMEDIES)  # where its input limits the run
 
     @property
     def train_per_s(self) -> str:

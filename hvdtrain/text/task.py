@@ -11,8 +11,14 @@ from hvdtrain.text.config import BertConfig
 from hvdtrain.text.masks import masked, masked_tokens
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.vocabulary import END, MASK
+from hvdtrain.timing.phases import Phase
 from hvdtrain.train.task import Batch, Model, Sums, Totals
 
+_REMEDIES: Mapping[Phase, str] = {
+    "read": "cores with nothing else to do, or the folder of tokens (XDG_CACHE_HOME) on a faster disk",
+    "augment": "a smaller --max-tokens",
+    "to_device": "larger batches, or a smaller --max-tokens",
+}
 _MOST_LOSS = 700.0  # exp of more is no number
 
 
@@ -22,6 +28,7 @@ class Labels:
     unit = "samples"
     best = "accuracy"
     higher_is_better = True
+    remedies = _REMEDIES
 
     def __init__(self, lengths: Tensor, *, classes: int, end: int) -> None:
         """`lengths` (S,) are those of the training split, `end` is the number of [SEP]."""
@@ -80,6 +87,7 @@ class MaskedWords:
     unit = "samples"
     best = "perplexity"
     higher_is_better = False
+    remedies = _REMEDIES
 
     def __init__(self, lengths: Tensor, *, seed: int, mask_id: int, vocabulary: int) -> None:
         """`lengths` (S,) are those of the training split."""

@@ -104,6 +104,7 @@ def measures_of(task: Task) -> Measures:
         metrics=tuple(task.metrics({})),
         best_metric=task.best,
         higher_is_better=task.higher_is_better,
+        remedies=task.remedies,
     )
 
 

@@ -1,11 +1,14 @@
 """Image classification as a task for the loop. N images of a batch, S of the training split, H W pixels."""
 
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hvdtrain.timing.phases import Phase
 from hvdtrain.train.task import UNREADABLE, Batch, Model, Sums, Totals
 from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise, scale_and_shift
 from hvdtrain.vision.config import EffnetConfig
@@ -18,6 +21,11 @@ class ImageTask:
     unit = "images"
     best = "accuracy"
     higher_is_better = True
+    remedies: ClassVar[Mapping[Phase, str]] = {
+        "read": "more cores per rank or --workers (loader processes), smaller image files, data that fit on the device",
+        "augment": "leave out --cutout or set --no-augment",
+        "to_device": "data that fit on the device, or larger batches",
+    }
 
     def __init__(
         self,
