@@ -8,7 +8,6 @@
 The result lies in runs/bert/<run>/result.json; `tensorboard --logdir runs` shows the curves.
 """
 
-import math
 from dataclasses import asdict, replace
 from typing import cast
 
@@ -24,7 +23,7 @@ from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
 from hvdtrain.text import data
-from hvdtrain.text.config import BertConfig, parse, tiny
+from hvdtrain.text.config import BertConfig, of_steps, parse, tiny
 from hvdtrain.text.export import export, require_free
 from hvdtrain.text.model import Bert, BertForClassification, BertForMaskedLM, freeze_embeddings, sizes_of
 from hvdtrain.text.pretrained import Pretrained, pretrained_on_all
@@ -113,11 +112,11 @@ def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) ->
 
 def cut(comm: Comm, config: BertConfig, texts: Texts) -> tuple[BertConfig, BatchSizes]:
     """The settings, with the epochs that --max-steps are, and how the ranks cut one; BadInput where they cannot."""
-    train, ranks = len(texts.train), comm.data.size
-    if config.max_steps is not None:
-        steps_per_epoch = batch_sizes(config, samples=train, ranks=ranks).steps_per_epoch
-        config = replace(config, epochs=math.ceil(config.max_steps / steps_per_epoch))
-    return config, require_batches(config, train=train, test=len(texts.test), ranks=ranks, unit=Labels.unit)
+    train, test, ranks = len(texts.train), len(texts.test), comm.data.size
+    config = of_steps(config, steps_per_epoch=batch_sizes(config, samples=train, ranks=ranks).steps_per_epoch)
+    return config, require_batches(
+        config, train=train, test=test, ranks=ranks, unit=Labels.unit, max_steps=config.max_steps
+    )
 
 
 def build(config: BertConfig, texts: Texts, pretrained: Pretrained | None) -> Bert:
@@ -179,8 +178,7 @@ def train(
         )
         if best:
             saves.save_best(position, step.evaluated, **{f"eval_{step.task.best}": test[step.task.best]})
-        if position.visited == len(texts.train):
-            position = Position(step=position.step, epoch=epoch + 1)
+        position = Position(step=position.step, epoch=epoch + 1)
     step.phases.close()
     run.profile(step.phases, last=True)
     saves.save(position)

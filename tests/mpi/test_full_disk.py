@@ -8,7 +8,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvdtrain.safety.guard import QUIET_S
-from tests.mpi.conftest import EFFNET, QUICK
+from tests import texts
+from tests.mpi.conftest import QUICK
 from tests.mpi.interrupted import SHORT, files_under, same_end
 
 KIB = 1024
@@ -42,14 +43,21 @@ def small_disk(disk):
     return disk(96)
 
 
+TEXTS = ["--data", "json", "--data-dir", "texts", "--vocab-size", "200", "--global-batch-size", "8"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_full_log_disk_does_not_stop_the_training(run, small_disk, ranks):
-    words = [*QUICK[:-1], "12", "--report-every-steps", "1", "--run", "r"]
-    done = run("mpirun", ranks, [*EFFNET, *words])
+@pytest.mark.parametrize(
+    ("ranks", "script", "words"),
+    [(1, "effnet", QUICK[:-2]), (2, "effnet", QUICK[:-2]), (2, "bert", TEXTS)],
+)
+def test_a_full_log_disk_does_not_stop_the_training(run, small_disk, ranks, script, words):
+    texts.put(small_disk.with_name("texts"))
+    words = [*words, "--epochs", "12", "--report-every-steps", "1", "--run", "r"]
+    done = run("mpirun", ranks, ["-m", f"hvdtrain.{script}", *words])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished: test accuracy" in done.stdout
-    folder = small_disk / "effnet" / "r"
+    folder = small_disk / script / "r"
     result = json.loads((folder / "result.json").read_text())
     assert (result["exit_reason"], result["epochs"]) == ("finished", 12)
     assert result["log_write_failures"] > 0

@@ -11,6 +11,7 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import faults, watchdog
+from hvdtrain.timing.trace import BEFORE_STEPS
 from hvdtrain.train import optim
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, layers
 from hvdtrain.train.loop import measures_of
@@ -55,6 +56,20 @@ def test_a_run_too_short_for_two_passes_is_refused(traced, least):
     assert f"the run has {least - 2}" in line
     assert "--epochs" in line
     assert sizes(least).steps_per_epoch == 2
+
+
+@pytest.mark.parametrize(("words", "steps"), [({"profile": "exact"}, 24), ({"torch_profile": 30}, 30 + BEFORE_STEPS)])
+def test_what_is_measured_must_fit_into_max_steps_whatever_the_epochs(words, steps):
+    settings = replace(DIGITS, batch_size_per_rank=100, epochs=99, **words)
+
+    def sizes(max_steps):
+        return require_batches(settings, train=200, test=1, ranks=1, unit="samples", max_steps=max_steps)
+
+    line = refused(lambda: sizes(steps - 1))
+    assert str(steps - 1) in line
+    assert "more --max-steps" in line
+    assert "--epochs" not in line
+    sizes(steps)
 
 
 GLOBAL_64 = {"batch_size_per_rank": 256, "global_batch_size": 64}
