@@ -21,17 +21,17 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.replicas import parameter_hashes, weights_hash
 from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
-from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import data
 from hvdtrain.text.config import BertConfig, of_steps, parse, tiny
-from hvdtrain.text.export import export, require_free
+from hvdtrain.text.export import export_on_all, require_free
 from hvdtrain.text.model import Bert, BertForClassification, BertForMaskedLM, freeze_embeddings, sizes_of
 from hvdtrain.text.pretrained import Pretrained, pretrained_on_all
-from hvdtrain.text.task import Labels, in_words, text_task
+from hvdtrain.text.task import Labels, text_task
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.weights import build_on_all
 from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, state_of, train_epoch
+from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
 from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.preflight import (
     compression,
@@ -94,10 +94,11 @@ def main() -> None:
             run.console.say(f"{texts.cut} texts are cut off after --max-tokens {config.max_tokens}")
         saves = saves_of(run, folder, parts, keep=config.keep)
         train(config, step, feed, texts, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
-        export_on_0(comm, config, cast("Bert", step.evaluated), texts)
-        result = run.tracker.result
-        last = {name: result[f"eval_{name}"] for name in measures_of(task).metrics}
-        run.conclude(f"test {in_words(last)}", weights_sha256=weights_hash(parameter_hashes(model)))
+        if config.export is not None:
+            export_on_all(comm, config.export, cast("Bert", step.evaluated), texts)
+        run.conclude(
+            f"test {task.in_words(run.tracker.last_test)}", weights_sha256=weights_hash(parameter_hashes(model))
+        )
 
 
 def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) -> None:
@@ -162,48 +163,21 @@ def train(
         position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run)
         run.profile(step.phases)
         run.faults.at("eval", epoch + 1 - first_epoch)
-        test = evaluate_or_leave(step, texts.test, position, sizes=feed.sizes, saves=saves, save_points=points, run=run)
-        best = run.tracker.is_best(test)
-        metrics = run.tracker.epoch_done(
-            epoch + 1,
-            count=position.visited,
-            train_s=position.train_s,
-            lr=lr(min((epoch + 1) * feed.sizes.steps_per_epoch, lr.total_steps) - 1, lr.batch),
-            train=step.task.metrics(position.totals),
-            test=test,
+        position = end_epoch(
+            step,
+            texts.test,
+            position,
+            epochs=config.epochs,
+            lr=lr,
+            sizes=feed.sizes,
+            saves=saves,
+            save_points=points,
+            run=run,
         )
-        run.console.epoch_done(
-            f"epoch {epoch + 1:>3}/{config.epochs}  train loss {metrics['train/loss']:.4f}  test {in_words(test)}  "
-            f"lr {metrics['train/lr']:.4g}  {metrics['train/samples_per_s']:.0f} samples/s"
-        )
-        if best:
-            saves.save_best(position, step.evaluated, **{f"eval_{step.task.best}": test[step.task.best]})
-        position = Position(step=position.step, epoch=epoch + 1)
     step.phases.close()
     run.profile(step.phases, last=True)
     saves.save(position)
     saves.wait(position.step)
-
-
-def export_on_0(comm: Comm, config: BertConfig, model: Bert, texts: Texts) -> None:
-    """Rank 0 writes what was evaluated for others to load; EndOfRun on all ranks where it cannot."""
-    failed = None
-    if config.export is not None and comm.rank == 0:
-        vocabulary = texts.vocabulary
-        try:
-            export(
-                config.export,
-                model,
-                vocabulary=vocabulary.tokens,
-                lower_case=vocabulary.lower_case,
-                labels=texts.labels,
-            )
-        except OSError as error:
-            failed = error.strerror or str(error)
-    failed = comm.allgather(failed)[0]
-    if failed:
-        line = f"--export {config.export} could not be written ({failed}); the run folder has the weights"
-        raise EndOfRun(line, status=FAILED, reason="not exported")
 
 
 if __name__ == "__main__":

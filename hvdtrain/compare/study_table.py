@@ -41,7 +41,7 @@ def table(found: Study) -> list[Column]:
     hosts = [max((len(run.hosts) for run in size.runs), default=None) for size in sizes]
     counts = [len(size.runs) for size in sizes]
     unit = "GPU" if found.on_gpus else "rank"
-    of_texts = {one: [size.group and size.group.mean(one[1]) for size in sizes] for one in OF_TEXTS}
+    of_texts = {one: [size.mean(one[1]) for size in sizes] for one in OF_TEXTS}
     columns = [
         _numbers("ranks", "np", [size.np for size in sizes], whole),
         _numbers("hosts", "hosts", hosts, whole),

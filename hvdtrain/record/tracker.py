@@ -231,6 +231,11 @@ class Tracker:
         self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, round(seconds)))
         return metrics
 
+    @property
+    def last_test(self) -> dict[str, float]:
+        """The metrics of the last evaluation, by name."""
+        return {name: self.result[f"eval_{name}"] for name in self.measures.metrics}
+
     def is_best(self, test: Mapping[str, float]) -> bool:
         """Whether these metrics of the test split are better than all before."""
         here, before = test[self.measures.best_metric], self.result[self.measures.best]

@@ -13,9 +13,11 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
 from hvdtrain.text.model import Bert, BertForMaskedLM
 from hvdtrain.text.pretrained import CONFIG, FIXED, KEYS, TOKENIZER, VOCABULARY, WEIGHTS
+from hvdtrain.text.tokens import Texts
 
 FILES = {CONFIG, WEIGHTS, VOCABULARY, TOKENIZER}
 
@@ -65,6 +67,21 @@ def export(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def export_on_all(comm: Comm, folder: Path, model: Bert, texts: Texts) -> None:
+    """Rank 0 writes the folder; EndOfRun on all ranks where it cannot."""
+    failed = None
+    if comm.rank == 0:
+        known = texts.vocabulary
+        try:
+            export(folder, model, vocabulary=known.tokens, lower_case=known.lower_case, labels=texts.labels)
+        except OSError as error:
+            failed = error.strerror or str(error)
+    failed = comm.allgather(failed)[0]
+    if failed:
+        line = f"--export {folder} could not be written ({failed}); the run folder has the weights"
+        raise EndOfRun(line, status=FAILED, reason="not exported")
 
 
 def _config(model: Bert, vocabulary: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:

@@ -75,6 +75,9 @@ class Labels:
         f1 = scores[1] if self._classes == 2 else sum(scores) / len(scores)
         return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count, "f1": f1}
 
+    def in_words(self, metrics: Mapping[str, float]) -> str:
+        return f"accuracy {metrics['accuracy']:.2%}, F1 {metrics['f1']:.3f}"
+
     def _f1(self, totals: Totals, label: int) -> float:
         """Twice what was right over all that was guessed or labelled so; 0 where it does not occur."""
         either = totals[f"guessed_{label}"] + totals[f"labelled_{label}"]
@@ -134,6 +137,9 @@ class MaskedWords:
         loss = totals["loss"] / count
         return {"loss": loss, "perplexity": math.exp(min(loss, _MOST_LOSS)), "accuracy": totals["right"] / count}
 
+    def in_words(self, metrics: Mapping[str, float]) -> str:
+        return f"perplexity {metrics['perplexity']:.1f}, accuracy {metrics['accuracy']:.2%}"
+
 
 def inside(lengths: Tensor, tokens: Tensor) -> Tensor:
     """Where a sequence of (N,) is, and not what fills up the batch (N, L)."""
@@ -150,11 +156,3 @@ def text_task(config: BertConfig, texts: Texts) -> TextTask:
         size = len(vocabulary.tokens)
         return MaskedWords(lengths, seed=config.seed, mask_id=vocabulary.id(MASK), vocabulary=size)
     return Labels(lengths, classes=len(texts.labels), end=vocabulary.id(END))
-
-
-def in_words(metrics: Mapping[str, float]) -> str:
-    """The metrics of a test for people."""
-    accuracy = f"accuracy {metrics['accuracy']:.2%}"
-    if "perplexity" in metrics:
-        return f"perplexity {metrics['perplexity']:.1f}, {accuracy}"
-    return f"{accuracy}, F1 {metrics['f1']:.3f}"

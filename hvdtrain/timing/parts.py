@@ -141,7 +141,7 @@ def parts_of(ranks: Sequence[RankMeans], input_remedies: Mapping[Phase, str] = R
     own_s[WAITING], exposed_s[WAITING] = 0.0, max(waits_s) - exposed_s["sync"]
     compute_s = _middle(alone, COMPUTE)
     hideable = [name for name in ("read", "sync") if own_s[name] >= LEAST * step_s]
-    remedies = {**_REMEDIES, **input_remedies}
+    remedies = _REMEDIES | {str(phase): remedy for phase, remedy in input_remedies.items()}
     errors_s = [means.error_s for means in ranks if means.error_s is not None]
     return Parts(
         step_s=step_s,

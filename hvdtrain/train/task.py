@@ -61,6 +61,9 @@ class Task(Protocol):
     def metrics(self, totals: Totals) -> dict[str, float]:
         """The metrics by name, 'loss' among them, always the same ones; NaN where nothing was counted."""
 
+    def in_words(self, metrics: Mapping[str, float]) -> str:
+        """The metrics of a test for people."""
+
 
 def added(totals: Totals, more: Totals) -> Totals:
     """The sums of both."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,12 @@ from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise,
 from hvdtrain.vision.config import EffnetConfig
 from hvdtrain.vision.images import NO_LABEL, Images
 
+_REMEDIES: Mapping[Phase, str] = {
+    "read": "more cores per rank or --workers (loader processes), smaller image files, data that fit on the device",
+    "augment": "leave out --cutout or set --no-augment",
+    "to_device": "data that fit on the device, or larger batches",
+}
+
 
 class ImageTask:
     """uint8 images (N, 3, H, W) and labels (N,) to losses, accuracies and what the model sees."""
@@ -21,11 +26,7 @@ class ImageTask:
     unit = "images"
     best = "accuracy"
     higher_is_better = True
-    remedies: ClassVar[Mapping[Phase, str]] = {
-        "read": "more cores per rank or --workers (loader processes), smaller image files, data that fit on the device",
-        "augment": "leave out --cutout or set --no-augment",
-        "to_device": "data that fit on the device, or larger batches",
-    }
+    remedies = _REMEDIES
 
     def __init__(
         self,
@@ -83,6 +84,9 @@ class ImageTask:
         if not count:  # every step was skipped
             return {"loss": math.nan, "accuracy": math.nan}
         return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count}
+
+    def in_words(self, metrics: Mapping[str, float]) -> str:
+        return f"accuracy {metrics['accuracy']:.2%}"
 
 
 def image_task(config: EffnetConfig, images: Images, device: torch.device) -> ImageTask:
