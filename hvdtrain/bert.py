@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.run_folder import has_checkpoints
 from hvdtrain.checkpoint.save_points import AgreedSavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
 from hvdtrain.ranks.agree import agreed
@@ -108,7 +109,8 @@ def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) ->
     elif config.max_tokens > (positions := sizes_of(config.model, vocabulary=config.vocab_size).positions):
         raise BadInput(f"--max-tokens {config.max_tokens}: {config.model} has {positions} positions; give no more")
     if config.export is not None and comm.rank == 0:
-        require_free(config.export, replace=config.overwrite)
+        own = has_checkpoints(config.runs_dir / config.experiment, config.run)  # what stands there then
+        require_free(config.export, replace=config.overwrite or own)
 
 
 def cut(comm: Comm, config: BertConfig, texts: Texts) -> tuple[BertConfig, BatchSizes]:

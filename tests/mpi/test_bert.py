@@ -11,8 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvdtrain.timing.phases import WARMUP_STEPS
 from tests import texts
-from tests.mpi.conftest import slow
+from tests.mpi.conftest import PROJECT, slow
 from tests.mpi.interrupted import Runs, refusal, same_end
+from tests.mpi.launched import argv, finished
 from tests.mpi.test_preemption import left_well
 
 BERT = ["-m", "hvdtrain.bert"]
@@ -123,7 +124,8 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_fac
 DIES_LATE = """
 import os, runpy
 from hvdtrain.record.run import Run
-Run.conclude = lambda *_, **__: os._exit(9)
+if os.environ.get("HVDLAUNCH_ATTEMPT", "0") == "0":
+    Run.conclude = lambda *_, **__: os._exit(9)
 runpy.run_module("hvdtrain.bert", run_name="__main__")
 """
 
@@ -139,6 +141,19 @@ def test_a_run_that_dies_after_its_last_save_has_each_line_once(tmp_path, tmp_pa
     broken.finish(program=("dies.py",), status=9)
     broken.finish_in(pools)
     same_end(broken, whole)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_started_again_replaces_its_own_export_and_no_others(tmp_path):
+    (tmp_path / "dies.py").write_text(DIES_LATE)
+    words = ["python", "dies.py", *WORDS, "--global-batch-size", "8", "--max-steps", "9", "--export", "model"]
+    done = finished(tmp_path, argv("--restarts", "1", "-np", "1", program=words), PYTHONPATH=str(PROJECT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "restart 1 of 1" in done.stderr
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    done = finished(tmp_path, ["python", "-m", "hvdtrain.bert", *words[2:], "--run", "other"], PYTHONPATH=str(PROJECT))
+    assert done.returncode == 2
+    assert "--export model: holds files already" in refusal(done.stdout + done.stderr)
 
 
 @pytest.mark.slow
