@@ -25,20 +25,16 @@ class Corpus:
 
     train: Callable[[], Iterator[Row]]
     test: Callable[[], Iterator[Row]]
-    key: str  # SHA-256 of all that the rows come from
+    key: Callable[[], str]  # SHA-256 of all that the rows come from, as it is at that moment
 
 
 def corpus_of(config: BertConfig) -> Corpus:
     """The texts of a run's data; BadInput where there are none."""
     if config.data == "icd10":
-        return Corpus(train=icd10.train, test=icd10.test, key=icd10.key())
+        return Corpus(train=icd10.train, test=icd10.test, key=icd10.key)
     train, test = _files(config.data, config.data_dir)
     reader = partial(_rows, config.data, _columns(config))
-    digest = hashlib.sha256(repr((config.data, _columns(config), len(train), len(test))).encode())
-    for path in (*train, *test):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    key = digest.hexdigest()
+    key = partial(_key, repr((config.data, _columns(config), len(train), len(test))), (*train, *test))
     if test:
         return Corpus(train=partial(_all, reader, train), test=partial(_all, reader, test), key=key)
     return Corpus(
@@ -46,6 +42,14 @@ def corpus_of(config: BertConfig) -> Corpus:
         test=lambda: (row for number, row in enumerate(_all(reader, train), start=1) if not number % _TEST_SHARE),
         key=key,
     )
+
+
+def _key(settings: str, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256(settings.encode())
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
@@ -76,11 +80,10 @@ def _files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _columns(config: BertConfig) -> Columns:
-    label = config.label_column if config.task == "classify" else None
-    if config.data == "glue":
-        return Columns(text=config.text_column, pair=config.pair_column, label=label)
-    needed = "label" if config.task == "classify" else None
-    return Columns(text=config.text_column or "text", pair=config.pair_column, label=label or needed)
+    label = config.label_column or "label" if config.task == "classify" else None
+    if config.data == "glue" and config.text_column is None:
+        return Columns(text=None, pair=None, label=config.label_column)
+    return Columns(text=config.text_column or "text", pair=config.pair_column, label=label)
 
 
 def _rows(data: str, columns: Columns, path: Path) -> Iterator[Row]:

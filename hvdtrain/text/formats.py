@@ -11,7 +11,12 @@ from typing import Any
 from hvdtrain.safety.exits import BadInput
 
 # The columns of GLUE's tables by which a header is known: text, pair, label.
-_GLUE = (("sentence", None, "label"), ("#1 String", "#2 String", "Quality"), ("sentence1", "sentence2", "label"))
+_GLUE = (
+    ("question", "sentence", "label"),  # before SST-2, which has a sentence and a label too
+    ("sentence", None, "label"),
+    ("#1 String", "#2 String", "Quality"),
+    ("sentence1", "sentence2", "label"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +36,7 @@ class Columns:
     pair: str | None
     label: str | None
 
-    def require(self, path: Path, header: Sequence[str]) -> None:
+    def require(self, where: str, header: Sequence[str]) -> None:
         """Raise BadInput for a column that is not in the header."""
         for option, name in (
             ("--text-column", self.text),
@@ -39,7 +44,7 @@ class Columns:
             ("--label-column", self.label),
         ):
             if name is not None and name not in header:
-                raise BadInput(f"{option} {name!r}: {path} has no such column; it has {', '.join(map(repr, header))}")
+                raise BadInput(f"{option} {name!r}: {where} has no such column; it has {', '.join(map(repr, header))}")
 
 
 def json_lines(path: Path, columns: Columns) -> Iterator[Row]:
@@ -55,7 +60,7 @@ def json_lines(path: Path, columns: Columns) -> Iterator[Row]:
             raise BadInput(f"{path} line {number} is too deeply nested: give one object of words per line") from error
         if not isinstance(found, dict):
             raise BadInput(f'{path} line {number} is no JSON object: give one per line, as in {{"text": ...}}')
-        columns.require(path, list(found))
+        columns.require(f"{path} line {number}", list(found))
         yield _row(f"{path} line {number}", found, columns)
 
 
@@ -77,7 +82,7 @@ def table(path: Path, columns: Columns, *, quoted: bool = True) -> Iterator[Row]
         header = next(rows, [])
         if columns.text is None and header:
             columns = _of_glue(path, header, columns)
-        columns.require(path, header)
+        columns.require(str(path), header)
         if twice := [name for name in header if header.count(name) > 1]:
             raise BadInput(f"{path}: two columns are called {twice[0]!r}: rename one of them")
         for cells in rows:

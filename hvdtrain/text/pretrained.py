@@ -142,10 +142,23 @@ def read(folder: Path, source: str) -> Pretrained:
 
 def _content(path: Path, source: str) -> str:
     try:
-        return read_file(path).decode()
+        content = read_file(path)
+        _require_whole(path, content, source)
+        return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise BadInput(f"--pretrained {source}: {path.name} cannot be read ({reason}); give a whole folder") from error
+
+
+def _require_whole(path: Path, content: bytes, source: str) -> None:
+    """Raise BadInput where a file of the hub's cache is not what it is named by: git's hash, or a SHA-256."""
+    blob = path.resolve()
+    known = {
+        40: hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest(),
+        64: hashlib.sha256(content).hexdigest(),
+    }
+    if blob.parent.name == "blobs" and known.get(len(blob.name), blob.name) != blob.name:
+        raise BadInput(f"--pretrained {source}: {path.name} is damaged on this host: delete {blob} to fetch it again")
 
 
 def _document(path: Path, source: str) -> dict[str, Any]:

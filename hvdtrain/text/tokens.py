@@ -25,7 +25,7 @@ from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.vocabulary import END, START, Vocabulary, learned
 
-_VERSION = 1  # of what this file makes of a text
+_VERSION = 2  # of what this file makes of a text
 _AT_A_TIME = 1000  # rows
 
 
@@ -58,11 +58,12 @@ def prepared(corpus: Corpus, shape: Shape) -> str:
     Called by one rank of each host.
     """
     words = shape.vocab_size if shape.vocabulary is None else shape.vocabulary.sha256
-    made_of = [_VERSION, tokenizers.__version__, corpus.key, words, shape.max_tokens, shape.in_blocks, shape.labelled]
+    content = corpus.key()
+    made_of = [_VERSION, tokenizers.__version__, content, words, shape.max_tokens, shape.in_blocks, shape.labelled]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
     folder = _cache() / key
     if not folder.exists():
-        _make(folder, corpus, shape)
+        _make(folder, corpus, shape, content=content)
     _require_whole(folder)
     return key
 
@@ -99,13 +100,15 @@ def _cache() -> Path:
         raise BadInput("there is no home folder to keep tokens in: name another in XDG_CACHE_HOME") from error
 
 
-def _make(folder: Path, corpus: Corpus, shape: Shape) -> None:
+def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
     """Write beside it and rename; another host or run that was faster has made the same."""
     beside = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
         _write(beside, corpus, shape)
+        if corpus.key() != content:
+            raise BadInput("a file of --data-dir was changed while it was read: start again when it is whole")
         beside.rename(folder)
     except OSError as error:
         if not folder.exists():
@@ -162,7 +165,12 @@ def _texts(row: Row) -> list[str]:
 def _sequences(
     rows: Iterator[Row], vocabulary: Vocabulary, shape: Shape
 ) -> Iterator[tuple[list[int], str | None, bool]]:
-    """Of each sequence its numbers, label, and whether something was cut off: [CLS] text [SEP], or with pair [SEP]."""
+    """Of each sequence its numbers, label, and whether something was cut off: [CLS] text [SEP], or with pair [SEP].
+
+    Without labels both texts of a pair are sequences, so that [SEP] is nowhere but at an end, where nothing is masked.
+    """
+    if not shape.labelled:
+        rows = (Row(text=text) for row in rows for text in _texts(row))
     encode, start, end = vocabulary.encoder(), vocabulary.id(START), vocabulary.id(END)
     while some := list(islice(rows, _AT_A_TIME)):
         texts, pairs = encode([row.text for row in some]), encode([row.pair or "" for row in some])

@@ -216,7 +216,7 @@ def test_max_steps_ends_in_the_middle_of_an_epoch_and_a_nan_is_skipped_by_all(ru
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--label-column", "class"], "--label-column 'class': texts/train.jsonl has no such column"),
+        (["--label-column", "class"], "--label-column 'class': texts/train.jsonl line 1 has no such column"),
         slow(["--max-tokens", "600"], "--max-tokens 600: bert_tiny has 512 positions; give no more"),
         slow(["--data-dir", "none"], "--data-dir none: no such folder"),
     ],
@@ -226,6 +226,27 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, words, named):
     assert done.returncode == 2
     assert named in refusal(done.stdout + done.stderr)
     assert not (tmp_path / "runs").exists()
+
+
+SLOW = """
+import runpy, time
+from hvdtrain.text import tokens
+def late(*given, write=tokens._write):
+    time.sleep(6)
+    write(*given)
+tokens._write = late
+runpy.run_module("hvdtrain.bert", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_texts_may_take_longer_to_become_numbers_than_horovod_lets_ranks_wait(run, tmp_path):
+    """The others wait in a collective of Horovod's, whose Gloo controller ends no job for that (0.28.1)."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    stall = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    done = run("gloo", 2, ["slow.py", *WORDS, "--global-batch-size", "8", "--max-steps", "1"], **stall)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Stalled" not in done.stdout + done.stderr
 
 
 @pytest.mark.slow

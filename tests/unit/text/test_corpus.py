@@ -4,6 +4,7 @@ import pytest
 
 from hvdtrain.text.config import tiny
 from hvdtrain.text.corpus import corpus_of
+from hvdtrain.text.formats import Row
 from tests.refusals import refused
 
 
@@ -48,9 +49,19 @@ def test_the_key_follows_contents_and_columns_and_not_names_of_folders(tmp_path)
     ):
         (tmp_path / folder).mkdir()
         put(tmp_path / folder, all_csv=text)
-        keys.append(corpus(tmp_path / folder, "csv", **options).key)
+        keys.append(corpus(tmp_path / folder, "csv", **options).key())
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
+
+
+def test_a_text_column_of_glue_goes_with_the_column_called_label(tmp_path):
+    put(tmp_path, train_tsv="s1\ts2\tlabel\na\tb\tx\n", dev_tsv="s1\ts2\tlabel\nc\td\ty\n")
+    [row] = corpus(tmp_path, "glue", text_column="s1", pair_column="s2").train()
+    assert row == Row(text="a", pair="b", label="x")
+    put(tmp_path, train_tsv="s1\ts2\tscore\na\tb\t1.5\n")
+    rows = corpus(tmp_path, "glue", text_column="s1", pair_column="s2").train()
+    line = f"--label-column 'label': {tmp_path / 'train.tsv'} has no such column; it has 's1', 's2', 'score'"
+    assert refused(lambda: list(rows)) == line
 
 
 def test_masked_words_need_no_labels(tmp_path):

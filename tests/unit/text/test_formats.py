@@ -50,7 +50,12 @@ def test_a_document_is_a_block_of_lines(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("a.jsonl", '{"text": "a"}\n', "--label-column 'label': {} has no such column; it has 'text'"),
+        ("a.jsonl", '{"text": "a"}\n', "--label-column 'label': {} line 1 has no such column; it has 'text'"),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": 1}\n\n{"text": "b"}',
+            "--label-column 'label': {} line 3 has no such column",
+        ),
         ("a.jsonl", '{"text": "a", "label": 1}\n{', "{} line 2 is no JSON"),
         ("a.jsonl", "[1]\n", "{} line 1 is no JSON object"),
         ("a.jsonl", "[" * 100_000, "{} line 1 is "),
@@ -72,9 +77,15 @@ def test_what_is_no_row_is_named_by_file_and_line(tmp_path, name, content, named
     assert refused(lambda: list(reader(path, LABELLED))).startswith(named.format(path))
 
 
-def test_an_unknown_header_of_glue_asks_for_the_columns(tmp_path):
-    path = written(tmp_path, "train.tsv", "gj04\t1\t\tOur friends\n")
+@pytest.mark.parametrize("header", ["gj04\t1\t\tOur friends", "question1\tquestion2\tis_duplicate", "sentence\tid"])
+def test_an_unknown_header_of_glue_asks_for_the_columns(tmp_path, header):
+    path = written(tmp_path, "train.tsv", f"{header}\n")
     assert "give --text-column and --label-column" in refused(lambda: list(formats.table(path, GLUE, quoted=False)))
+
+
+def test_qnli_is_pairs_of_question_and_sentence(tmp_path):
+    path = written(tmp_path, "train.tsv", "index\tquestion\tsentence\tlabel\n0\tWho?\tHe.\tentailment\n")
+    assert list(formats.table(path, GLUE, quoted=False)) == [Row(text="Who?", pair="He.", label="entailment")]
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def corpus(train=TRAIN, test=TEST, key="k"):
-    return Corpus(train=lambda: iter(train), test=lambda: iter(test), key=key)
+    return Corpus(train=lambda: iter(train), test=lambda: iter(test), key=lambda: key)
 
 
 def shape(vocabulary=WORDS, *, max_tokens=16, in_blocks=False, labelled=True, vocab_size=60):
@@ -121,6 +121,20 @@ def test_they_are_made_once_for_the_same_content_and_anew_for_another(cache):
     assert sorted(path.name for path in cache.iterdir()) == sorted({first, *others})
 
 
+def test_a_file_that_is_changed_while_it_is_read_is_refused(cache):
+    keys = iter(["before", "after"])
+    changing = Corpus(train=lambda: iter(TRAIN), test=lambda: iter(TEST), key=lambda: next(keys))
+    assert refused(lambda: tokens.prepared(changing, shape())).startswith("a file of --data-dir was changed while")
+    assert list(cache.iterdir()) == []
+
+
+def test_for_masked_words_each_text_of_a_pair_is_a_sequence():
+    """Of what is inside a sequence anything may be masked: no [SEP] is there."""
+    pairs = [Row(text="one two", pair="three", label="a"), Row(text="two", label="b")]
+    texts = texts_of(corpus(pairs, pairs), labelled=False)
+    assert in_tokens(texts, texts.train) == ["[CLS] one two [SEP]", "[CLS] three [SEP]", "[CLS] two [SEP]"]
+
+
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "labels.npy", "vocab.txt"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_torn_cache_is_refused_by_name(cache, name, damage):
@@ -180,7 +194,7 @@ from hvdtrain.text.masks import masked
 random.seed(1)
 words = ["".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(2000)]
 rows = [Row(text=" ".join(random.choices(words, k=20)), label=str(number % 3)) for number in range(300)]
-corpus = Corpus(train=lambda: iter(rows), test=lambda: iter(rows), key="k")
+corpus = Corpus(train=lambda: iter(rows), test=lambda: iter(rows), key=lambda: "k")
 shape = tokens.Shape(vocabulary=None, vocab_size=200, max_tokens=16, in_blocks=False, labelled=True)
 texts = tokens.opened(tokens.prepared(corpus, shape))
 samples = torch.arange(len(texts.train))
