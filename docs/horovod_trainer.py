@@ -27,8 +27,19 @@ class HorovodTrainer(Trainer):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        here = self.args.distributed_state  # Trainer and its callbacks write and report where these are 0
+        here.process_index = here.local_process_index = hvd.rank()
         if hvd.rank() > 0:
-            self.args.save_strategy, self.callback_handler.callbacks[1:] = "no", []
+            self.args.save_strategy = "no"
+
+    def train(self, *arguments, **options):
+        done = super().train(*arguments, **options)
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)  # rank 0 may have loaded its best ones
+        return done
+
+    def evaluation_loop(self, *arguments, **options):
+        found = super().evaluation_loop(*arguments, **options)
+        return found._replace(metrics=hvd.broadcast_object(found.metrics, root_rank=0))  # by which all stop early
 
     def _get_train_sampler(self, train_dataset=None):
         return DistributedSampler(train_dataset or self.train_dataset, hvd.size(), hvd.rank(), seed=self.args.seed)
@@ -39,7 +50,7 @@ class HorovodTrainer(Trainer):
         return batches, hvd.allreduce(items, op=hvd.Sum)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if num_items_in_batch is None:  # an evaluation
+        if return_outputs:  # an evaluation
             return super().compute_loss(model, inputs, return_outputs)
         labels = inputs.pop("labels").flatten()
         logits = model(**inputs).logits
