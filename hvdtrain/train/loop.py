@@ -139,9 +139,7 @@ def train_epoch(
     window = Window()
     pending: deque[tuple[int, int, Pending]] = deque()
     coming = feed.inputs(batches, start.epoch, watchdog)
-    for number, (batch, (backward_passes, inputs)) in enumerate(
-        zip(batches, coming, strict=True), start=start.step + 1
-    ):
+    for number, (batch, inputs) in enumerate(coming, start=start.step + 1):
         watchdog.working(number)
         faults.at("step", number, model=step.model)
         phases.enter("other")
@@ -152,7 +150,7 @@ def train_epoch(
         rate = lr(epochs_done * feed.sizes.steps_per_epoch, batch.global_size)
         taken = step(
             inputs,
-            backward_passes=backward_passes,
+            backward_passes=len(batch.micro_batches),
             global_count=batch.global_count,
             lr=rate,
             measure=is_due,
