@@ -143,7 +143,7 @@ class MaskedWords:
 
 def inside(lengths: Tensor, tokens: Tensor) -> Tensor:
     """Where a sequence of (N,) is, and not what fills up the batch (N, L)."""
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device)[:, None]
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device, non_blocking=True)[:, None]
 
 
 TextTask = Labels | MaskedWords
