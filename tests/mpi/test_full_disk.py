@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hvdtrain.safety.guard import QUIET_S
 from tests import texts
 from tests.mpi.conftest import QUICK
-from tests.mpi.interrupted import SHORT, files_under, same_end
+from tests.mpi.interrupted import SHORT, Runs, files_under, same_end
 
 KIB = 1024
 
@@ -93,3 +93,24 @@ def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
     same_end(run, reference(2, words))
     assert not list(run.path.rglob(".*.part"))
     assert run.result["checkpoint_write_failures"] == 0  # what came after the checkpoint is forgotten
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_for_a_second_checkpoint_of_texts(tmp_path, tmp_path_factory, disk, pools):
+    disk(10_000)
+    words = (*TEXTS, "--epochs", "2", "--report-every-steps", "3", "--checkpoint-every-steps", "4")
+    run, whole = (
+        Runs(folder=folder, ranks=2, words=words, script="bert")
+        for folder in (tmp_path, tmp_path_factory.mktemp("whole"))
+    )
+    for one in (run, whole):
+        texts.put(one.folder / "texts")
+    whole.finish_in(pools)
+    run.killed("step6", saved=4)
+    said = run.finish(status=1, HVDTRAIN_FAULT="raise@rankall:step12")
+    assert re.search(r"checkpoint write failed: .*: No space left on device.*; training goes on", said)
+    assert [name for name in run.checkpoints if not name.startswith(".")] == ["step-000000004"]
+    disk(64_000)
+    run.finish()
+    same_end(run, whole)
+    assert run.result["checkpoint_write_failures"] == 0
