@@ -16,12 +16,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pairs import Table, environment
+from pairs import HERE, Table, environment
 from scipy import stats
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-import hvdtrain
 from hvdtrain.text import icd10
 
 BATCHES = {32: 1, 256: 4}  # micro-batches each: 8 texts are too few to keep a core busy
@@ -42,7 +41,7 @@ def accuracy(out: Path, batch: int, seed: int, *, words: list[str]) -> float:
 
 def program(words: list[str]) -> str:
     """A name for the program with these options: another when either has changed."""
-    files = sorted(Path(hvdtrain.__file__).parent.rglob("*.py"))
+    files = sorted((HERE.parent / "hvdtrain").rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files) + repr(words).encode()).hexdigest()[:12]
 
 
