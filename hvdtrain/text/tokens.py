@@ -6,6 +6,7 @@ and SHA-256 of each.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -25,7 +26,7 @@ from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.vocabulary import END, START, Vocabulary, learned
 
-_VERSION = 2  # of what this file makes of a text
+_VERSION = 3  # of what this file makes of a text
 _AT_A_TIME = 1000  # rows
 
 
@@ -201,7 +202,15 @@ def _label_names(train: list[str | None], test: list[str | None]) -> list[str]:
     unknown = sorted({label for label in test if label is not None} - names)
     if unknown:
         raise BadInput(f"label {unknown[0]!r} of the test texts is none of the training texts': take its rows out")
-    return sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    return sorted(names, key=_number_first)
+
+
+def _number_first(name: str) -> tuple[bool, float, str]:
+    try:
+        number = float(name)
+    except ValueError:
+        number = math.nan
+    return (False, number, name) if math.isfinite(number) else (True, 0.0, name)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

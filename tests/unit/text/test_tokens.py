@@ -83,9 +83,11 @@ def test_of_a_pair_the_longer_one_is_cut_first(max_tokens, whole):
     assert texts.cut == (0 if max_tokens == 16 else 4)
 
 
-def test_labels_are_in_order_numbers_by_size():
-    rows = [Row(text="one", label=label) for label in ("10", "9", "x", "2")]
-    assert texts_of(corpus(rows, rows)).labels == ("2", "9", "10", "x")
+@pytest.mark.parametrize("labels", ["2 9 10 x", "-1 1", "2.0 10.0", "-1.5 0 1e1 inf nan x", "01 1 1.0"])
+def test_labels_are_in_order_numbers_by_size(labels):
+    expected = tuple(labels.split())
+    rows = [Row(text="one", label=label) for label in sorted(expected, reverse=True)]
+    assert texts_of(corpus(rows, rows)).labels == expected
 
 
 def test_a_vocabulary_is_learned_from_the_training_texts_alone():
