@@ -1,20 +1,22 @@
 """Texts as numbers on disk: made once per host, kept by what they are made of, mapped by every rank.
 
-A folder in ~/.cache/hvdtrain/tokens has tokens.bin, offsets.npy, labels.npy, vocab.txt, and about.json with the size
-and SHA-256 of each.
+A folder in ~/.cache/hvdtrain/tokens has tokens.bin, offsets.npy, labels.npy, vocab.txt, about.json with the size and
+SHA-256 of each, and about.sha256 with its own.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import shutil
-import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import tokenizers
@@ -28,6 +30,9 @@ from hvdtrain.text.vocabulary import END, START, Vocabulary, learned
 
 _VERSION = 3  # of what this file makes of a text
 _AT_A_TIME = 1000  # rows
+_ABOUT, _ABOUT_SHA256 = "about.json", "about.sha256"
+_PART = ".part-"  # begins the name of a folder that is being made
+_DEAD_AFTER_S = 24 * 3600.0  # without a file that is written to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +78,12 @@ def opened(key: str) -> Texts:
     """What `prepared` has made, mapped."""
     folder = _cache() / key
     try:
-        text = (folder / "about.json").read_bytes()
-        about = json.loads(text)
+        about, sha256 = _about(folder)
         offsets, labels = np.load(folder / "offsets.npy"), np.load(folder / "labels.npy")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
         words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    except (OSError, ValueError, KeyError) as error:
-        raise _torn(folder, " ".join(str(error).split())) from error
+    except (OSError, ValueError, EOFError) as error:
+        raise _unusable(folder, error) from error
     starts, lengths, train = offsets[:-1], np.diff(offsets), about["train"]
     # Batches of an evaluation are of neighbours: of like lengths, little fills them up.
     test = train + np.argsort(lengths[train:], kind="stable")
@@ -89,7 +93,7 @@ def opened(key: str) -> Texts:
         vocabulary=Vocabulary(tokens=tuple(words), lower_case=about["lower_case"]),
         labels=tuple(about["labels"]),
         cut=about["cut"],
-        sha256=hashlib.sha256(text).hexdigest(),
+        sha256=sha256,
     )
 
 
@@ -103,10 +107,11 @@ def _cache() -> Path:
 
 def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
     """Write beside it and rename; another host or run that was faster has made the same."""
-    beside = None
+    beside = folder.with_name(f"{_PART}{uuid4().hex}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+        _remove_dead(folder.parent)
+        beside.mkdir()
         _write(beside, corpus, shape)
         if corpus.key() != content:
             raise BadInput("a file of --data-dir was changed while it was read: start again when it is whole")
@@ -118,8 +123,16 @@ def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
                 "in XDG_CACHE_HOME"
             ) from error
     finally:
-        if beside is not None:
-            shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _remove_dead(cache: Path) -> None:
+    """Remove what killed processes have begun."""
+    for part in cache.glob(f"{_PART}*"):
+        with contextlib.suppress(OSError):
+            touched = max(path.stat().st_mtime for path in (part, *part.iterdir()))
+            if touched < time.time() - _DEAD_AFTER_S:
+                shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
@@ -156,7 +169,8 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
         "dtype": dtype.str,
         "files": {path.name: _fingerprint(path) for path in sorted(folder.iterdir())},
     }
-    write_json(folder / "about.json", about)
+    write_json(folder / _ABOUT, about)
+    (folder / _ABOUT_SHA256).write_text(_fingerprint(folder / _ABOUT)["sha256"])
 
 
 def _texts(row: Row) -> list[str]:
@@ -218,16 +232,32 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
+def _about(folder: Path) -> tuple[dict[str, Any], str]:
+    """What was written about it, and the SHA-256 of that; ValueError where it is another one than was written."""
+    content = (folder / _ABOUT).read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    if (folder / _ABOUT_SHA256).read_bytes() != sha256.encode():
+        raise ValueError(f"{_ABOUT} or {_ABOUT_SHA256} is not as it was written")
+    about: dict[str, Any] = json.loads(content)
+    return about, sha256
+
+
 def _require_whole(folder: Path) -> None:
     """Raise BadInput where a file is not as it was written."""
     try:
-        files = json.loads((folder / "about.json").read_bytes())["files"]
-        for name, was in files.items():
+        about, _ = _about(folder)
+        for name, was in about["files"].items():
             if (found := _fingerprint(folder / name)) != was:
-                raise _torn(folder, f"{name} has {found['bytes']} bytes of {was['bytes']}, or others")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _torn(folder, " ".join(str(error).split())) from error
+                raise ValueError(f"{name} has {found['bytes']} bytes of {was['bytes']}, or others")
+    except (OSError, ValueError) as error:
+        raise _unusable(folder, error) from error
 
 
-def _torn(folder: Path, why: str) -> BadInput:
+def _unusable(folder: Path, error: Exception) -> BadInput:
+    if isinstance(error, PermissionError):
+        return BadInput(
+            f"{error.filename or folder} cannot be read ({error.strerror}): let its owner allow it, or name another "
+            "folder in XDG_CACHE_HOME"
+        )
+    why = " ".join(str(error).split())
     return BadInput(f"{folder} is damaged ({why}): delete that folder to have it made again")

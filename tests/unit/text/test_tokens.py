@@ -2,6 +2,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,7 +139,7 @@ def test_for_masked_words_each_text_of_a_pair_is_a_sequence():
     assert in_tokens(texts, texts.train) == ["[CLS] one two [SEP]", "[CLS] three [SEP]", "[CLS] two [SEP]"]
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "labels.npy", "vocab.txt"])
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "labels.npy", "vocab.txt", "about.json", "about.sha256"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_torn_cache_is_refused_by_name(cache, name, damage):
     key = tokens.prepared(corpus(), shape())
@@ -152,11 +154,63 @@ def test_a_torn_cache_is_refused_by_name(cache, name, damage):
     assert line.endswith("delete that folder to have it made again")
 
 
-@pytest.mark.parametrize("about", ["", "{", "[]", '{"files": 1}'])
-def test_a_torn_description_is_refused(cache, about):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: "",
+        lambda about: about[:-9],
+        lambda _: '{"files": {}}',
+        lambda about: about.replace("<u2", "<u4"),
+        lambda about: about.replace("<u2", "nonsense"),
+        lambda about: about.replace('"a"', '"c"'),
+    ],
+)
+def test_another_description_than_was_written_is_refused(cache, change):
     key = tokens.prepared(corpus(), shape())
-    (cache / key / "about.json").write_text(about)
-    assert "is damaged" in refused(lambda: tokens.prepared(corpus(), shape()))
+    about = cache / key / "about.json"
+    was = about.read_text()
+    about.write_text(change(was))
+    assert about.read_text() != was
+    for read in (lambda: tokens.prepared(corpus(), shape()), lambda: tokens.opened(key)):
+        assert refused(read).startswith(f"{cache / key} is damaged (about.json or about.sha256 is not as it was written)")
+
+
+def test_others_may_read_what_was_made_as_far_as_the_umask_lets_them(cache):
+    before = os.umask(0o022)
+    try:
+        folder = cache / tokens.prepared(corpus(), shape())
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_tokens_that_another_has_locked_away_are_not_called_damaged(cache, monkeypatch):
+    key = tokens.prepared(corpus(), shape())
+
+    def locked(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", locked)
+    for read in (lambda: tokens.prepared(corpus(), shape()), lambda: tokens.opened(key)):
+        assert refused(read) == (
+            f"{cache / key / 'about.json'} cannot be read (Permission denied): let its owner allow it, or name another "
+            "folder in XDG_CACHE_HOME"
+        )
+
+
+def test_what_killed_processes_have_begun_is_removed_after_a_day(cache):
+    for name, days in ((".part-dead", 2), (".part-alive", 2), (".part-new", 0)):
+        (cache / name).mkdir(parents=True)
+        for path in (cache / name / "tokens.bin", cache / name / "old"):
+            path.write_text("half")
+        old = time.time() - days * 24 * 3600
+        for path in (*(cache / name).iterdir(), cache / name):
+            os.utime(path, (old, old))
+    (cache / ".part-alive" / "tokens.bin").write_text("still written to")
+    os.utime(cache / ".part-alive", (0, 0))
+    key = tokens.prepared(corpus(), shape())
+    assert {path.name for path in cache.iterdir()} == {".part-alive", ".part-new", key}
 
 
 def test_nothing_is_left_of_texts_that_are_refused(cache):
