@@ -78,7 +78,8 @@ def main() -> None:
         parts = state_of(step, limits, reports, seed=config.seed)
         found = folder.resume_from
         position = Position() if found is None else feed.placed(resume(parts, found))
-        about = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels), "cut_texts": texts.cut}
+        about = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels)}
+        about |= {"cut_texts": texts.cut, "unknown_tokens": texts.unknown}
         derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device), **about}
         run.begin(
             asdict(config),
@@ -93,6 +94,8 @@ def main() -> None:
             run.console.say(f"resumed from {found.folder}, epoch {position.epoch + 1}", *folder.changes)
         if texts.cut:
             run.console.say(f"{texts.cut} texts are cut off after --max-tokens {config.max_tokens}")
+        if texts.unknown >= 1e-4:
+            run.console.say(f"{texts.unknown:.2%} of the tokens are [UNK]: the vocabulary has no pieces for them")
         saves = saves_of(run, folder, parts, keep=config.keep)
         train(config, step, feed, texts, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
         if config.export is not None:

@@ -26,7 +26,7 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
-from hvdtrain.text.vocabulary import END, START, Vocabulary, learned
+from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learned
 
 _VERSION = 3  # of what this file makes of a text
 _AT_A_TIME = 1000  # rows
@@ -55,6 +55,7 @@ class Texts:
     vocabulary: Vocabulary
     labels: tuple[str, ...]  # by number
     cut: int  # texts that were longer than a sequence may be
+    unknown: float  # share of the tokens that are [UNK]
     sha256: str  # of all of it
 
 
@@ -93,6 +94,7 @@ def opened(key: str) -> Texts:
         vocabulary=Vocabulary(tokens=tuple(words), lower_case=about["lower_case"]),
         labels=tuple(about["labels"]),
         cut=about["cut"],
+        unknown=about["unknown"] / len(tokens),
         sha256=sha256,
     )
 
@@ -142,7 +144,8 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
     dtype = np.dtype("<u2" if len(vocabulary.tokens) < 2**16 else "<u4")
     lengths: list[int] = []
     labels: list[str | None] = []
-    cut = train = 0
+    cut = unknown = train = 0
+    unknown_id = vocabulary.id(UNKNOWN)
     with (folder / "tokens.bin").open("wb") as file:
         for rows in (corpus.train(), corpus.test()):
             train = len(lengths)
@@ -151,6 +154,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
                 lengths.append(len(numbers))
                 labels.append(label)
                 cut += is_cut
+                unknown += numbers.count(unknown_id)
     if not train or train == len(lengths):
         raise BadInput(f"--data has {train} training and {len(lengths) - train} test texts: give some of both")
     names = _label_names(labels[:train], labels[train:]) if shape.labelled else []
@@ -164,6 +168,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
         "train": train,
         "test": len(lengths) - train,
         "cut": cut,
+        "unknown": unknown,
         "labels": names,
         "lower_case": vocabulary.lower_case,
         "dtype": dtype.str,

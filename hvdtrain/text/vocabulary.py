@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
@@ -14,7 +16,9 @@ from tokenizers.trainers import WordPieceTrainer
 from hvdtrain.safety.exits import BadInput
 
 PAD, UNKNOWN, START, END, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_MOST_LETTERS = 1000  # of an alphabet: the most frequent ones, the others are [UNK]
+# So many letters are tokens, the most frequent ones; where there is room, more of them up to this share of the texts,
+# as in SentencePiece (Kudo and Richardson 2018) for Chinese and Japanese. The others are [UNK].
+_LETTERS, _COVERED = 1000, 0.9995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,7 @@ def learned(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
     letters beforehand, those that go on a word included (huggingface/tokenizers #1794).
     """
     tokenizer = _tokenizer({UNKNOWN: 0}, lower_case=True)
-    alphabet = _alphabet(tokenizer, texts())
+    alphabet = _alphabet(tokenizer, texts(), most=(size - len(SPECIALS)) // 2)
     first = [*SPECIALS, *(f"##{letter}" for letter in alphabet)]
     if size < len(first) + len(alphabet):
         raise BadInput(
@@ -93,9 +97,12 @@ def _tokenizer(numbers: dict[str, int], lower_case: bool) -> Tokenizer:
     return tokenizer
 
 
-def _alphabet(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], *, most: int) -> list[str]:
+    """The letters that are to be tokens, `most` of them where 1,000 are too few."""
     counted: Counter[str] = Counter()
     for text in texts:
         counted.update(tokenizer.normalizer.normalize_str(text))
-    letters = [letter for letter in counted if not letter.isspace()]
-    return sorted(sorted(letters, key=lambda letter: (-counted[letter], letter))[:_MOST_LETTERS])
+    letters = sorted((one for one in counted if not one.isspace()), key=lambda one: (-counted[one], one))
+    seen = list(accumulate(counted[letter] for letter in letters))
+    enough = bisect_left(seen, _COVERED * seen[-1]) + 1 if seen else 0
+    return sorted(letters[: max(_LETTERS, min(enough, most))])

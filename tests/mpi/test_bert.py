@@ -26,6 +26,8 @@ def data(tmp_path):
 
 
 def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path):
+    with (tmp_path / "texts" / "test.jsonl").open("a") as file:
+        file.write('{"text": "cat %", "label": "animals"}\n')
     done = run("mpirun", 2, [*BERT, *WORDS, "--epochs", "2", "--global-batch-size", "8", "--export", "model"])
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "bert" / "r"
@@ -39,6 +41,7 @@ def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path):
     events = EventAccumulator(str(folder)).Reload()
     assert [one.step for one in events.Scalars("eval/f1")] == [6, 12]
     assert f"test accuracy {result['eval_accuracy']:.2%}" in done.stdout
+    assert "% of the tokens are [UNK]: the vocabulary has no pieces for them" in done.stdout
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "config.json",
         "model.safetensors",

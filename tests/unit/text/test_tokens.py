@@ -12,7 +12,7 @@ from hvdtrain.text import tokens
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.tokens import Shape
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, learned
 from tests.refusals import refused
 
 WORDS = Vocabulary(tokens=(*SPECIALS, "one", "two", "three", "##s"))
@@ -100,6 +100,27 @@ def test_a_vocabulary_is_learned_from_the_training_texts_alone():
     assert in_tokens(texts, texts.test) == ["[CLS] aaa [UNK] [SEP]"]
 
 
+@pytest.mark.parametrize(("size", "letters"), [(7000, 2997), (4096, 2045), (2500, 1247), (2005, 1000)])
+def test_of_a_script_with_many_letters_as_many_are_tokens_as_there_is_room_for(size, letters):
+    """3,000 of them; the last three are 0.05 % of the text."""
+    script = [chr(0x4E00 + number) for number in range(3000)]
+    found = learned(lambda: ["".join(script), 3000 * script[0]], size)
+    assert len(set(script) & set(found.tokens)) == letters
+
+
+def test_letters_that_are_hardly_there_leave_room_for_words():
+    rare = "".join(chr(0x4E00 + number) for number in range(1200))
+    found = learned(lambda: [*10_000 * ["a" * 50], rare], 4096)
+    assert sum(len(token) == 1 for token in found.tokens) == 1000
+    assert "a" * 50 in found.tokens
+
+
+def test_the_share_of_unknown_tokens_is_known():
+    assert texts_of().unknown == 1 / (6 + 3 + 2 + 6 + 3)
+    known = [Row(text="one", label=label) for label in "ab"]
+    assert texts_of(corpus(known, known, key="known")).unknown == 0
+
+
 def test_numbers_take_two_bytes_or_with_many_tokens_four(cache):
     many = Vocabulary(tokens=(*SPECIALS, *(f"w{number}" for number in range(2**16)), "one"))
     texts = texts_of(vocabulary=many, max_tokens=8)
@@ -171,8 +192,9 @@ def test_another_description_than_was_written_is_refused(cache, change):
     was = about.read_text()
     about.write_text(change(was))
     assert about.read_text() != was
+    said = f"{cache / key} is damaged (about.json or about.sha256 is not as it was written)"
     for read in (lambda: tokens.prepared(corpus(), shape()), lambda: tokens.opened(key)):
-        assert refused(read).startswith(f"{cache / key} is damaged (about.json or about.sha256 is not as it was written)")
+        assert refused(read).startswith(said)
 
 
 def test_others_may_read_what_was_made_as_far_as_the_umask_lets_them(cache):
