@@ -69,6 +69,13 @@ def _files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
     train = [by_name[name] for name in _TRAIN_NAMES if name in by_name]
     test = [by_name[name] for name in (_GLUE_TEST_NAMES if data == "glue" else TEST_NAMES) if name in by_name]
     if train and test:
+        known = (*_TRAIN_NAMES, *_GLUE_TEST_NAMES, *TEST_NAMES)
+        more = [path for path in found if path.stem not in known and path.stem.startswith(("train", "test"))]
+        if more:
+            raise BadInput(
+                f"{more[0]} would not be read beside {train[0].name} and {test[0].name}: move its rows into one, "
+                "or take it away"
+            )
         return train[:1], test[:1]
     if test or (train and len(found) > 1):
         names = ", ".join(path.name for path in found)

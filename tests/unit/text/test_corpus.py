@@ -79,6 +79,14 @@ def test_masked_words_need_no_labels(tmp_path):
             " has more.csv, test.csv: give one train.csv and one",
         ),
         ({"train_csv": "text,label\n", "eval_csv": "text,label\n"}, " has eval.csv, train.csv: give one train.csv and"),
+        (
+            {"train_csv": "text,label\n", "train2_csv": "text,label\n", "test_csv": "text,label\n"},
+            "train2.csv would not be read beside train.csv and test.csv: move its rows into one, or take it away",
+        ),
+        (
+            {"train_csv": "text,label\n", "dev_csv": "text,label\n", "test-2_csv": "text,label\n"},
+            "test-2.csv would not be read beside train.csv and dev.csv",
+        ),
         ({"train_csv": "text,label\n", "train_tsv": "text\n"}, "train.tsv and train.csv have one name"),
     ],
 )
