@@ -113,7 +113,7 @@ def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) ->
         raise BadInput(f"--max-tokens {config.max_tokens}: {config.model} has {positions} positions; give no more")
     if config.export is not None and comm.rank == 0:
         own = has_checkpoints(config.runs_dir / config.experiment, config.run)  # what stands there then
-        require_free(config.export, replace=config.overwrite or own)
+        require_free(config.export, runs=config.runs_dir, replace=config.overwrite or own)
 
 
 def cut(comm: Comm, config: BertConfig, texts: Texts) -> tuple[BertConfig, BatchSizes]:

@@ -1,6 +1,7 @@
 """A trained BERT as a folder that transformers loads, and --pretrained too."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -22,12 +23,15 @@ from hvdtrain.text.tokens import Texts
 FILES = {CONFIG, WEIGHTS, VOCABULARY, TOKENIZER}
 
 
-def require_free(folder: Path, *, replace: bool) -> None:
+def require_free(folder: Path, *, runs: Path, replace: bool) -> None:
     """Raise BadInput before the training where `export` could not write; with `replace` a former export may go."""
+    target = folder.resolve()
+    if any(path.resolve().is_relative_to(target) for path in (Path(), runs)):
+        raise BadInput(f"--export {folder}: the run itself works in it; name a folder of its own")
     try:
-        found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder.parent):
+        found = {path.name for path in target.iterdir()} if target.exists() else set()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
         raise BadInput(f"--export {folder}: cannot be written ({error.strerror}); name another folder") from error
@@ -38,10 +42,11 @@ def require_free(folder: Path, *, replace: bool) -> None:
 def export(
     folder: Path, model: Bert, *, vocabulary: Sequence[str], lower_case: bool, labels: Sequence[str] = ()
 ) -> None:
-    """Write the folder, whole or not at all; what stands there is replaced. Raises OSError.
+    """Write the folder, whole or not at all; an export that stands there is replaced. Raises OSError.
 
     `labels` are the names of a classifier's classes.
     """
+    folder = folder.resolve()
     part, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -59,6 +64,8 @@ def export(
         shutil.rmtree(old, ignore_errors=True)
         with contextlib.ExitStack() as undo:
             if folder.exists():
+                if more := {path.name for path in folder.iterdir()} - FILES:
+                    raise OSError(errno.ENOTEMPTY, f"{min(more)} has come into it")
                 folder.rename(old)
                 undo.callback(old.rename, folder)
             part.rename(folder)
