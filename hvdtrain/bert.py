@@ -58,7 +58,13 @@ def main() -> None:
     agreed(comm, lambda: check_room(comm, config, pretrained))
     texts = data.load_on_all(comm, config, pretrained)
     config, sizes = agreed(comm, lambda: cut(comm, config, texts))
-    model = build_on_all(comm, lambda: build(config, texts, pretrained), seed=config.seed, pretrained=pretrained)
+    model = build_on_all(
+        comm,
+        lambda: build(config, texts, pretrained),
+        seed=config.seed,
+        pretrained=pretrained,
+        labels=texts.labels,
+    )
     if config.freeze_embeddings:
         freeze_embeddings(model)
     folder = open_folder(comm, config, sizes, samples=len(texts.train), unit=Labels.unit, content=texts.sha256)

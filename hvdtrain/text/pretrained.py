@@ -56,6 +56,7 @@ class Pretrained:
     sizes: BertSizes
     vocabulary: tuple[str, ...]
     lower_case: bool
+    labels: tuple[str, ...] = ()  # of its classifier, by number; none where config.json has no names for them
 
     def require_room(self, max_tokens: int) -> None:
         """Raise BadInput where sequences are longer than the model has positions."""
@@ -81,7 +82,7 @@ def pretrained_on_all(comm: Comm, source: str) -> Pretrained:
     """The same pretrained model on all ranks, downloaded once per host if it is on the hub; see `read`."""
     agreed(comm, lambda: fetched(source) if comm.local_rank == 0 else None)
     found = agreed(comm, lambda: read(fetched(source, offline=True), source))
-    facts = json.dumps([vars(found.sizes), found.vocabulary, found.lower_case]).encode()
+    facts = json.dumps([vars(found.sizes), found.vocabulary, found.lower_case, found.labels]).encode()
     require_equal(comm, {f"what --pretrained {source} is (SHA-256)": hashlib.sha256(facts).hexdigest()})
     return found
 
@@ -137,6 +138,7 @@ def read(folder: Path, source: str) -> Pretrained:
         sizes=sizes,
         vocabulary=_vocabulary(folder, sizes, source),
         lower_case=bool(tokenizer.get("do_lower_case", True)),
+        labels=_labels(config),
     )
 
 
@@ -176,14 +178,22 @@ def _sizes(config: Mapping[str, Any], source: str) -> BertSizes:
     defaults = {"types": 2, "dropout": 0.1, "initializer_range": 0.02}
     values = {field: config.get(key, defaults.get(field)) for field, key in KEYS.items()}
     for field, value in values.items():
-        whole = field not in ("dropout", "initializer_range")
+        whole, least = field not in ("dropout", "initializer_range"), 2 if field == "types" else 1
         kinds = (int,) if whole else (int, float)
-        if type(value) not in kinds or not (1 <= value < 2**31 if whole else 0 <= value < 1):
+        if type(value) not in kinds or not (least <= value < 2**31 if whole else 0 <= value < 1):
             raise BadInput(f"--pretrained {source}: {CONFIG} has {KEYS[field]} {value!r}; give a BERT's folder")
     if values["width"] % values["heads"]:
         raise BadInput(f"--pretrained {source}: {CONFIG} cuts {values['width']} unevenly into {values['heads']} heads")
     _require_fixed(config, {"attention_probs_dropout_prob": values["dropout"]}, CONFIG, source)
     return BertSizes(**values)
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    by_number = config.get("id2label")
+    if not isinstance(by_number, dict) or sorted(by_number) != sorted(str(number) for number in range(len(by_number))):
+        return ()
+    names = tuple(str(by_number[str(number)]) for number in range(len(by_number)))
+    return () if names == tuple(f"LABEL_{number}" for number in range(len(names))) else names  # transformers' default
 
 
 def _require_fixed(found: Mapping[str, Any], fixed: Mapping[str, Any], file: str, source: str) -> None:

@@ -13,7 +13,7 @@ from hvdtrain.text.model import BertForClassification
 from hvdtrain.text.pretrained import pretrained_on_all
 from hvdtrain.text.weights import build_on_all, load
 from tests.ranks import Rank, together
-from tests.unit.text.berts import SIZES, VOCABULARY, classifier, masked_lm, saved
+from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
 
 
 def read(source):
@@ -107,6 +107,40 @@ def test_a_classifier_of_other_classes_keeps_its_pooler_alone(tmp_path):
     loaded(saved(tmp_path / "model", source), model)
     assert torch.equal(model.bert.pooler["dense"].weight, source.bert.pooler["dense"].weight)
     assert torch.equal(model.classifier.bias, classifier(seed=1, classes=7).classifier.bias)
+
+
+def renamed(folder, names):
+    """The folder with other names for the labels."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": names}))
+    return folder
+
+
+def test_a_classifiers_rows_follow_the_names_of_its_labels(tmp_path):
+    folder, source, order = saved(tmp_path / "model", classifier(), labels=LABELS), classifier(), [1, 0, 2]
+    assert (read(folder).labels, LABELS) == (("eye", "bone", "other"),) * 2
+    model = classifier(seed=1)
+    load(model, read(folder), ("bone", "eye", "other"))
+    assert torch.equal(model.classifier.weight, source.classifier.weight[order])
+    assert torch.equal(model.classifier.bias, source.classifier.bias[order])
+    assert torch.equal(model.bert.pooler["dense"].weight, source.bert.pooler["dense"].weight)
+
+
+@pytest.mark.parametrize("labels", [("eye", "bone", "skin"), ("0", "1", "2")])
+def test_a_classifier_of_labels_with_other_names_starts_with_a_head_of_its_own(tmp_path, labels):
+    model = classifier(seed=1)
+    load(model, read(saved(tmp_path / "model", classifier(), labels=LABELS)), labels)
+    assert torch.equal(model.classifier.weight, classifier(seed=1).classifier.weight)
+    assert torch.equal(model.classifier.bias, classifier(seed=1).classifier.bias)
+    assert torch.equal(model.bert.pooler["dense"].weight, classifier().bert.pooler["dense"].weight)
+
+
+@pytest.mark.parametrize("names", [None, {str(number): f"LABEL_{number}" for number in range(3)}, ["a"], {"x": "a"}, 3])
+def test_a_classifier_without_names_for_its_labels_is_taken_by_number(tmp_path, names):
+    folder = renamed(saved(tmp_path / "model", classifier(), labels=LABELS), names)
+    model = classifier(seed=1)
+    load(model, read(folder), LABELS)
+    assert equal(model, classifier())
 
 
 def test_a_model_that_was_saved_without_a_head_has_names_without_a_prefix(folder):
@@ -219,6 +253,7 @@ def test_a_pickle_of_something_else_is_refused(folder, document):
         ("hidden_size", 0),
         ("num_attention_heads", 2.0),
         ("hidden_size", True),
+        ("type_vocab_size", 1),
         ("hidden_dropout_prob", 1.5),
         ("num_attention_heads", 5),
     ],
