@@ -84,7 +84,7 @@ def main() -> None:
         parts = state_of(step, limits, reports, seed=config.seed)
         found = folder.resume_from
         position = Position() if found is None else feed.placed(resume(parts, found))
-        about = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels)}
+        about: dict[str, float] = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels)}
         about |= {"cut_texts": texts.cut, "unknown_tokens": texts.unknown}
         derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device), **about}
         run.begin(

@@ -19,6 +19,7 @@ from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
 from hvdtrain.text.model import Bert, BertForMaskedLM
 from hvdtrain.text.pretrained import CONFIG, FIXED, KEYS, TOKENIZER, VOCABULARY, WEIGHTS
 from hvdtrain.text.tokens import Texts
+from hvdtrain.text.vocabulary import PAD, Vocabulary
 
 FILES = {CONFIG, WEIGHTS, VOCABULARY, TOKENIZER}
 
@@ -39,9 +40,7 @@ def require_free(folder: Path, *, runs: Path, replace: bool) -> None:
         raise BadInput(f"--export {folder}: holds files already; remove them, or name another folder")
 
 
-def export(
-    folder: Path, model: Bert, *, vocabulary: Sequence[str], lower_case: bool, labels: Sequence[str] = ()
-) -> None:
+def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequence[str] = ()) -> None:
     """Write the folder, whole or not at all; an export that stands there is replaced. Raises OSError.
 
     `labels` are the names of a classifier's classes.
@@ -56,9 +55,9 @@ def export(
             save_file(weights, part / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"{part / WEIGHTS}: {error}") from error
-        (part / VOCABULARY).write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
-        _write(part / CONFIG, _config(model, vocabulary, labels))
-        _write(part / TOKENIZER, _tokenizer(model, lower_case=lower_case))
+        (part / VOCABULARY).write_text("".join(f"{token}\n" for token in vocabulary.tokens), encoding="utf-8")
+        _write(part / CONFIG, _config(model, labels, padding=vocabulary.id(PAD)))
+        _write(part / TOKENIZER, _tokenizer(model, vocabulary))
         for path in (*part.iterdir(), part):
             _sync(path)
         shutil.rmtree(old, ignore_errors=True)
@@ -80,9 +79,8 @@ def export_on_all(comm: Comm, folder: Path, model: Bert, texts: Texts) -> None:
     """Rank 0 writes the folder; EndOfRun on all ranks where it cannot."""
     failed = None
     if comm.rank == 0:
-        known = texts.vocabulary
         try:
-            export(folder, model, vocabulary=known.tokens, lower_case=known.lower_case, labels=texts.labels)
+            export(folder, model, vocabulary=texts.vocabulary, labels=texts.labels)
         except OSError as error:
             failed = error.strerror or str(error)
     failed = comm.allgather(failed)[0]
@@ -91,21 +89,22 @@ def export_on_all(comm: Comm, folder: Path, model: Bert, texts: Texts) -> None:
         raise EndOfRun(line, status=FAILED, reason="not exported")
 
 
-def _config(model: Bert, vocabulary: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+def _config(model: Bert, labels: Sequence[str], *, padding: int) -> dict[str, Any]:
     head = "BertForMaskedLM" if isinstance(model, BertForMaskedLM) else "BertForSequenceClassification"
     config = {"architectures": [head], **FIXED}
     config |= {KEYS[field]: value for field, value in asdict(model.sizes).items()}
-    config |= {"attention_probs_dropout_prob": model.sizes.dropout, "pad_token_id": vocabulary.index("[PAD]")}
+    config |= {"attention_probs_dropout_prob": model.sizes.dropout, "pad_token_id": padding}
     if labels:
         config["id2label"] = {str(number): label for number, label in enumerate(labels)}
         config["label2id"] = {label: number for number, label in enumerate(labels)}
     return config
 
 
-def _tokenizer(model: Bert, *, lower_case: bool) -> dict[str, Any]:
+def _tokenizer(model: Bert, vocabulary: Vocabulary) -> dict[str, Any]:
     return {
         "tokenizer_class": "BertTokenizer",
-        "do_lower_case": lower_case,
+        "do_lower_case": vocabulary.lower_case,
+        "strip_accents": vocabulary.strip_accents,
         "model_max_length": model.sizes.positions,
     }
 

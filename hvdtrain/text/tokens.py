@@ -28,7 +28,7 @@ from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learned
 
-_VERSION = 3  # of what this file makes of a text
+_VERSION = 4  # of what this file makes of a text
 _AT_A_TIME = 1000  # rows
 _ABOUT, _ABOUT_SHA256 = "about.json", "about.sha256"
 _PART = ".part-"  # begins the name of a folder that is being made
@@ -91,7 +91,9 @@ def opened(key: str) -> Texts:
     return Texts(
         train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train]),
         test=Sequences(tokens, starts=starts[test], lengths=lengths[test], labels=labels[test]),
-        vocabulary=Vocabulary(tokens=tuple(words), lower_case=about["lower_case"]),
+        vocabulary=Vocabulary(
+            tokens=tuple(words), lower_case=about["lower_case"], strip_accents=about["strip_accents"]
+        ),
         labels=tuple(about["labels"]),
         cut=about["cut"],
         unknown=about["unknown"] / len(tokens),
@@ -171,6 +173,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
         "unknown": unknown,
         "labels": names,
         "lower_case": vocabulary.lower_case,
+        "strip_accents": vocabulary.strip_accents,
         "dtype": dtype.str,
         "files": {path.name: _fingerprint(path) for path in sorted(folder.iterdir())},
     }

@@ -4,10 +4,11 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
@@ -27,11 +28,12 @@ class Vocabulary:
 
     tokens: tuple[str, ...]
     lower_case: bool = True
+    strip_accents: bool | None = None  # None: where letters are lower-cased
 
     @property
     def sha256(self) -> str:
         """Of all that decides how a text becomes numbers."""
-        return hashlib.sha256(json.dumps([self.lower_case, *self.tokens]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.lower_case, self.strip_accents, *self.tokens]).encode()).hexdigest()
 
     def id(self, token: str) -> int:
         """The number of a token."""
@@ -39,7 +41,8 @@ class Vocabulary:
 
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
         """From texts to the numbers of each one's tokens, without [CLS] and [SEP]."""
-        tokenizer = _tokenizer({token: number for number, token in enumerate(self.tokens)}, self.lower_case)
+        numbers = {token: number for number, token in enumerate(self.tokens)}
+        tokenizer = _tokenizer(numbers, lower_case=self.lower_case, strip_accents=self.strip_accents)
         return lambda texts: [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
@@ -49,7 +52,7 @@ def learned(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
     The library's trainer numbers what is equally frequent as its hash tables happen to lie, unless it is told all
     letters beforehand, those that go on a word included (huggingface/tokenizers #1794).
     """
-    tokenizer = _tokenizer({UNKNOWN: 0}, lower_case=True)
+    tokenizer = _tokenizer({UNKNOWN: 0})
     alphabet = _alphabet(tokenizer, texts(), most=(size - len(SPECIALS)) // 2)
     first = [*SPECIALS, *(f"##{letter}" for letter in alphabet)]
     if size < len(first) + len(alphabet):
@@ -71,7 +74,7 @@ def learned(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
 
 
 def read(path: Path) -> Vocabulary:
-    """A vocab.txt, or the one in a folder, with what tokenizer_config.json beside it says of letters' case."""
+    """A vocab.txt, or the one in a folder, with what tokenizer_config.json beside it says of case and accents."""
     file = path / "vocab.txt" if path.is_dir() else path
     try:
         tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -85,14 +88,20 @@ def read(path: Path) -> Vocabulary:
     if missing or len(set(tokens)) < len(tokens):
         why = f"lacks {', '.join(missing)}" if missing else "has a token twice"
         raise BadInput(f"--tokenizer {path}: {file} {why}: give BERT's vocab.txt, one token per line")
-    lower_case = settings.get("do_lower_case", True) if isinstance(settings, dict) else True
-    return Vocabulary(tokens=tuple(tokens), lower_case=bool(lower_case))
+    return with_case(tokens, settings if isinstance(settings, dict) else {})
 
 
-def _tokenizer(numbers: dict[str, int], lower_case: bool) -> Tokenizer:
+def with_case(tokens: Iterable[str], settings: Mapping[str, Any]) -> Vocabulary:
+    """These tokens, and what a tokenizer_config.json says of case and accents."""
+    lower_case, strip_accents = bool(settings.get("do_lower_case", True)), settings.get("strip_accents")
+    other = None if strip_accents in (None, lower_case) else bool(strip_accents)
+    return Vocabulary(tokens=tuple(tokens), lower_case=lower_case, strip_accents=other)
+
+
+def _tokenizer(numbers: dict[str, int], *, lower_case: bool = True, strip_accents: bool | None = None) -> Tokenizer:
     """BERT's: cut at white space and punctuation, and each word into the longest pieces from its start."""
     tokenizer = Tokenizer(WordPiece(numbers, unk_token=UNKNOWN, max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case, strip_accents=strip_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
 

@@ -171,11 +171,20 @@ def test_an_export_has_its_tokenizer(transformers, tmp_path, lower_case):
     assert json.loads((folder / "config.json").read_text())["pad_token_id"] == tokenizer.pad_token_id
 
 
-def test_a_folder_of_theirs_has_its_vocabulary(transformers, tmp_path):
+@pytest.mark.parametrize("backend", [False, True])
+@pytest.mark.parametrize(("lower_case", "strip_accents"), [(False, None), (True, None), (True, False), (False, True)])
+def test_a_folder_of_theirs_has_its_vocabulary(transformers, tmp_path, backend, lower_case, strip_accents):
     folder = tmp_path / "model"
     theirs(transformers, "BertForMaskedLM").save_pretrained(folder)
     numbers = {word: number for number, word in enumerate(VOCABULARY)}
-    transformers.BertTokenizer(numbers, do_lower_case=False).save_pretrained(folder)
+    tokenizer = transformers.BertTokenizer(numbers, do_lower_case=lower_case, strip_accents=strip_accents)
+    tokenizer.save_pretrained(folder)
+    if backend:  # its settings say nothing of case
+        file = str(folder / "tokenizer.json")
+        transformers.PreTrainedTokenizerFast(tokenizer_file=file).save_pretrained(folder)
     assert not (folder / "vocab.txt").exists()
-    found = pretrained_on_all(SerialComm(), str(folder))
-    assert (found.vocabulary, found.lower_case) == (VOCABULARY, False)
+    found = pretrained_on_all(SerialComm(), str(folder)).vocabulary
+    assert found.tokens == VOCABULARY
+    text = "Fever of the left eye, f\u00e9ver F\u00c9VER"
+    theirs_of_it = transformers.AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"]
+    assert found.encoder()([text]) == [theirs_of_it]

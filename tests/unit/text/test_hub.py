@@ -98,7 +98,7 @@ def test_a_model_is_downloaded_once(hub):
     model = masked_lm(seed=1)
     found = pretrained_on_all(SerialComm(), NAME)
     load(model, found)
-    assert found.vocabulary == VOCABULARY
+    assert found.vocabulary.tokens == VOCABULARY
     assert torch.equal(model.cls["predictions"].bias, masked_lm().cls["predictions"].bias)
     assert sorted(hub.asked) == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
     pretrained_on_all(SerialComm(), NAME)
@@ -140,7 +140,7 @@ def test_a_vocabulary_that_was_torn_in_the_hubs_cache_is_named(hub, tag):
     blob.write_text("\n".join(VOCABULARY[:-1]) + "\n")
     assert refused(NAME).endswith(f"vocab.txt is damaged on this host: delete {blob} to fetch it again")
     blob.unlink()
-    assert pretrained_on_all(SerialComm(), NAME).vocabulary == VOCABULARY
+    assert pretrained_on_all(SerialComm(), NAME).vocabulary.tokens == VOCABULARY
 
 
 def test_an_unknown_name_is_refused(hub):
