@@ -13,7 +13,7 @@ from hvdtrain.text.config import BertConfig
 from hvdtrain.text.formats import Columns, Row
 
 TEST_NAMES = ("test", "validation", "valid", "dev")
-_GLUE_TEST_NAMES = ("dev", "validation", "msr_paraphrase_test", "test")  # GLUE's own test has no labels
+_GLUE_TEST_NAMES = ("dev", "dev_matched", "validation", "msr_paraphrase_test", "test")  # GLUE's own test has no labels
 _TRAIN_NAMES = ("train", "msr_paraphrase_train")
 _SUFFIXES = {"json": (".jsonl", ".json"), "csv": (".csv", ".tsv"), "glue": (".tsv", ".txt"), "text": (".txt",)}
 _TEST_SHARE = 5  # where there is one file, or are files without such names: each fifth row is for the test
@@ -33,7 +33,7 @@ def corpus_of(config: BertConfig) -> Corpus:
     if config.data == "icd10":
         return Corpus(train=icd10.train, test=icd10.test, key=icd10.key)
     train, test = _files(config.data, config.data_dir)
-    reader = partial(_rows, config.data, _columns(config))
+    reader = partial(_rows, config.data, _columns(config), config.task == "classify")
     key = partial(_key, repr((config.data, _columns(config), len(train), len(test))), (*train, *test))
     if test:
         return Corpus(train=partial(_all, reader, train), test=partial(_all, reader, test), key=key)
@@ -70,7 +70,8 @@ def _files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
     test = [by_name[name] for name in (_GLUE_TEST_NAMES if data == "glue" else TEST_NAMES) if name in by_name]
     if train and test:
         known = (*_TRAIN_NAMES, *_GLUE_TEST_NAMES, *TEST_NAMES)
-        more = [path for path in found if path.stem not in known and path.stem.startswith(("train", "test"))]
+        named = ("train",) if data == "glue" else ("train", "test")  # MNLI has tests without labels
+        more = [path for path in found if path.stem not in known and path.stem.startswith(named)]
         if more:
             raise BadInput(
                 f"{more[0]} would not be read beside {train[0].name} and {test[0].name}: move its rows into one, "
@@ -93,12 +94,12 @@ def _columns(config: BertConfig) -> Columns:
     return Columns(text=config.text_column or "text", pair=config.pair_column, label=label)
 
 
-def _rows(data: str, columns: Columns, path: Path) -> Iterator[Row]:
+def _rows(data: str, columns: Columns, labelled: bool, path: Path) -> Iterator[Row]:
     if data == "json":
         return formats.json_lines(path, columns)
     if data == "text":
         return formats.documents(path)
-    return formats.table(path, columns, quoted=data == "csv")
+    return formats.table(path, columns, quoted=data == "csv", labelled=labelled)
 
 
 def _all(reader: Callable[[Path], Iterator[Row]], paths: Iterable[Path]) -> Iterator[Row]:

@@ -16,6 +16,8 @@ _GLUE = (
     ("sentence", None, "label"),
     ("#1 String", "#2 String", "Quality"),
     ("sentence1", "sentence2", "label"),
+    ("sentence1", "sentence2", "gold_label"),
+    ("question1", "question2", "is_duplicate"),
 )
 
 
@@ -64,11 +66,11 @@ def json_lines(path: Path, columns: Columns) -> Iterator[Row]:
         yield _row(f"{path} line {number}", found, columns)
 
 
-def table(path: Path, columns: Columns, *, quoted: bool = True) -> Iterator[Row]:
+def table(path: Path, columns: Columns, *, quoted: bool = True, labelled: bool = True) -> Iterator[Row]:
     """A row for each of a table with a header, separated by tabs in .tsv and .txt and by commas else.
 
     GLUE's are not `quoted`: a quotation mark is one. Without the name of a text column the header must be one of
-    GLUE's.
+    GLUE's, with a column of labels where rows are to be `labelled`.
     """
     csv.field_size_limit(sys.maxsize)  # documents are longer than csv's 128 KiB
     lines = (line for _, line in _lines(path))
@@ -81,7 +83,7 @@ def table(path: Path, columns: Columns, *, quoted: bool = True) -> Iterator[Row]
     try:
         header = next(rows, [])
         if columns.text is None and header:
-            columns = _of_glue(path, header, columns)
+            columns = _of_glue(path, header, columns, labelled=labelled)
         columns.require(str(path), header)
         if twice := [name for name in header if header.count(name) > 1]:
             raise BadInput(f"{path}: two columns are called {twice[0]!r}: rename one of them")
@@ -125,13 +127,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _of_glue(path: Path, header: Sequence[str], columns: Columns) -> Columns:
+def _of_glue(path: Path, header: Sequence[str], columns: Columns, *, labelled: bool) -> Columns:
     for text, pair, label in _GLUE:
-        if {text, pair, label} - {None} <= set(header):
-            return Columns(text=text, pair=pair, label=columns.label or label)
+        own = columns.label or label if labelled else None
+        if {text, pair, None if columns.label else own} - {None} <= set(header):
+            return Columns(text=text, pair=pair, label=own)
+    if "score" in header:
+        raise BadInput(f"{path}: a score, as of STS-B, is no label: make classes of it, and name their --label-column")
     raise BadInput(
         f"{path}: the header {', '.join(map(repr, header))} is none that is known of GLUE: give --text-column and "
-        "--label-column"
+        "--label-column, for pairs --pair-column; a file without a header, as CoLA's, needs one"
     )
 
 

@@ -38,6 +38,21 @@ def test_the_test_of_glue_that_has_no_labels_is_left_alone(tmp_path):
     assert texts(corpus(tmp_path, "glue").test()) == ["b"]
 
 
+def test_mnli_is_tested_by_its_matched_part(tmp_path):
+    row = "sentence1\tsentence2\tgold_label\n{}\tb\tneutral\n"
+    put(tmp_path, train_tsv=row.format("a"))
+    for name in ("dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
+        (tmp_path / f"{name}.tsv").write_text(row.format(name))
+    assert texts(corpus(tmp_path, "glue").test()) == ["dev_matched"]
+
+
+def test_masked_words_of_glue_need_no_labels(tmp_path):
+    put(tmp_path, train_tsv="question\tsentence\na\tb\n", dev_tsv="question\tsentence\nc\td\n")
+    [row] = corpus(tmp_path, "glue", task="mlm").train()
+    assert (row.text, row.pair, row.label) == ("a", "b", None)
+    assert "none that is known of GLUE" in refused(lambda: list(corpus(tmp_path, "glue").train()))
+
+
 def test_the_key_follows_contents_and_columns_and_not_names_of_folders(tmp_path):
     keys = []
     for folder, text, options in (
