@@ -7,7 +7,12 @@ For transformers 5.23.0 and accelerate 1.15.0: it leans on hooks that they do no
 
 import os
 
-import horovod.torch as hvd
+own = os.environ.get("HOROVOD_LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK"))
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+if own is not None and (gpus is None or "," in gpus):  # of several GPUs Trainer would use all on each rank
+    os.environ["CUDA_VISIBLE_DEVICES"] = own if gpus is None else gpus.split(",")[int(own)]
+
+import horovod.torch as hvd  # noqa: E402
 
 hvd.init()
 for name in list(os.environ):  # to accelerate each process is alone

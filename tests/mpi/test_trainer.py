@@ -70,3 +70,23 @@ def test_all_ranks_of_the_example_stop_early_together_and_rank_0_alone_saves(tmp
     best = load_file(tmp_path / "output-0" / "checkpoint-1" / "model.safetensors")
     assert all(torch.equal(weight, best[name]) for name, weight in weights.items())
     assert done.stdout.count("'train_runtime'") <= 1  # what Trainer prints at its end
+
+
+SEEN = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from horovod_trainer import hvd
+open(f"{hvd.rank()}.txt", "w").write(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "visible", "seen"),
+    [("mpirun", {"CUDA_VISIBLE_DEVICES": "3,5"}, ["3", "5"]), ("gloo", {}, ["0", "1"])],
+)
+def test_each_rank_of_the_example_sees_one_gpu_of_its_own(run, tmp_path, launcher, visible, seen):
+    """Of several Trainer uses all, by DataParallel."""
+    (tmp_path / "seen.py").write_text(SEEN)
+    done = run(launcher, 2, ["seen.py", str(PROJECT / "docs")], **visible)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == seen
