@@ -3,11 +3,12 @@
     python bench/batch_of_texts.py --out runs/batch_of_texts
 
 The same epochs and seeds at both, differences by seed, 95 % by Student's t. One process a run, two runs at a time: the
-number of ranks does not matter. A run that is in OUT already is not made again. Beside them stands a linear model of
-words on the same split.
+number of ranks does not matter. A run that the same program has made in OUT already is not made again. Beside them
+stands a linear model of words on the same split.
 """
 
 import argparse
+import hashlib
 import json
 import statistics
 import subprocess
@@ -15,35 +16,33 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pairs import Table, environment
+from pairs import HERE, Table, environment
 from scipy import stats
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from hvdtrain.text import icd10
 
-BATCHES = (32, 256)
+BATCHES = {32: 1, 256: 4}  # micro-batches each: 8 texts are too few to keep a core busy
 
 
 def accuracy(out: Path, batch: int, seed: int, *, words: list[str]) -> float:
     """In percent, of one run."""
-    name = f"{batch}-{seed}"
-    result = out / "texts" / name / "result.json"
+    made_by, name = program(words), f"{batch}-{seed}"
+    result = out / made_by / name / "result.json"
     if not result.exists() or json.loads(result.read_text())["exit_reason"] != "finished":
-        program = [
-            sys.executable,
-            "-m",
-            "hvdtrain.bert",
-            "--runs-dir",
-            str(out),
-            "--experiment",
-            "texts",
-            "--run",
-            name,
-        ]
-        options = ["--global-batch-size", str(batch), "--seed", str(seed), "--checkpoint-every-s", "0", *words]
-        subprocess.run([*program, *options], env=environment(), stdout=subprocess.DEVNULL, check=True)
+        run = ["--runs-dir", str(out), "--experiment", made_by, "--run", name]
+        options = ["--global-batch-size", str(batch), "--accumulate-steps", str(BATCHES[batch]), "--seed", str(seed)]
+        options += ["--checkpoint-every-s", "0", *words]
+        command = [sys.executable, "-m", "hvdtrain.bert", *run, *options]
+        subprocess.run(command, env=environment(), stdout=subprocess.DEVNULL, check=True)
     return 100 * float(json.loads(result.read_text())["eval_accuracy"])
+
+
+def program(words: list[str]) -> str:
+    """A name for the program with these options: another when either has changed."""
+    files = sorted((HERE.parent / "hvdtrain").rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files) + repr(words).encode()).hexdigest()[:12]
 
 
 def linear() -> float:

@@ -7,7 +7,12 @@ For transformers 5.23.0 and accelerate 1.15.0: it leans on hooks that they do no
 
 import os
 
-import horovod.torch as hvd
+own = os.environ.get("HOROVOD_LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK"))
+gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+if own is not None and (gpus is None or "," in gpus):  # of several GPUs Trainer would use all on each rank
+    os.environ["CUDA_VISIBLE_DEVICES"] = own if gpus is None else gpus.split(",")[int(own)]
+
+import horovod.torch as hvd  # noqa: E402
 
 hvd.init()
 for name in list(os.environ):  # to accelerate each process is alone
@@ -27,8 +32,19 @@ class HorovodTrainer(Trainer):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        here = self.args.distributed_state  # Trainer and its callbacks write and report where these are 0
+        here.process_index = here.local_process_index = hvd.rank()
         if hvd.rank() > 0:
-            self.args.save_strategy, self.callback_handler.callbacks[1:] = "no", []
+            self.args.save_strategy = "no"
+
+    def train(self, *arguments, **options):
+        done = super().train(*arguments, **options)
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)  # rank 0 may have loaded its best ones
+        return done
+
+    def evaluation_loop(self, *arguments, **options):
+        found = super().evaluation_loop(*arguments, **options)
+        return found._replace(metrics=hvd.broadcast_object(found.metrics, root_rank=0))  # by which all stop early
 
     def _get_train_sampler(self, train_dataset=None):
         return DistributedSampler(train_dataset or self.train_dataset, hvd.size(), hvd.rank(), seed=self.args.seed)
@@ -39,7 +55,7 @@ class HorovodTrainer(Trainer):
         return batches, hvd.allreduce(items, op=hvd.Sum)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        if num_items_in_batch is None:  # an evaluation
+        if return_outputs:  # an evaluation
             return super().compute_loss(model, inputs, return_outputs)
         labels = inputs.pop("labels").flatten()
         logits = model(**inputs).logits

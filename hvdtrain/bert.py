@@ -8,15 +8,14 @@
 The result lies in runs/bert/<run>/result.json; `tensorboard --logdir runs` shows the curves.
 """
 
-import math
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.run_folder import has_checkpoints
 from hvdtrain.checkpoint.save_points import AgreedSavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
 from hvdtrain.ranks.agree import agreed
@@ -24,19 +23,19 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.replicas import whole_hash
 from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
-from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.stages.whole import whole_on_0
 from hvdtrain.text import data
 from hvdtrain.text import model as models
-from hvdtrain.text.config import BertConfig, parse, tiny
-from hvdtrain.text.export import export, require_free
+from hvdtrain.text.config import BertConfig, of_steps, parse, tiny
+from hvdtrain.text.export import export_on_all, require_free
 from hvdtrain.text.model import Bert, BertForClassification, BertForMaskedLM, freeze_embeddings, sizes_of
 from hvdtrain.text.pretrained import Pretrained, pretrained_on_all
-from hvdtrain.text.task import Labels, in_words, text_task
+from hvdtrain.text.task import Labels, text_task
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.weights import build_on_all
 from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, state_of, train_epoch
+from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
 from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.preflight import (
     compression,
@@ -64,7 +63,13 @@ def main() -> None:
     agreed(comm, lambda: check_room(comm, config, pretrained))
     texts = data.load_on_all(comm, config, pretrained)
     config, sizes = agreed(comm, lambda: cut(comm, config, texts))
-    model = build_on_all(comm, lambda: build(config, texts, pretrained), seed=config.seed, pretrained=pretrained)
+    model = build_on_all(
+        comm,
+        lambda: build(config, texts, pretrained),
+        seed=config.seed,
+        pretrained=pretrained,
+        labels=texts.labels,
+    )
     if config.freeze_embeddings:
         freeze_embeddings(model)
     blocks = models.blocks(model)
@@ -91,7 +96,8 @@ def main() -> None:
         parts = state_of(step, limits, reports, seed=config.seed)
         found = folder.resume_from
         position = Position() if found is None else feed.placed(resume(parts, found))
-        about = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels), "cut_texts": texts.cut}
+        about: dict[str, float] = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels)}
+        about |= {"cut_texts": texts.cut, "unknown_tokens": texts.unknown}
         derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device), **about}
         derived |= {"stages_at": parts.stages_at} if part is not None else {}
         run.begin(
@@ -107,15 +113,15 @@ def main() -> None:
             run.console.say(f"resumed from {found.folder}, epoch {position.epoch + 1}", *folder.changes)
         if texts.cut:
             run.console.say(f"{texts.cut} texts are cut off after --max-tokens {config.max_tokens}")
+        if texts.unknown >= 1e-4:
+            run.console.say(f"{texts.unknown:.2%} of the tokens are [UNK]: the vocabulary has no pieces for them")
         if part is not None:
             run.console.say(part.sentence())
         saves = saves_of(run, folder, parts, keep=config.keep)
         train(config, step, feed, texts, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
         if config.export is not None:
-            export_on_0(comm, config.export, whole(comm, config, step, texts, pretrained), texts)
-        result = run.tracker.result
-        last = {name: result[f"eval_{name}"] for name in measures_of(task).metrics}
-        run.conclude(f"test {in_words(last)}", weights_sha256=whole_hash(comm, model))
+            export_on_all(comm, config.export, whole(comm, config, step, texts, pretrained), texts)
+        run.conclude(f"test {task.in_words(run.tracker.last_test)}", weights_sha256=whole_hash(comm, model))
 
 
 def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) -> None:
@@ -125,16 +131,17 @@ def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) ->
     elif config.max_tokens > (positions := sizes_of(config.model, vocabulary=config.vocab_size).positions):
         raise BadInput(f"--max-tokens {config.max_tokens}: {config.model} has {positions} positions; give no more")
     if config.export is not None and comm.rank == 0:
-        require_free(config.export, replace=config.overwrite)
+        own = has_checkpoints(config.runs_dir / config.experiment, config.run)  # what stands there then
+        require_free(config.export, runs=config.runs_dir, replace=config.overwrite or own)
 
 
 def cut(comm: Comm, config: BertConfig, texts: Texts) -> tuple[BertConfig, BatchSizes]:
     """The settings, with the epochs that --max-steps are, and how the ranks cut one; BadInput where they cannot."""
-    train, ranks = len(texts.train), comm.data.size
-    if config.max_steps is not None:
-        steps_per_epoch = batch_sizes(config, samples=train, ranks=ranks).steps_per_epoch
-        config = replace(config, epochs=math.ceil(config.max_steps / steps_per_epoch))
-    return config, require_batches(config, train=train, test=len(texts.test), ranks=ranks, unit=Labels.unit)
+    train, test, ranks = len(texts.train), len(texts.test), comm.data.size
+    config = of_steps(config, steps_per_epoch=batch_sizes(config, samples=train, ranks=ranks).steps_per_epoch)
+    return config, require_batches(
+        config, train=train, test=test, ranks=ranks, unit=Labels.unit, max_steps=config.max_steps
+    )
 
 
 def build(config: BertConfig, texts: Texts, pretrained: Pretrained | None) -> Bert:
@@ -199,49 +206,21 @@ def train(
         position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run)
         run.profile(step.phases)
         run.faults.at("eval", epoch + 1 - first_epoch)
-        test = evaluate_or_leave(step, texts.test, position, sizes=feed.sizes, saves=saves, save_points=points, run=run)
-        best = run.tracker.is_best(test)
-        metrics = run.tracker.epoch_done(
-            epoch + 1,
-            count=position.visited,
-            train_s=position.train_s,
-            lr=lr(min((epoch + 1) * feed.sizes.steps_per_epoch, lr.total_steps) - 1, lr.batch),
-            train=step.task.metrics(position.totals),
-            test=test,
+        position = end_epoch(
+            step,
+            texts.test,
+            position,
+            epochs=config.epochs,
+            lr=lr,
+            sizes=feed.sizes,
+            saves=saves,
+            save_points=points,
+            run=run,
         )
-        run.console.epoch_done(
-            f"epoch {epoch + 1:>3}/{config.epochs}  train loss {metrics['train/loss']:.4f}  test {in_words(test)}  "
-            f"lr {metrics['train/lr']:.4g}  {metrics['train/samples_per_s']:.0f} samples/s"
-        )
-        if best:
-            saves.save_best(position, step.evaluated, **{f"eval_{step.task.best}": test[step.task.best]})
-        if position.visited == len(texts.train):
-            position = Position(step=position.step, epoch=epoch + 1)
     step.phases.close()
     run.profile(step.phases, last=True)
     saves.save(position)
     saves.wait(position.step)
-
-
-def export_on_0(comm: Comm, folder: Path, model: Bert, texts: Texts) -> None:
-    """Rank 0 writes what was evaluated for others to load; EndOfRun on all ranks where it cannot."""
-    failed = None
-    if comm.rank == 0:
-        vocabulary = texts.vocabulary
-        try:
-            export(
-                folder,
-                model,
-                vocabulary=vocabulary.tokens,
-                lower_case=vocabulary.lower_case,
-                labels=texts.labels,
-            )
-        except OSError as error:
-            failed = error.strerror or str(error)
-    failed = comm.allgather(failed)[0]
-    if failed:
-        line = f"--export {folder} could not be written ({failed}); the run folder has the weights"
-        raise EndOfRun(line, status=FAILED, reason="not exported")
 
 
 if __name__ == "__main__":

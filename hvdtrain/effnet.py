@@ -27,7 +27,7 @@ from hvdtrain.stages.part import Part
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, evaluate_or_leave, follow, measures_of, state_of, train_epoch
+from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.preflight import (
     compression,
@@ -109,8 +109,7 @@ def main() -> None:
             run.console.say(part.sentence())
         saves = saves_of(run, folder, parts, keep=config.keep)
         train(config, step, feed, images, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
-        accuracy = f"test accuracy {run.tracker.result['eval_accuracy']:.2%}"
-        run.conclude(accuracy, weights_sha256=whole_hash(comm, model))
+        run.conclude(f"test {task.in_words(run.tracker.last_test)}", weights_sha256=whole_hash(comm, model))
 
 
 def cut(comm: Comm, config: EffnetConfig, images: Images) -> BatchSizes:
@@ -178,26 +177,17 @@ def train(
         position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run)
         run.profile(step.phases)
         run.faults.at("eval", epoch + 1 - first_epoch)
-        test = evaluate_or_leave(
-            step, images.test, position, sizes=feed.sizes, saves=saves, save_points=points, run=run
+        position = end_epoch(
+            step,
+            images.test,
+            position,
+            epochs=config.epochs,
+            lr=lr,
+            sizes=feed.sizes,
+            saves=saves,
+            save_points=points,
+            run=run,
         )
-        best = run.tracker.is_best(test)
-        metrics = run.tracker.epoch_done(
-            epoch + 1,
-            count=len(images.train),
-            train_s=position.train_s,
-            lr=lr((epoch + 1) * feed.sizes.steps_per_epoch - 1, lr.batch),
-            train=step.task.metrics(position.totals),
-            test=test,
-        )
-        run.console.epoch_done(
-            f"epoch {epoch + 1:>3}/{config.epochs}  train loss {metrics['train/loss']:.4f}  "
-            f"test accuracy {test['accuracy']:.2%}  lr {metrics['train/lr']:.4g}  "
-            f"{metrics['train/images_per_s']:.0f} images/s"
-        )
-        if best:
-            saves.save_best(position, step.evaluated, eval_accuracy=test["accuracy"])
-        position = Position(step=position.step, epoch=epoch + 1)
     step.phases.close()
     run.profile(step.phases, last=True)
     saves.save(position)

@@ -31,6 +31,12 @@ class RunFolder:
     changes: list[str]  # what is not as it was in that checkpoint, one line each
 
 
+def has_checkpoints(experiment: Path, run: str | None) -> bool:
+    """Whether a run of this name, or else of the launcher's, has left a checkpoint in `experiment`."""
+    name = run or os.environ.get("HVDLAUNCH_JOB")
+    return name is not None and bool(files.numbered(experiment / name / "checkpoints", "step"))
+
+
 def open_on_all(
     comm: Comm,
     experiment: Path,

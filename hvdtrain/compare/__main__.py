@@ -18,7 +18,7 @@ from hvdtrain.compare import drawings, groups, page, spread, study_table
 from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.groups import Group
-from hvdtrain.compare.tables import Column, as_csv, markdown, measured, three_digits, whole
+from hvdtrain.compare.tables import OF_TEXTS, Column, as_csv, markdown, measured, three_digits, whole
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
 
@@ -97,12 +97,11 @@ def table(run_groups: Sequence[Group]) -> list[Column]:
         texts = [run.settings.get(name, runfolder.MISSING) for run in first_runs]
         columns.append(Column(title=name, texts=texts, setting=True))
     units = dict.fromkeys(run.unit for run in first_runs if run.unit) or ["images"]
-    perplexity = [("perplexity", "eval_perplexity", three_digits)]
     for title, name, number_format in (
         ("time s", "wall_time_s", three_digits),
         *((f"{unit}/s", f"train_{unit}_per_s", three_digits) for unit in units),
         ("accuracy %", "accuracy_percent", "{:.2f}".format),
-        *(perplexity if any(group.mean("eval_perplexity") for group in run_groups) else []),
+        *(one for one in OF_TEXTS if any(group.mean(one[1]) for group in run_groups)),
         ("loss", "eval_loss", "{:.4f}".format),
         ("steps", "steps", whole),
         ("skipped steps", "skipped_steps", whole),

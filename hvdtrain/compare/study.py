@@ -51,9 +51,13 @@ class Size:
         """Mean images/s, or what the runs count."""
         return None if self.group is None else self.group.speed()
 
+    def mean(self, name: str) -> Mean | None:
+        """The mean of a number of result.json."""
+        return None if self.group is None else self.group.mean(name)
+
     @property
     def time_s(self) -> Mean | None:
-        return None if self.group is None else self.group.mean("wall_time_s")
+        return self.mean("wall_time_s")
 
     @property
     def accuracy(self) -> Mean | None:
@@ -62,7 +66,7 @@ class Size:
 
     @property
     def steps(self) -> Mean | None:
-        return None if self.group is None else self.group.mean("steps")
+        return self.mean("steps")
 
     @property
     def hours(self) -> float | None:

@@ -10,7 +10,7 @@ from hvdtrain.compare.files import write_all
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.spread import Mean
 from hvdtrain.compare.study import Size, Study
-from hvdtrain.compare.tables import Column, as_csv, markdown, measured, three_digits, whole
+from hvdtrain.compare.tables import OF_TEXTS, Column, as_csv, markdown, measured, three_digits, whole
 
 
 def compare(file: Path) -> tuple[str, list[str]]:
@@ -41,6 +41,7 @@ def table(found: Study) -> list[Column]:
     hosts = [max((len(run.hosts) for run in size.runs), default=None) for size in sizes]
     counts = [len(size.runs) for size in sizes]
     unit = "GPU" if found.on_gpus else "rank"
+    of_texts = {one: [size.mean(one[1]) for size in sizes] for one in OF_TEXTS}
     columns = [
         _numbers("ranks", "np", [size.np for size in sizes], whole),
         _numbers("hosts", "hosts", hosts, whole),
@@ -50,6 +51,7 @@ def table(found: Study) -> list[Column]:
         _numbers("efficiency", "efficiency_percent", list(map(found.efficiency, sizes)), "{:.1f} %".format),
         measured(f"{found.unit}/s", f"{found.unit}_per_s", [size.speed for size in sizes], three_digits),
         measured("accuracy %", "accuracy_percent", [size.accuracy for size in sizes], "{:.2f}".format),
+        *(measured(title, name, means, form) for (title, name, form), means in of_texts.items() if any(means)),
         measured("steps", "steps", [size.steps for size in sizes], whole),
     ]
     if found.target_percent is not None:

@@ -51,6 +51,10 @@ def whole(value: float) -> str:
     return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
 
 
+# Title, name in result.json and format of what runs of texts have besides accuracy and loss.
+OF_TEXTS = (("F1", "eval_f1", "{:.3f}".format), ("perplexity", "eval_perplexity", three_digits))
+
+
 def markdown(columns: Sequence[Column]) -> str:
     """The table in Markdown, padded so that people can read it as text."""
     widths = [max(3, len(column.title), *map(len, map(_cell, column.texts))) for column in columns]

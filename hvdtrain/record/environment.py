@@ -67,7 +67,7 @@ def _without_secret(word: str) -> str:
 def versions() -> dict[str, str | None]:
     """Python, and the packages and libraries whose version changes a result; None for one that is not there."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in ("torch", "torchvision", "horovod", "mpi4py", "numpy"):
+    for package in ("torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

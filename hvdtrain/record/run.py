@@ -88,7 +88,7 @@ class Run:
 
     def profile(self, phases: Phases, *, last: bool = False) -> None:
         """What the clocks of all ranks have measured so far; the `last` time with a picture and the verdict."""
-        profile = over_ranks(self._comm, phases)
+        profile = over_ranks(self._comm, phases, self.tracker.measures.remedies)
         if profile is None:
             return
         self.tracker.result["profile"] = profile.summary()

@@ -10,7 +10,7 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from hvdtrain.record import events, markdown
 from hvdtrain.record.files import RecordFile, reserve, write_json, write_reserved, write_whole
 from hvdtrain.safety import exits
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
+from hvdtrain.timing.phases import Phase
+from hvdtrain.timing.verdict import REMEDIES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +33,7 @@ class Measures:
     metrics: tuple[str, ...]  # of the test split: loss, accuracy
     best_metric: str  # the one by which the best weights are known
     higher_is_better: bool = True
+    remedies: Mapping[Phase, str] = field(default_factory=lambda: REMEDIES)  # where its input limits the run
 
     @property
     def train_per_s(self) -> str:
@@ -227,6 +230,11 @@ class Tracker:
         self._events.append(events.scalars(scalars, result["steps"]))
         self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, round(seconds)))
         return metrics
+
+    @property
+    def last_test(self) -> dict[str, float]:
+        """The metrics of the last evaluation, by name."""
+        return {name: self.result[f"eval_{name}"] for name in self.measures.metrics}
 
     def is_best(self, test: Mapping[str, float]) -> bool:
         """Whether these metrics of the test split are better than all before."""

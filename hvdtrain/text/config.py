@@ -1,5 +1,6 @@
 """The settings of hvdtrain.bert, and the recipes: functions that return settings."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,7 +63,7 @@ class BertConfig(RunConfig):
     dropout: Annotated[float | None, PROBABILITY] = None
     """Probability; the model's own if not given."""
     max_steps: Annotated[int | None, AT_LEAST_1] = None
-    """End after so many steps, in place of epochs."""
+    """End after so many steps, in place of epochs; without warmup-epochs the warm-up is the recipe's share of them."""
     export: Path | None = None
     """At the end write config.json, model.safetensors and vocab.txt into this folder, for transformers to load."""
 
@@ -136,9 +137,21 @@ def parse(argv: Sequence[str]) -> BertConfig:
         if {one, other} <= given:
             words = [f"{command_line.option(name)} {getattr(config, name)}" for name in (one, other)]
             raise BadInput(f"{' and '.join(words)} exclude each other: leave one of them out")
+    if "max_steps" in given and "warmup_epochs" not in given:
+        config = replace(config, warmup_epochs=None)  # see of_steps
     if config.freeze_embeddings and config.stages > 1:
         raise BadInput(f"--freeze-embeddings does not work with --stages {config.stages}: leave one of them out")
     return replace(config, pretrained=None) if config.pretrained == "none" else config
+
+
+def of_steps(config: BertConfig, *, steps_per_epoch: int) -> BertConfig:
+    """The settings with the epochs that --max-steps are; a warm-up that was not given is the recipe's share of them."""
+    if config.max_steps is None:
+        return config
+    epochs, warmup_epochs, recipe = config.max_steps / steps_per_epoch, config.warmup_epochs, RECIPES[config.recipe]()
+    if warmup_epochs is None:
+        warmup_epochs = epochs * (recipe.warmup_epochs or 0.0) / recipe.epochs
+    return replace(config, epochs=math.ceil(epochs), warmup_epochs=warmup_epochs)
 
 
 def _check_texts(config: BertConfig, given: set[str]) -> None:

@@ -41,5 +41,5 @@ def vocabulary_of(config: BertConfig, pretrained: Pretrained | None) -> Vocabula
     if pretrained is None:
         return given
     if given is not None:
-        pretrained.require_vocabulary(given.tokens, str(config.tokenizer))
-    return Vocabulary(tokens=pretrained.vocabulary, lower_case=pretrained.lower_case)
+        pretrained.require_vocabulary(given, str(config.tokenizer))
+    return pretrained.vocabulary

@@ -1,6 +1,7 @@
 """A trained BERT as a folder that transformers loads, and --pretrained too."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -13,19 +14,25 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
 from hvdtrain.text.model import Bert, BertForMaskedLM
 from hvdtrain.text.pretrained import CONFIG, FIXED, KEYS, TOKENIZER, VOCABULARY, WEIGHTS
+from hvdtrain.text.tokens import Texts
+from hvdtrain.text.vocabulary import PAD, Vocabulary
 
 FILES = {CONFIG, WEIGHTS, VOCABULARY, TOKENIZER}
 
 
-def require_free(folder: Path, *, replace: bool) -> None:
+def require_free(folder: Path, *, runs: Path, replace: bool) -> None:
     """Raise BadInput before the training where `export` could not write; with `replace` a former export may go."""
+    target = folder.resolve()
+    if any(path.resolve().is_relative_to(target) for path in (Path(), runs)):
+        raise BadInput(f"--export {folder}: the run itself works in it; name a folder of its own")
     try:
-        found = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder.parent):
+        found = {path.name for path in target.iterdir()} if target.exists() else set()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
         raise BadInput(f"--export {folder}: cannot be written ({error.strerror}); name another folder") from error
@@ -33,13 +40,12 @@ def require_free(folder: Path, *, replace: bool) -> None:
         raise BadInput(f"--export {folder}: holds files already; remove them, or name another folder")
 
 
-def export(
-    folder: Path, model: Bert, *, vocabulary: Sequence[str], lower_case: bool, labels: Sequence[str] = ()
-) -> None:
-    """Write the folder, whole or not at all; what stands there is replaced. Raises OSError.
+def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequence[str] = ()) -> None:
+    """Write the folder, whole or not at all; an export that stands there is replaced. Raises OSError.
 
     `labels` are the names of a classifier's classes.
     """
+    folder = folder.resolve()
     part, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -49,14 +55,16 @@ def export(
             save_file(weights, part / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"{part / WEIGHTS}: {error}") from error
-        (part / VOCABULARY).write_text("".join(f"{token}\n" for token in vocabulary), encoding="utf-8")
-        _write(part / CONFIG, _config(model, vocabulary, labels))
-        _write(part / TOKENIZER, _tokenizer(model, lower_case=lower_case))
+        (part / VOCABULARY).write_text("".join(f"{token}\n" for token in vocabulary.tokens), encoding="utf-8")
+        _write(part / CONFIG, _config(model, labels, padding=vocabulary.id(PAD)))
+        _write(part / TOKENIZER, _tokenizer(model, vocabulary))
         for path in (*part.iterdir(), part):
             _sync(path)
         shutil.rmtree(old, ignore_errors=True)
         with contextlib.ExitStack() as undo:
             if folder.exists():
+                if more := {path.name for path in folder.iterdir()} - FILES:
+                    raise OSError(errno.ENOTEMPTY, f"{min(more)} has come into it")
                 folder.rename(old)
                 undo.callback(old.rename, folder)
             part.rename(folder)
@@ -67,21 +75,36 @@ def export(
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _config(model: Bert, vocabulary: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+def export_on_all(comm: Comm, folder: Path, model: Bert, texts: Texts) -> None:
+    """Rank 0 writes the folder; EndOfRun on all ranks where it cannot."""
+    failed = None
+    if comm.rank == 0:
+        try:
+            export(folder, model, vocabulary=texts.vocabulary, labels=texts.labels)
+        except OSError as error:
+            failed = error.strerror or str(error)
+    failed = comm.allgather(failed)[0]
+    if failed:
+        line = f"--export {folder} could not be written ({failed}); the run folder has the weights"
+        raise EndOfRun(line, status=FAILED, reason="not exported")
+
+
+def _config(model: Bert, labels: Sequence[str], *, padding: int) -> dict[str, Any]:
     head = "BertForMaskedLM" if isinstance(model, BertForMaskedLM) else "BertForSequenceClassification"
     config = {"architectures": [head], **FIXED}
     config |= {KEYS[field]: value for field, value in asdict(model.sizes).items()}
-    config |= {"attention_probs_dropout_prob": model.sizes.dropout, "pad_token_id": vocabulary.index("[PAD]")}
+    config |= {"attention_probs_dropout_prob": model.sizes.dropout, "pad_token_id": padding}
     if labels:
         config["id2label"] = {str(number): label for number, label in enumerate(labels)}
         config["label2id"] = {label: number for number, label in enumerate(labels)}
     return config
 
 
-def _tokenizer(model: Bert, *, lower_case: bool) -> dict[str, Any]:
+def _tokenizer(model: Bert, vocabulary: Vocabulary) -> dict[str, Any]:
     return {
         "tokenizer_class": "BertTokenizer",
-        "do_lower_case": lower_case,
+        "do_lower_case": vocabulary.lower_case,
+        "strip_accents": vocabulary.strip_accents,
         "model_max_length": model.sizes.positions,
     }
 

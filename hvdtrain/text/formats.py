@@ -11,7 +11,14 @@ from typing import Any
 from hvdtrain.safety.exits import BadInput
 
 # The columns of GLUE's tables by which a header is known: text, pair, label.
-_GLUE = (("sentence", None, "label"), ("#1 String", "#2 String", "Quality"), ("sentence1", "sentence2", "label"))
+_GLUE = (
+    ("question", "sentence", "label"),  # before SST-2, which has a sentence and a label too
+    ("sentence", None, "label"),
+    ("#1 String", "#2 String", "Quality"),
+    ("sentence1", "sentence2", "label"),
+    ("sentence1", "sentence2", "gold_label"),
+    ("question1", "question2", "is_duplicate"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +38,7 @@ class Columns:
     pair: str | None
     label: str | None
 
-    def require(self, path: Path, header: Sequence[str]) -> None:
+    def require(self, where: str, header: Sequence[str]) -> None:
         """Raise BadInput for a column that is not in the header."""
         for option, name in (
             ("--text-column", self.text),
@@ -39,7 +46,7 @@ class Columns:
             ("--label-column", self.label),
         ):
             if name is not None and name not in header:
-                raise BadInput(f"{option} {name!r}: {path} has no such column; it has {', '.join(map(repr, header))}")
+                raise BadInput(f"{option} {name!r}: {where} has no such column; it has {', '.join(map(repr, header))}")
 
 
 def json_lines(path: Path, columns: Columns) -> Iterator[Row]:
@@ -55,15 +62,15 @@ def json_lines(path: Path, columns: Columns) -> Iterator[Row]:
             raise BadInput(f"{path} line {number} is too deeply nested: give one object of words per line") from error
         if not isinstance(found, dict):
             raise BadInput(f'{path} line {number} is no JSON object: give one per line, as in {{"text": ...}}')
-        columns.require(path, list(found))
+        columns.require(f"{path} line {number}", list(found))
         yield _row(f"{path} line {number}", found, columns)
 
 
-def table(path: Path, columns: Columns, *, quoted: bool = True) -> Iterator[Row]:
+def table(path: Path, columns: Columns, *, quoted: bool = True, labelled: bool = True) -> Iterator[Row]:
     """A row for each of a table with a header, separated by tabs in .tsv and .txt and by commas else.
 
     GLUE's are not `quoted`: a quotation mark is one. Without the name of a text column the header must be one of
-    GLUE's.
+    GLUE's, with a column of labels where rows are to be `labelled`.
     """
     csv.field_size_limit(sys.maxsize)  # documents are longer than csv's 128 KiB
     lines = (line for _, line in _lines(path))
@@ -76,8 +83,8 @@ def table(path: Path, columns: Columns, *, quoted: bool = True) -> Iterator[Row]
     try:
         header = next(rows, [])
         if columns.text is None and header:
-            columns = _of_glue(path, header, columns)
-        columns.require(path, header)
+            columns = _of_glue(path, header, columns, labelled=labelled)
+        columns.require(str(path), header)
         if twice := [name for name in header if header.count(name) > 1]:
             raise BadInput(f"{path}: two columns are called {twice[0]!r}: rename one of them")
         for cells in rows:
@@ -120,13 +127,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _of_glue(path: Path, header: Sequence[str], columns: Columns) -> Columns:
+def _of_glue(path: Path, header: Sequence[str], columns: Columns, *, labelled: bool) -> Columns:
     for text, pair, label in _GLUE:
-        if {text, pair, label} - {None} <= set(header):
-            return Columns(text=text, pair=pair, label=columns.label or label)
+        own = columns.label or label if labelled else None
+        if {text, pair, None if columns.label else own} - {None} <= set(header):
+            return Columns(text=text, pair=pair, label=own)
+    if "score" in header:
+        raise BadInput(f"{path}: a score, as of STS-B, is no label: make classes of it, and name their --label-column")
     raise BadInput(
         f"{path}: the header {', '.join(map(repr, header))} is none that is known of GLUE: give --text-column and "
-        "--label-column"
+        "--label-column, for pairs --pair-column; a file without a header, as CoLA's, needs one"
     )
 
 

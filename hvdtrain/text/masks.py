@@ -37,15 +37,16 @@ def masked(
 ) -> Masked:
     """Tokens (N, L) of these samples (N,), with those masked that an epoch, or without one the evaluation, masks.
 
-    `lengths` (N,) are on the host, so that it need not wait for the device to know how many are masked.
+    `lengths` (N,) are on the host, so that it need not wait for the device to know how many are masked; for a GPU in
+    pinned memory, or it waits to copy them.
     """
     device, length = tokens.device, tokens.shape[1]
-    count, total = masked_tokens(lengths).to(device), int(masked_tokens(lengths).sum())
+    total, lengths = int(masked_tokens(lengths).sum()), lengths.to(device, non_blocking=True)
     place = torch.arange(length, device=device)
-    words = (place > 0) & (place < lengths.to(device)[:, None] - 1)  # (N, L)
+    words = (place > 0) & (place < lengths[:, None] - 1)  # (N, L)
     drawn = hashed(samples, length, seed=0 if epoch is None else seed, epoch=_EVALUATION if epoch is None else epoch)
     order = torch.where(words, drawn, _NEVER).argsort(1)
-    chosen = torch.zeros_like(words).scatter(1, order, place < count[:, None])
+    chosen = torch.zeros_like(words).scatter(1, order, place < masked_tokens(lengths)[:, None])
     places = chosen.flatten().nonzero_static(size=total).flatten()  # (M,)
     flat = tokens.flatten()
     targets = flat[places]
@@ -57,7 +58,7 @@ def masked(
 
 def hashed(samples: Tensor, length: int, *, seed: int, epoch: int) -> Tensor:
     """Numbers of 63 bits (N, L), one for each sample (N,) and place."""
-    key = _mixed(_mixed(torch.tensor(seed) + _GOLDEN) + epoch).to(samples.device)
+    key = int(_mixed(_mixed(torch.tensor(seed) + _GOLDEN) + epoch))
     rows = _mixed(_mixed(samples * _GOLDEN) ^ key)  # (N,)
     places = _mixed(torch.arange(1, length + 1, device=samples.device) * _GOLDEN)  # (L,)
     return _shifted(_mixed(_mixed(rows[:, None] ^ places) + rows[:, None]), 1)

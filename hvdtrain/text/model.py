@@ -118,8 +118,12 @@ class _Layer(nn.Module):
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.intermediate)})
         self.output = _AddedTo(sizes.intermediate, sizes)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        attended = self.attention["output"](self.attention["self"](hidden, mask), hidden)
+    def forward(self, hidden: Tensor, mask: Tensor, places: Tensor | None = None) -> Tensor:
+        """(N, L, W), or (M, W) at these places (M,) alone."""
+        attended = self.attention["self"](hidden, mask)
+        if places is not None:
+            attended, hidden = (every.flatten(0, 1).index_select(0, places) for every in (attended, hidden))
+        attended = self.attention["output"](attended, hidden)
         output: Tensor = self.output(F.gelu(self.intermediate["dense"](attended)), attended)
         return output
 
@@ -134,11 +138,15 @@ class _Bert(nn.Module):
         if pooled:
             self.pooler = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.width)})
 
-    def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, types: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+        """Hidden states (M, W) at the places (M,); the last layer computes little at the others."""
         hidden: Tensor = self.embeddings(tokens, types)
-        for layer in self.encoder["layer"].children():
-            hidden = layer(hidden, mask[:, None, None, :])
-        return hidden  # N L W
+        mask = mask[:, None, None, :]
+        *layers, last = self.encoder["layer"].children()
+        for layer in layers:
+            hidden = layer(hidden, mask)
+        chosen: Tensor = last(hidden, mask, places)  # M W
+        return chosen
 
 
 class _Predictions(nn.Module):
@@ -170,7 +178,7 @@ class BertForMaskedLM(nn.Module):
 
         Place n x L + l is that of token l of sequence n.
         """
-        hidden = self.bert(tokens, types, mask).flatten(0, 1).index_select(0, places)  # M W
+        hidden = self.bert(tokens, types, mask, places)  # M W
         logits: Tensor = self.cls["predictions"](hidden, self.bert.embeddings.word_embeddings.weight)
         return logits
 
@@ -188,7 +196,7 @@ class BertForClassification(nn.Module):
 
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
         """Logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens."""
-        first = self.bert(tokens, types, mask)[:, 0]  # N W
+        first = self.bert(tokens, types, mask, _firsts(tokens))  # N W
         logits: Tensor = self.classifier(self.dropout(torch.tanh(self.bert.pooler["dense"](first))))
         return logits
 
@@ -211,12 +219,13 @@ def freeze_embeddings(model: Bert) -> None:
 
 
 def blocks(model: Bert) -> Blocks:
-    """In the order of the forward pass; the head over the vocabulary needs the word embeddings too."""
-    layers = [f"bert.encoder.layer.{number}" for number in range(model.sizes.layers)]
+    """In the order of the forward pass; the last layer stays with its head, which says where it must compute."""
+    *layers, last = (f"bert.encoder.layer.{number}" for number in range(model.sizes.layers))
     if isinstance(model, BertForMaskedLM):
-        head = Block(name="cls", modules=("cls", _WORDS), run=_run_predictions)
+        head = Block(name="cls", modules=(last, "cls", _WORDS), run=partial(_run_predictions, last))
     else:
-        head = Block(name="classifier", modules=("bert.pooler", "dropout", "classifier"), run=_run_classifier)
+        modules = (last, "bert.pooler", "dropout", "classifier")
+        head = Block(name="classifier", modules=modules, run=partial(_run_classifier, last))
     return Blocks(
         row=(
             Block(name="bert.embeddings", modules=("bert.embeddings",), run=_run_embeddings),
@@ -232,20 +241,26 @@ def _run_embeddings(model: nn.Module, _: Tensor | None, inputs: Inputs) -> Tenso
     return hidden
 
 
-def _run_layer(name: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
-    output: Tensor = model.get_submodule(name)(hidden, inputs[2][:, None, None, :])
+def _run_layer(
+    name: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs, places: Tensor | None = None
+) -> Tensor:
+    output: Tensor = model.get_submodule(name)(hidden, inputs[2][:, None, None, :], places)
     return output
 
 
-def _run_predictions(model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
-    assert hidden is not None
-    chosen = hidden.flatten(0, 1).index_select(0, inputs[3])
+def _run_predictions(last: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
+    chosen = _run_layer(last, model, hidden, inputs, inputs[3])
     logits: Tensor = model.get_submodule("cls.predictions")(chosen, model.get_parameter(f"{_WORDS}.weight"))
     return logits
 
 
-def _run_classifier(model: nn.Module, hidden: Tensor | None, _: Inputs) -> Tensor:
-    assert hidden is not None
-    pooled = torch.tanh(model.get_submodule("bert.pooler.dense")(hidden[:, 0]))
+def _run_classifier(last: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
+    first = _run_layer(last, model, hidden, inputs, _firsts(inputs[0]))
+    pooled = torch.tanh(model.get_submodule("bert.pooler.dense")(first))
     logits: Tensor = model.get_submodule("classifier")(model.get_submodule("dropout")(pooled))
     return logits
+
+
+def _firsts(tokens: Tensor) -> Tensor:
+    """Where the sequences of (N, L) begin, in all of them one after the other."""
+    return torch.arange(0, tokens.numel(), tokens.shape[1], device=tokens.device)

@@ -3,13 +3,13 @@
 config.json            the sizes
 model.safetensors      the weights; or pytorch_model.bin, of which nothing but tensors is read
 vocab.txt              one token per line, at its number; without it, tokenizer.json has them
-tokenizer_config.json  whether texts are lower-cased; they are where it is absent
+tokenizer_config.json  whether texts are lower-cased; without a word of it, tokenizer.json; else they are
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.files import read_file
 from hvdtrain.text.model import NORM_EPS, BertSizes
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, with_case
 
 CONFIG, WEIGHTS, PICKLED_WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "pytorch_model.bin", "vocab.txt"
 TOKENIZER, TOKENS = "tokenizer_config.json", "tokenizer.json"
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 KEYS = {  # in config.json, by the field of BertSizes
     "vocabulary": "vocab_size",
     "width": "hidden_size",
@@ -41,7 +41,8 @@ FIXED = {  # in config.json: what this BERT cannot do otherwise
     "position_embedding_type": "absolute",
     "is_decoder": False,
 }
-_TOKENIZER_FIXED = {"strip_accents": None, "tokenize_chinese_chars": True}
+_TOKENIZER_FIXED = {"tokenize_chinese_chars": True}
+_NORMALIZER_FIXED = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
 _SILENCE_S = 15.0
 _ROUNDED_TO = 128  # a model may have room for more tokens, so that its sizes are round
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -54,8 +55,8 @@ class Pretrained:
     source: str  # as the user gave it
     folder: Path  # on this host
     sizes: BertSizes
-    vocabulary: tuple[str, ...]
-    lower_case: bool
+    vocabulary: Vocabulary
+    labels: tuple[str, ...] = ()  # of its classifier, by number; none where config.json has no names for them
 
     def require_room(self, max_tokens: int) -> None:
         """Raise BadInput where sequences are longer than the model has positions."""
@@ -65,13 +66,18 @@ class Pretrained:
                 "give no more than these"
             )
 
-    def require_vocabulary(self, tokens: Sequence[str], source: str) -> None:
+    def require_vocabulary(self, given: Vocabulary, source: str) -> None:
         """Raise BadInput where another vocabulary is asked for than the model's own."""
-        pairs = enumerate(zip(tokens, self.vocabulary, strict=False))
-        odd = next((number for number, (theirs, own) in pairs if theirs != own), None)
-        if odd is None and len(tokens) == len(self.vocabulary):
+        if given == self.vocabulary:
             return
-        how = f"of {len(tokens)} tokens in place of {len(self.vocabulary)}" if odd is None else f"from token {odd} on"
+        tokens, own = given.tokens, self.vocabulary.tokens
+        odd = next((number for number, pair in enumerate(zip(tokens, own, strict=False)) if len({*pair}) > 1), None)
+        if odd is not None:
+            how = f"from token {odd} on"
+        elif len(tokens) != len(own):
+            how = f"of {len(tokens)} tokens in place of {len(own)}"
+        else:
+            how = "by its tokenizer_config.json case or accents are others"
         raise BadInput(
             f"--tokenizer {source}: another vocabulary than that of --pretrained {self.source} ({how}); leave it out"
         )
@@ -81,7 +87,7 @@ def pretrained_on_all(comm: Comm, source: str) -> Pretrained:
     """The same pretrained model on all ranks, downloaded once per host if it is on the hub; see `read`."""
     agreed(comm, lambda: fetched(source) if comm.local_rank == 0 else None)
     found = agreed(comm, lambda: read(fetched(source, offline=True), source))
-    facts = json.dumps([vars(found.sizes), found.vocabulary, found.lower_case]).encode()
+    facts = json.dumps([vars(found.sizes), vars(found.vocabulary), found.labels]).encode()
     require_equal(comm, {f"what --pretrained {source} is (SHA-256)": hashlib.sha256(facts).hexdigest()})
     return found
 
@@ -129,23 +135,34 @@ def read(folder: Path, source: str) -> Pretrained:
     if not (folder / WEIGHTS).is_file() and not (folder / PICKLED_WEIGHTS).is_file():
         raise BadInput(f"--pretrained {source}: has neither {WEIGHTS} nor {PICKLED_WEIGHTS}; give a folder with one")
     sizes = _sizes(config, source)
-    tokenizer = _document(folder / TOKENIZER, source) if (folder / TOKENIZER).exists() else {}
-    _require_fixed(tokenizer, _TOKENIZER_FIXED, TOKENIZER, source)
     return Pretrained(
         source=source,
         folder=folder,
         sizes=sizes,
-        vocabulary=_vocabulary(folder, sizes, source),
-        lower_case=bool(tokenizer.get("do_lower_case", True)),
+        vocabulary=with_case(_tokens(folder, sizes, source), _case(folder, source)),
+        labels=_labels(config),
     )
 
 
 def _content(path: Path, source: str) -> str:
     try:
-        return read_file(path).decode()
+        content = read_file(path)
+        _require_whole(path, content, source)
+        return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise BadInput(f"--pretrained {source}: {path.name} cannot be read ({reason}); give a whole folder") from error
+
+
+def _require_whole(path: Path, content: bytes, source: str) -> None:
+    """Raise BadInput where a file of the hub's cache is not what it is named by: git's hash, or a SHA-256."""
+    blob = path.resolve()
+    known = {
+        40: hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest(),
+        64: hashlib.sha256(content).hexdigest(),
+    }
+    if blob.parent.name == "blobs" and known.get(len(blob.name), blob.name) != blob.name:
+        raise BadInput(f"--pretrained {source}: {path.name} is damaged on this host: delete {blob} to fetch it again")
 
 
 def _document(path: Path, source: str) -> dict[str, Any]:
@@ -163,14 +180,22 @@ def _sizes(config: Mapping[str, Any], source: str) -> BertSizes:
     defaults = {"types": 2, "dropout": 0.1, "initializer_range": 0.02}
     values = {field: config.get(key, defaults.get(field)) for field, key in KEYS.items()}
     for field, value in values.items():
-        whole = field not in ("dropout", "initializer_range")
+        whole, least = field not in ("dropout", "initializer_range"), 2 if field == "types" else 1
         kinds = (int,) if whole else (int, float)
-        if type(value) not in kinds or not (1 <= value < 2**31 if whole else 0 <= value < 1):
+        if type(value) not in kinds or not (least <= value < 2**31 if whole else 0 <= value < 1):
             raise BadInput(f"--pretrained {source}: {CONFIG} has {KEYS[field]} {value!r}; give a BERT's folder")
     if values["width"] % values["heads"]:
         raise BadInput(f"--pretrained {source}: {CONFIG} cuts {values['width']} unevenly into {values['heads']} heads")
     _require_fixed(config, {"attention_probs_dropout_prob": values["dropout"]}, CONFIG, source)
     return BertSizes(**values)
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    by_number = config.get("id2label")
+    if not isinstance(by_number, dict) or sorted(by_number) != sorted(str(number) for number in range(len(by_number))):
+        return ()
+    names = tuple(str(by_number[str(number)]) for number in range(len(by_number)))
+    return () if names == tuple(f"LABEL_{number}" for number in range(len(names))) else names  # transformers' default
 
 
 def _require_fixed(found: Mapping[str, Any], fixed: Mapping[str, Any], file: str, source: str) -> None:
@@ -182,13 +207,25 @@ def _require_fixed(found: Mapping[str, Any], fixed: Mapping[str, Any], file: str
             )
 
 
-def _vocabulary(folder: Path, sizes: BertSizes, source: str) -> tuple[str, ...]:
+def _case(folder: Path, source: str) -> Mapping[str, Any]:
+    """What tokenizer_config.json says of case and accents; where it is silent, tokenizer.json (of transformers 5)."""
+    settings = _document(folder / TOKENIZER, source) if (folder / TOKENIZER).exists() else {}
+    _require_fixed(settings, _TOKENIZER_FIXED, TOKENIZER, source)
+    if "do_lower_case" in settings or not (folder / TOKENS).exists():
+        return settings
+    found = _document(folder / TOKENS, source).get("normalizer")
+    normalizer = found if isinstance(found, dict) else {"type": found}
+    _require_fixed(normalizer, _NORMALIZER_FIXED, f"the normalizer of {TOKENS}", source)
+    return {"do_lower_case": normalizer.get("lowercase", True), "strip_accents": normalizer.get("strip_accents")}
+
+
+def _tokens(folder: Path, sizes: BertSizes, source: str) -> list[str]:
     if not (folder / VOCABULARY).exists() and (folder / TOKENS).exists():  # transformers 5 saves no other
         name, tokens = TOKENS, _wordpieces(_document(folder / TOKENS, source), source)
     else:
         name, text = VOCABULARY, _content(folder / VOCABULARY, source)
         tokens = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
-    if missing := [token for token in SPECIAL_TOKENS if token not in tokens]:
+    if missing := [token for token in SPECIALS if token not in tokens]:
         raise BadInput(f"--pretrained {source}: {name} has no {missing[0]}; give the model's own")
     if len(set(tokens)) < len(tokens):
         raise BadInput(f"--pretrained {source}: {name} has a token twice; give the model's own")
@@ -197,7 +234,7 @@ def _vocabulary(folder: Path, sizes: BertSizes, source: str) -> tuple[str, ...]:
             f"--pretrained {source}: {name} has {len(tokens)} tokens and the model {sizes.vocabulary}: "
             "it is torn, or of another model"
         )
-    return tuple(tokens)
+    return tokens
 
 
 def _wordpieces(document: Mapping[str, Any], source: str) -> list[str]:

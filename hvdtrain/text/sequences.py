@@ -49,7 +49,8 @@ class Sequences:
             arriving = prefetched(({name: one.pin_memory() for name, one in batch.items()} for batch in read), device,
                                   self._stream, phases)  # fmt: skip
         for samples, batch in zip(indices, arriving, strict=True):
-            yield {**batch, "lengths": self.lengths[samples]}  # they stay on the host, which counts by them
+            lengths = self.lengths[samples]  # they stay on the host, which counts by them
+            yield {**batch, "lengths": lengths.pin_memory() if device.type == "cuda" else lengths}
 
     def _read(self, samples: Tensor, multiple: int) -> Batch:
         """Tokens (N, L), with zeros behind the shorter ones, and labels (N,)."""

@@ -11,8 +11,14 @@ from hvdtrain.text.config import BertConfig
 from hvdtrain.text.masks import masked, masked_tokens
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.vocabulary import END, MASK
+from hvdtrain.timing.phases import Phase
 from hvdtrain.train.task import Batch, Model, Sums, Totals
 
+_REMEDIES: Mapping[Phase, str] = {
+    "read": "cores with nothing else to do, or the folder of tokens (XDG_CACHE_HOME) on a faster disk",
+    "augment": "a smaller --max-tokens",
+    "to_device": "larger batches, or a smaller --max-tokens",
+}
 _MOST_LOSS = 700.0  # exp of more is no number
 
 
@@ -22,6 +28,7 @@ class Labels:
     unit = "samples"
     best = "accuracy"
     higher_is_better = True
+    remedies = _REMEDIES
 
     def __init__(self, lengths: Tensor, *, classes: int, end: int) -> None:
         """`lengths` (S,) are those of the training split, `end` is the number of [SEP]."""
@@ -71,6 +78,9 @@ class Labels:
         f1 = scores[1] if self._classes == 2 else sum(scores) / len(scores)
         return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count, "f1": f1}
 
+    def in_words(self, metrics: Mapping[str, float]) -> str:
+        return f"accuracy {metrics['accuracy']:.2%}, F1 {metrics['f1']:.3f}"
+
     def _f1(self, totals: Totals, label: int) -> float:
         """Twice what was right over all that was guessed or labelled so; 0 where it does not occur."""
         either = totals[f"guessed_{label}"] + totals[f"labelled_{label}"]
@@ -83,6 +93,7 @@ class MaskedWords:
     unit = "samples"
     best = "perplexity"
     higher_is_better = False
+    remedies = _REMEDIES
 
     def __init__(self, lengths: Tensor, *, seed: int, mask_id: int, vocabulary: int) -> None:
         """`lengths` (S,) are those of the training split."""
@@ -132,10 +143,13 @@ class MaskedWords:
         loss = totals["loss"] / count
         return {"loss": loss, "perplexity": math.exp(min(loss, _MOST_LOSS)), "accuracy": totals["right"] / count}
 
+    def in_words(self, metrics: Mapping[str, float]) -> str:
+        return f"perplexity {metrics['perplexity']:.1f}, accuracy {metrics['accuracy']:.2%}"
+
 
 def inside(lengths: Tensor, tokens: Tensor) -> Tensor:
     """Where a sequence of (N,) is, and not what fills up the batch (N, L)."""
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device)[:, None]
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device, non_blocking=True)[:, None]
 
 
 TextTask = Labels | MaskedWords
@@ -148,11 +162,3 @@ def text_task(config: BertConfig, texts: Texts) -> TextTask:
         size = len(vocabulary.tokens)
         return MaskedWords(lengths, seed=config.seed, mask_id=vocabulary.id(MASK), vocabulary=size)
     return Labels(lengths, classes=len(texts.labels), end=vocabulary.id(END))
-
-
-def in_words(metrics: Mapping[str, float]) -> str:
-    """The metrics of a test for people."""
-    accuracy = f"accuracy {metrics['accuracy']:.2%}"
-    if "perplexity" in metrics:
-        return f"perplexity {metrics['perplexity']:.1f}, {accuracy}"
-    return f"{accuracy}, F1 {metrics['f1']:.3f}"

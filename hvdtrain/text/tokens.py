@@ -1,19 +1,22 @@
 """Texts as numbers on disk: made once per host, kept by what they are made of, mapped by every rank.
 
-A folder in ~/.cache/hvdtrain/tokens has tokens.bin, offsets.npy, labels.npy, vocab.txt, and about.json with the size
-and SHA-256 of each.
+A folder in ~/.cache/hvdtrain/tokens has tokens.bin, offsets.npy, labels.npy, vocab.txt, about.json with the size and
+SHA-256 of each, and about.sha256 with its own.
 """
 
+import contextlib
 import hashlib
 import json
+import math
 import os
 import shutil
-import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import tokenizers
@@ -23,10 +26,13 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
-from hvdtrain.text.vocabulary import END, START, Vocabulary, learned
+from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learned
 
-_VERSION = 1  # of what this file makes of a text
+_VERSION = 4  # of what this file makes of a text
 _AT_A_TIME = 1000  # rows
+_ABOUT, _ABOUT_SHA256 = "about.json", "about.sha256"
+_PART = ".part-"  # begins the name of a folder that is being made
+_DEAD_AFTER_S = 24 * 3600.0  # without a file that is written to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +55,7 @@ class Texts:
     vocabulary: Vocabulary
     labels: tuple[str, ...]  # by number
     cut: int  # texts that were longer than a sequence may be
+    unknown: float  # share of the tokens that are [UNK]
     sha256: str  # of all of it
 
 
@@ -58,11 +65,12 @@ def prepared(corpus: Corpus, shape: Shape) -> str:
     Called by one rank of each host.
     """
     words = shape.vocab_size if shape.vocabulary is None else shape.vocabulary.sha256
-    made_of = [_VERSION, tokenizers.__version__, corpus.key, words, shape.max_tokens, shape.in_blocks, shape.labelled]
+    content = corpus.key()
+    made_of = [_VERSION, tokenizers.__version__, content, words, shape.max_tokens, shape.in_blocks, shape.labelled]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
     folder = _cache() / key
     if not folder.exists():
-        _make(folder, corpus, shape)
+        _make(folder, corpus, shape, content=content)
     _require_whole(folder)
     return key
 
@@ -71,23 +79,25 @@ def opened(key: str) -> Texts:
     """What `prepared` has made, mapped."""
     folder = _cache() / key
     try:
-        text = (folder / "about.json").read_bytes()
-        about = json.loads(text)
+        about, sha256 = _about(folder)
         offsets, labels = np.load(folder / "offsets.npy"), np.load(folder / "labels.npy")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
         words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
-    except (OSError, ValueError, KeyError) as error:
-        raise _torn(folder, " ".join(str(error).split())) from error
+    except (OSError, ValueError, EOFError) as error:
+        raise _unusable(folder, error) from error
     starts, lengths, train = offsets[:-1], np.diff(offsets), about["train"]
     # Batches of an evaluation are of neighbours: of like lengths, little fills them up.
     test = train + np.argsort(lengths[train:], kind="stable")
     return Texts(
         train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train]),
         test=Sequences(tokens, starts=starts[test], lengths=lengths[test], labels=labels[test]),
-        vocabulary=Vocabulary(tokens=tuple(words), lower_case=about["lower_case"]),
+        vocabulary=Vocabulary(
+            tokens=tuple(words), lower_case=about["lower_case"], strip_accents=about["strip_accents"]
+        ),
         labels=tuple(about["labels"]),
         cut=about["cut"],
-        sha256=hashlib.sha256(text).hexdigest(),
+        unknown=about["unknown"] / len(tokens),
+        sha256=sha256,
     )
 
 
@@ -99,13 +109,16 @@ def _cache() -> Path:
         raise BadInput("there is no home folder to keep tokens in: name another in XDG_CACHE_HOME") from error
 
 
-def _make(folder: Path, corpus: Corpus, shape: Shape) -> None:
+def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
     """Write beside it and rename; another host or run that was faster has made the same."""
-    beside = None
+    beside = folder.with_name(f"{_PART}{uuid4().hex}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+        _remove_dead(folder.parent)
+        beside.mkdir()
         _write(beside, corpus, shape)
+        if corpus.key() != content:
+            raise BadInput("a file of --data-dir was changed while it was read: start again when it is whole")
         beside.rename(folder)
     except OSError as error:
         if not folder.exists():
@@ -114,8 +127,16 @@ def _make(folder: Path, corpus: Corpus, shape: Shape) -> None:
                 "in XDG_CACHE_HOME"
             ) from error
     finally:
-        if beside is not None:
-            shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _remove_dead(cache: Path) -> None:
+    """Remove what killed processes have begun."""
+    for part in cache.glob(f"{_PART}*"):
+        with contextlib.suppress(OSError):
+            touched = max(path.stat().st_mtime for path in (part, *part.iterdir()))
+            if touched < time.time() - _DEAD_AFTER_S:
+                shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
@@ -125,7 +146,8 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
     dtype = np.dtype("<u2" if len(vocabulary.tokens) < 2**16 else "<u4")
     lengths: list[int] = []
     labels: list[str | None] = []
-    cut = train = 0
+    cut = unknown = train = 0
+    unknown_id = vocabulary.id(UNKNOWN)
     with (folder / "tokens.bin").open("wb") as file:
         for rows in (corpus.train(), corpus.test()):
             train = len(lengths)
@@ -134,6 +156,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
                 lengths.append(len(numbers))
                 labels.append(label)
                 cut += is_cut
+                unknown += numbers.count(unknown_id)
     if not train or train == len(lengths):
         raise BadInput(f"--data has {train} training and {len(lengths) - train} test texts: give some of both")
     names = _label_names(labels[:train], labels[train:]) if shape.labelled else []
@@ -147,12 +170,15 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
         "train": train,
         "test": len(lengths) - train,
         "cut": cut,
+        "unknown": unknown,
         "labels": names,
         "lower_case": vocabulary.lower_case,
+        "strip_accents": vocabulary.strip_accents,
         "dtype": dtype.str,
         "files": {path.name: _fingerprint(path) for path in sorted(folder.iterdir())},
     }
-    write_json(folder / "about.json", about)
+    write_json(folder / _ABOUT, about)
+    (folder / _ABOUT_SHA256).write_text(_fingerprint(folder / _ABOUT)["sha256"])
 
 
 def _texts(row: Row) -> list[str]:
@@ -162,7 +188,12 @@ def _texts(row: Row) -> list[str]:
 def _sequences(
     rows: Iterator[Row], vocabulary: Vocabulary, shape: Shape
 ) -> Iterator[tuple[list[int], str | None, bool]]:
-    """Of each sequence its numbers, label, and whether something was cut off: [CLS] text [SEP], or with pair [SEP]."""
+    """Of each sequence its numbers, label, and whether something was cut off: [CLS] text [SEP], or with pair [SEP].
+
+    Without labels both texts of a pair are sequences, so that [SEP] is nowhere but at an end, where nothing is masked.
+    """
+    if not shape.labelled:
+        rows = (Row(text=text) for row in rows for text in _texts(row))
     encode, start, end = vocabulary.encoder(), vocabulary.id(START), vocabulary.id(END)
     while some := list(islice(rows, _AT_A_TIME)):
         texts, pairs = encode([row.text for row in some]), encode([row.pair or "" for row in some])
@@ -193,7 +224,15 @@ def _label_names(train: list[str | None], test: list[str | None]) -> list[str]:
     unknown = sorted({label for label in test if label is not None} - names)
     if unknown:
         raise BadInput(f"label {unknown[0]!r} of the test texts is none of the training texts': take its rows out")
-    return sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    return sorted(names, key=_number_first)
+
+
+def _number_first(name: str) -> tuple[bool, float, str]:
+    try:
+        number = float(name)
+    except ValueError:
+        number = math.nan
+    return (False, number, name) if math.isfinite(number) else (True, 0.0, name)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -201,16 +240,32 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
+def _about(folder: Path) -> tuple[dict[str, Any], str]:
+    """What was written about it, and the SHA-256 of that; ValueError where it is another one than was written."""
+    content = (folder / _ABOUT).read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    if (folder / _ABOUT_SHA256).read_bytes() != sha256.encode():
+        raise ValueError(f"{_ABOUT} or {_ABOUT_SHA256} is not as it was written")
+    about: dict[str, Any] = json.loads(content)
+    return about, sha256
+
+
 def _require_whole(folder: Path) -> None:
     """Raise BadInput where a file is not as it was written."""
     try:
-        files = json.loads((folder / "about.json").read_bytes())["files"]
-        for name, was in files.items():
+        about, _ = _about(folder)
+        for name, was in about["files"].items():
             if (found := _fingerprint(folder / name)) != was:
-                raise _torn(folder, f"{name} has {found['bytes']} bytes of {was['bytes']}, or others")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _torn(folder, " ".join(str(error).split())) from error
+                raise ValueError(f"{name} has {found['bytes']} bytes of {was['bytes']}, or others")
+    except (OSError, ValueError) as error:
+        raise _unusable(folder, error) from error
 
 
-def _torn(folder: Path, why: str) -> BadInput:
+def _unusable(folder: Path, error: Exception) -> BadInput:
+    if isinstance(error, PermissionError):
+        return BadInput(
+            f"{error.filename or folder} cannot be read ({error.strerror}): let its owner allow it, or name another "
+            "folder in XDG_CACHE_HOME"
+        )
+    why = " ".join(str(error).split())
     return BadInput(f"{folder} is damaged ({why}): delete that folder to have it made again")

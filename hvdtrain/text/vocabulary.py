@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
@@ -14,7 +17,9 @@ from tokenizers.trainers import WordPieceTrainer
 from hvdtrain.safety.exits import BadInput
 
 PAD, UNKNOWN, START, END, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_MOST_LETTERS = 1000  # of an alphabet: the most frequent ones, the others are [UNK]
+# So many letters are tokens, the most frequent ones; where there is room, more of them up to this share of the texts,
+# as in SentencePiece (Kudo and Richardson 2018) for Chinese and Japanese. The others are [UNK].
+_LETTERS, _COVERED = 1000, 0.9995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,11 +28,12 @@ class Vocabulary:
 
     tokens: tuple[str, ...]
     lower_case: bool = True
+    strip_accents: bool | None = None  # None: where letters are lower-cased
 
     @property
     def sha256(self) -> str:
         """Of all that decides how a text becomes numbers."""
-        return hashlib.sha256(json.dumps([self.lower_case, *self.tokens]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.lower_case, self.strip_accents, *self.tokens]).encode()).hexdigest()
 
     def id(self, token: str) -> int:
         """The number of a token."""
@@ -35,7 +41,8 @@ class Vocabulary:
 
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
         """From texts to the numbers of each one's tokens, without [CLS] and [SEP]."""
-        tokenizer = _tokenizer({token: number for number, token in enumerate(self.tokens)}, self.lower_case)
+        numbers = {token: number for number, token in enumerate(self.tokens)}
+        tokenizer = _tokenizer(numbers, lower_case=self.lower_case, strip_accents=self.strip_accents)
         return lambda texts: [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
@@ -45,8 +52,8 @@ def learned(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
     The library's trainer numbers what is equally frequent as its hash tables happen to lie, unless it is told all
     letters beforehand, those that go on a word included (huggingface/tokenizers #1794).
     """
-    tokenizer = _tokenizer({UNKNOWN: 0}, lower_case=True)
-    alphabet = _alphabet(tokenizer, texts())
+    tokenizer = _tokenizer({UNKNOWN: 0})
+    alphabet = _alphabet(tokenizer, texts(), most=(size - len(SPECIALS)) // 2)
     first = [*SPECIALS, *(f"##{letter}" for letter in alphabet)]
     if size < len(first) + len(alphabet):
         raise BadInput(
@@ -67,7 +74,7 @@ def learned(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
 
 
 def read(path: Path) -> Vocabulary:
-    """A vocab.txt, or the one in a folder, with what tokenizer_config.json beside it says of letters' case."""
+    """A vocab.txt, or the one in a folder, with what tokenizer_config.json beside it says of case and accents."""
     file = path / "vocab.txt" if path.is_dir() else path
     try:
         tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -81,21 +88,30 @@ def read(path: Path) -> Vocabulary:
     if missing or len(set(tokens)) < len(tokens):
         why = f"lacks {', '.join(missing)}" if missing else "has a token twice"
         raise BadInput(f"--tokenizer {path}: {file} {why}: give BERT's vocab.txt, one token per line")
-    lower_case = settings.get("do_lower_case", True) if isinstance(settings, dict) else True
-    return Vocabulary(tokens=tuple(tokens), lower_case=bool(lower_case))
+    return with_case(tokens, settings if isinstance(settings, dict) else {})
 
 
-def _tokenizer(numbers: dict[str, int], lower_case: bool) -> Tokenizer:
+def with_case(tokens: Iterable[str], settings: Mapping[str, Any]) -> Vocabulary:
+    """These tokens, and what a tokenizer_config.json says of case and accents."""
+    lower_case, strip_accents = bool(settings.get("do_lower_case", True)), settings.get("strip_accents")
+    other = None if strip_accents in (None, lower_case) else bool(strip_accents)
+    return Vocabulary(tokens=tuple(tokens), lower_case=lower_case, strip_accents=other)
+
+
+def _tokenizer(numbers: dict[str, int], *, lower_case: bool = True, strip_accents: bool | None = None) -> Tokenizer:
     """BERT's: cut at white space and punctuation, and each word into the longest pieces from its start."""
     tokenizer = Tokenizer(WordPiece(numbers, unk_token=UNKNOWN, max_input_chars_per_word=100))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case, strip_accents=strip_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
 
 
-def _alphabet(tokenizer: Tokenizer, texts: Iterable[str]) -> list[str]:
+def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], *, most: int) -> list[str]:
+    """The letters that are to be tokens, `most` of them where 1,000 are too few."""
     counted: Counter[str] = Counter()
     for text in texts:
         counted.update(tokenizer.normalizer.normalize_str(text))
-    letters = [letter for letter in counted if not letter.isspace()]
-    return sorted(sorted(letters, key=lambda letter: (-counted[letter], letter))[:_MOST_LETTERS])
+    letters = sorted((one for one in counted if not one.isspace()), key=lambda one: (-counted[one], one))
+    seen = list(accumulate(counted[letter] for letter in letters))
+    enough = bisect_left(seen, _COVERED * seen[-1]) + 1 if seen else 0
+    return sorted(letters[: max(_LETTERS, min(enough, most))])

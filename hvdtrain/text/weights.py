@@ -1,7 +1,7 @@
 """Weights of a pretrained BERT, by whatever names it was saved under."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -22,27 +22,30 @@ _MAY_BE_FRESH = ("bert.pooler.", "classifier.")  # heads that are trained with t
 _OLD_NORMS = {"gamma": "weight", "beta": "bias"}
 
 
-def build_on_all(comm: Comm, build: Callable[[], Model], *, seed: int, pretrained: Pretrained | None) -> Model:
+def build_on_all(
+    comm: Comm, build: Callable[[], Model], *, seed: int, pretrained: Pretrained | None, labels: Sequence[str] = ()
+) -> Model:
     """The model, initialised alike on all ranks, with pretrained weights if there are any; see `load`."""
 
     def build_it() -> Model:
         torch.manual_seed(seed)
         model = build()
         if pretrained is not None:
-            load(model, pretrained)
+            load(model, pretrained, labels)
         return model
 
     return agreed(comm, build_it)
 
 
-def load(model: Bert, pretrained: Pretrained) -> None:
-    """Copy the pretrained weights into the model.
+def load(model: Bert, pretrained: Pretrained, labels: Sequence[str] = ()) -> None:
+    """Copy the pretrained weights into the model, those of a classifier in the order of these labels.
 
     A pooler that is missing and a classifier of other classes stay as they were initialised. Raises BadInput for a torn
     file and for weights of another model.
     """
     state = model.state_dict()
     weights = _of_this_model(_renamed(_read(pretrained)), model, pretrained.source)
+    weights = _by_label(weights, pretrained.labels, labels)
     odd = {name for name, own in state.items() if name not in weights or weights[name].shape != own.shape}
     fresh = tuple(head for head in _MAY_BE_FRESH if any(name.startswith(head) for name in odd))
     wrong = [name for name in [*odd, *(weights.keys() - state.keys())] if not name.startswith(fresh)]
@@ -98,3 +101,15 @@ def _of_this_model(weights: Weights, model: Bert, source: str) -> Weights:
     if bias is not None and not isinstance(model, BertForClassification):
         kept.setdefault("cls.predictions.bias", bias)
     return kept
+
+
+def _by_label(weights: Weights, theirs: Sequence[str], ours: Sequence[str]) -> Weights:
+    """With a classifier's rows in our order; without one where it has names for its labels, and others."""
+    if not theirs or not ours:
+        return weights
+    head = {name: weight for name, weight in weights.items() if name.startswith("classifier.")}
+    rest = {name: weight for name, weight in weights.items() if name not in head}
+    if sorted(theirs) != sorted(ours) or any(len(weight) != len(theirs) for weight in head.values()):
+        return rest
+    rows = [theirs.index(label) for label in ours]
+    return rest | {name: weight[rows] for name, weight in head.items()}

@@ -1,12 +1,12 @@
 """What each part of a step costs by itself, and what is left of that in a step where much happens at the same time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
 from hvdtrain.timing.phases import COMPUTE, Phase
-from hvdtrain.timing.verdict import RankMeans
+from hvdtrain.timing.verdict import REMEDIES, RankMeans
 
 PARTS: dict[str, tuple[Phase, ...]] = {
     "read": ("read", "to_device"),
@@ -20,9 +20,7 @@ PARTS: dict[str, tuple[Phase, ...]] = {
 }
 WAITING = "waiting"  # for gradients, longer than their sum takes alone: for other ranks, or for cores
 _SLOWED = "computing slower than alone"
-_REMEDIES = {
-    "read": "more --workers, smaller files, data that fit on the device",
-    "augment": "leave out --cutout or set --no-augment",
+_REMEDIES = {  # of what is not input
     **dict.fromkeys(("forward", "loss", "backward"), "--precision bf16, --compile, a smaller model"),
     "sync": "--accumulate-steps, --compression fp16, faster links",
     "optimizer": "a simpler --optimizer, no --clip-norm, --ema-epochs 0",
@@ -84,9 +82,10 @@ class Parts:
             return f"too noisy to tell: {step}, and {spread}: take more steps, or a machine with nothing else to do"
         gains = {one.part: one.gain_at_most for one in self.parts if one.part not in COMPUTE}
         gains[_SLOWED] = self.slowed_s / self.step_s
+        remedies = {one.part: one.remedy for one in self.parts} | {_SLOWED: _REMEDIES[_SLOWED]}
         most = max(gains, key=lambda name: gains[name])
         rest = 1 - self.compute_s / self.step_s
-        return f"{rest:.0%} to hide: {step}; most of it is {most}, at most {gains[most]:.0%}: {_REMEDIES[most]}"
+        return f"{rest:.0%} to hide: {step}; most of it is {most}, at most {gains[most]:.0%}: {remedies[most]}"
 
     def table(self) -> list[str]:
         """The lines of a Markdown table."""
@@ -124,7 +123,7 @@ def _line(words: Iterable[str], widths: Iterable[int]) -> str:
     return f"| {' | '.join(word.ljust(width) if is_text else word.rjust(width) for word, width, is_text in cells)} |"
 
 
-def parts_of(ranks: Sequence[RankMeans]) -> Parts | None:
+def parts_of(ranks: Sequence[RankMeans], input_remedies: Mapping[Phase, str] = REMEDIES) -> Parts | None:
     """The parts of the mean step, each the median over ranks; None unless both passes were measured on all of them.
 
     Who waits for gradients longer than their sum takes alone waits for other ranks, or for a core. Of the sync no more
@@ -142,6 +141,7 @@ def parts_of(ranks: Sequence[RankMeans]) -> Parts | None:
     own_s[WAITING], exposed_s[WAITING] = 0.0, max(waits_s) - exposed_s["sync"]
     compute_s = _middle(alone, COMPUTE)
     hideable = [name for name in ("read", "sync") if own_s[name] >= LEAST * step_s]
+    remedies = _REMEDIES | {str(phase): remedy for phase, remedy in input_remedies.items()}
     errors_s = [means.error_s for means in ranks if means.error_s is not None]
     return Parts(
         step_s=step_s,
@@ -155,7 +155,7 @@ def parts_of(ranks: Sequence[RankMeans]) -> Parts | None:
                 exposed_s=seconds,
                 hidden=max(0.0, 1 - seconds / own_s[name]) if name in hideable else None,
                 gain_at_most=seconds / step_s,
-                remedy=_REMEDIES[name],
+                remedy=remedies[name],
             )
             for name, seconds in exposed_s.items()
         ],

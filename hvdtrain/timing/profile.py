@@ -1,24 +1,24 @@
 """The clocks of all ranks together, for people and for files."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.timing.parts import parts_of
-from hvdtrain.timing.phases import PHASES, Phases
-from hvdtrain.timing.verdict import RankMeans, judge
+from hvdtrain.timing.phases import PHASES, Phase, Phases
+from hvdtrain.timing.verdict import REMEDIES, RankMeans, judge
 
 
 class Profile:
     """The mean step of every rank, and what follows from it."""
 
-    def __init__(self, ranks: Sequence[RankMeans]) -> None:
+    def __init__(self, ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) -> None:
         self.ranks = ranks
-        self.verdict = judge(ranks)
-        self.parts = parts_of(ranks)  # None unless both passes were measured
+        self.verdict = judge(ranks, remedies)
+        self.parts = parts_of(ranks, remedies)  # None unless both passes were measured
 
     def summary(self) -> dict[str, Any]:
         """The verdict, for result.json."""
@@ -65,10 +65,13 @@ class Profile:
         }
 
 
-def over_ranks(comm: Comm, phases: Phases) -> Profile | None:
-    """The profile of all ranks; None if their clocks are off or still warming up. Called by every rank."""
+def over_ranks(comm: Comm, phases: Phases, remedies: Mapping[Phase, str] = REMEDIES) -> Profile | None:
+    """The profile of all ranks; None if their clocks are off or still warming up. Called by every rank.
+
+    `remedies` are what helps where the input limits the run.
+    """
     own_means = phases.means()
     if own_means is None:
         return None
     own = {"rank": comm.rank, "host": socket.gethostname(), **asdict(own_means)}
-    return Profile([RankMeans(**means) for means in comm.allgather(own)])
+    return Profile([RankMeans(**means) for means in comm.allgather(own)], remedies)

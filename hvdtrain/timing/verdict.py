@@ -1,6 +1,6 @@
 """A verdict from the clocks of all ranks: which rank is slowest, what limits the run, and what would help."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -31,10 +31,13 @@ NAMES: dict[Phase, str] = {
     "record": "logging, checkpoint",
     "other": "other",
 }
-_HELP: dict[str, str] = {
-    "read": "more cores per rank or --workers (loader processes), smaller image files, or data that fit on the device",
-    "augment": "leave out --cutout or set --no-augment",
+# What helps where the input limits a run; a task knows better, by its own options.
+REMEDIES: Mapping[Phase, str] = {
+    "read": "more cores per rank, smaller files, or data that fit on the device",
+    "augment": "less of it",
     "to_device": "data that fit on the device, or larger batches",
+}
+_HELP: dict[Kind, str] = {
     "communication-bound": "a larger --accumulate-steps, --compression fp16, a larger --fusion-threshold-mb, or fewer "
     "hosts and faster links between them",
     "pipeline-bound": "a larger --accumulate-steps, --stages-at for stages that take alike, or fewer --stages",
@@ -81,8 +84,8 @@ class Verdict:
     sentence: str
 
 
-def judge(ranks: Sequence[RankMeans]) -> Verdict:
-    """What limits the run, and what would help.
+def judge(ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) -> Verdict:
+    """What limits the run, and what would help; `remedies` are those of its input.
 
     A step ends on every rank at the same time, when the last rank's gradients have come. The slowest rank is the one
     with the most time outside `sync`. It waits for nobody: its `sync` is the communication itself, and whatever the
@@ -116,11 +119,13 @@ def judge(ranks: Sequence[RankMeans]) -> Verdict:
         share=share,
         rank=slowest.rank if kind == "straggler" else None,
         host=slowest.host if kind == "straggler" else None,
-        sentence=_sentence(kind, share, slowest, others),
+        sentence=_sentence(kind, share, slowest, others, remedies),
     )
 
 
-def _sentence(kind: Kind, share: float, slowest: RankMeans, others: Sequence[RankMeans]) -> str:
+def _sentence(
+    kind: Kind, share: float, slowest: RankMeans, others: Sequence[RankMeans], remedies: Mapping[Phase, str]
+) -> str:
     usual = {phase: median(means.phases_s[phase] for means in others) for phase in PHASES}
     if kind == "straggler":
         more = {phase: slowest.phases_s[phase] - usual[phase] for phase in PHASES if phase not in ("sync", "bubble")}
@@ -133,7 +138,7 @@ def _sentence(kind: Kind, share: float, slowest: RankMeans, others: Sequence[Ran
     if kind == "input-bound":
         most = max(INPUT, key=lambda phase: usual[phase])
         what = f"{share:.0%} of each step goes into input, most of it {NAMES[most]} ({1000 * usual[most]:.1f} ms)"
-        return f"input-bound: {what}; what helps: {_HELP[most]}"
+        return f"input-bound: {what}; what helps: {remedies[most]}"
     if kind == "pipeline-bound":
         return f"pipeline-bound: {share:.0%} of each step stages wait for each other; what helps: {_HELP[kind]}"
     if kind == "communication-bound":

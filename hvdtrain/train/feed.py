@@ -12,8 +12,10 @@ from hvdtrain.ranks.comm import Group
 from hvdtrain.safety.watchdog import OFF as UNWATCHED
 from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.timing.phases import OFF, Phases
-from hvdtrain.train.order import BatchSizes, RankBatch, cut, permutation, rank_batches
+from hvdtrain.train.order import BatchSizes, RankBatch, RankBatches, cut, permutation, rank_batches
 from hvdtrain.train.task import Batch, Task
+
+AT_ONCE = 10_000  # batches whose samples are dealt out beforehand: a second or two, and some MB
 
 
 class Split(Protocol):
@@ -137,7 +139,7 @@ class Feed:
         ends = {position.cut_from, *(position.cut_from + batch.stop for batch in self._cut(position.cut_from))}
         return position if position.visited in ends else replace(position, cut_from=position.visited)
 
-    def batches(self, position: Position) -> list[RankBatch]:
+    def batches(self, position: Position) -> RankBatches:
         """This rank's part of each step that is left of the epoch."""
         order = permutation(len(self.split), seed=self._seed, epoch=position.epoch)
         done = [batch.stop <= position.visited - position.cut_from for batch in self._cut(position.cut_from)]
@@ -155,16 +157,16 @@ class Feed:
         return cut(len(self.split) - cut_from, self.sizes.global_batch)
 
     def inputs(
-        self, batches: Sequence[RankBatch], epoch: int, watchdog: Watchdog = UNWATCHED
-    ) -> Iterator[tuple[int, Iterator[Batch]]]:
-        """For each batch how many micro-batches it has, and these themselves, read one by one as they are asked for."""
+        self, batches: RankBatches, epoch: int, watchdog: Watchdog = UNWATCHED
+    ) -> Iterator[tuple[RankBatch, Iterator[Batch]]]:
+        """Each batch, and its micro-batches, read one by one as they are asked for."""
         done = 0
         while done < len(batches):  # what is read ahead is for steps that are taken alike
-            alike = batches[done : done + self._phases.steps_alike]
+            alike = list(batches[done : done + min(self._phases.steps_alike, AT_ONCE)])
             indices = [samples for batch in alike for samples in batch.micro_batches]
             raw = arriving(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)
             for batch in alike:
-                yield len(batch.micro_batches), self._prepared(len(batch.micro_batches), raw, epoch)
+                yield batch, self._prepared(len(batch.micro_batches), raw, epoch)
             done += len(alike)
 
     def _prepared(self, count: int, raw: Iterator[tuple[Tensor, Batch]], epoch: int) -> Iterator[Batch]:

@@ -105,6 +105,7 @@ def measures_of(task: Task) -> Measures:
         metrics=tuple(task.metrics({})),
         best_metric=task.best,
         higher_is_better=task.higher_is_better,
+        remedies=task.remedies,
     )
 
 
@@ -139,9 +140,7 @@ def train_epoch(
     window = Window()
     pending: deque[tuple[int, float, Pending]] = deque()
     coming = feed.inputs(batches, start.epoch, watchdog)
-    for number, (batch, (backward_passes, inputs)) in enumerate(
-        zip(batches, coming, strict=True), start=start.step + 1
-    ):
+    for number, (batch, inputs) in enumerate(coming, start=start.step + 1):
         watchdog.working(number)
         faults.at("step", number, model=step.model)
         phases.enter("other")
@@ -152,7 +151,7 @@ def train_epoch(
         rate = lr(epochs_done * feed.sizes.steps_per_epoch, batch.global_size)
         taken = step(
             inputs,
-            backward_passes=backward_passes,
+            backward_passes=len(batch.micro_batches),
             global_count=batch.global_count,
             lr=rate,
             measure=is_due,
@@ -295,3 +294,39 @@ def evaluate_or_leave(
         saves.save(position)
         saves.leave(position, run=run.folder.name)
     return metrics
+
+
+def end_epoch(
+    step: TrainingStep,
+    split: Split,
+    position: Position,
+    *,
+    epochs: int,
+    lr: LearningRate,
+    sizes: BatchSizes,
+    saves: Saves,
+    save_points: SavePoints,
+    run: Run,
+) -> Position:
+    """Evaluate what an epoch, of so many, has trained, record it and keep the best weights: where the next one begins.
+
+    EndOfRun, once it is saved, where the ranks were asked to leave.
+    """
+    task, epoch = step.task, position.epoch + 1
+    test = evaluate_or_leave(step, split, position, sizes=sizes, saves=saves, save_points=save_points, run=run)
+    is_best = run.tracker.is_best(test)
+    metrics = run.tracker.epoch_done(
+        epoch,
+        count=position.visited,
+        train_s=position.train_s,
+        lr=lr(min(epoch * sizes.steps_per_epoch, lr.total_steps) - 1, lr.batch),
+        train=task.metrics(position.totals),
+        test=test,
+    )
+    run.console.epoch_done(
+        f"epoch {epoch:>3}/{epochs}  train loss {metrics['train/loss']:.4f}  test {task.in_words(test)}  "
+        f"lr {metrics['train/lr']:.4g}  {metrics[f'train/{task.unit}_per_s']:.0f} {task.unit}/s"
+    )
+    if is_best:
+        saves.save_best(position, step.evaluated, **{f"eval_{task.best}": test[task.best]})
+    return Position(step=position.step, epoch=epoch)

@@ -56,7 +56,10 @@ class Lars(torch.optim.Optimizer):
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam whose update is scaled to each layer's norm (You et al. 2020, algorithm 2, with bias correction)."""
+    """Adam whose update is scaled to each matrix's norm (You et al. 2020, algorithm 2, with bias correction).
+
+    Norms and biases take the plain rate, as in the authors' code: a bias starts at 0, and would stay there.
+    """
 
     def __init__(
         self,
@@ -82,23 +85,29 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_lerp_(firsts, gradients, 1 - first_decay)
             torch._foreach_mul_(seconds, second_decay)
             torch._foreach_addcmul_(seconds, gradients, gradients, value=1 - second_decay)
-            steps = [self._count(parameter) for parameter in parameters]
+            steps = self._counts(parameters)
             spreads = torch._foreach_div(seconds, [1 - second_decay**step for step in steps])
             torch._foreach_sqrt_(spreads)
             torch._foreach_add_(spreads, group["eps"])
             updates = list(torch._foreach_div(firsts, [1 - first_decay**step for step in steps]))
             torch._foreach_div_(updates, spreads)
             torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
-            sizes, lengths = _norms(parameters), _norms(updates)
-            ratios = torch.where((sizes > 0) & (lengths > 0), sizes / lengths, 1.0)
-            torch._foreach_mul_(updates, list((group["lr"] * ratios).unbind()))
-            torch._foreach_sub_(parameters, updates)
+            if matrices := [parameter for parameter in parameters if parameter.ndim > 1]:
+                scaled = [update for update in updates if update.ndim > 1]
+                sizes, lengths = _norms(matrices), _norms(scaled)
+                ratios = torch.where((sizes > 0) & (lengths > 0), sizes / lengths, 1.0)
+                torch._foreach_mul_(scaled, list(ratios.unbind()))
+            torch._foreach_sub_(parameters, updates, alpha=group["lr"])
 
-    def _count(self, parameter: Tensor) -> int:
-        """The steps of this parameter, with the one at hand."""
-        state = self.state[parameter]
-        state["step"] = state.get("step", 0) + 1
-        return int(state["step"])
+    def _counts(self, parameters: Iterable[Tensor]) -> list[float]:
+        """The steps of each parameter, with the one at hand; they stay on the host."""
+        states = [self.state[parameter] for parameter in parameters]
+        for state in states:
+            if "step" not in state:
+                state["step"] = torch.zeros(())
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, 1)
+        return [float(count) for count in torch.stack(steps).tolist()]
 
 
 def _norms(tensors: list[Any]) -> Tensor:

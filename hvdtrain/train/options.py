@@ -81,7 +81,7 @@ class RunConfig:
     scale_lr: bool = True
     """Follow the global batch: linear for sgd, rmsprop and lars, square root for adam, adamw and lamb."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_epochs: Annotated[float, AT_LEAST_0] = 5.0
+    warmup_epochs: Annotated[float | None, AT_LEAST_0] = 5.0
     weight_decay: Annotated[float, AT_LEAST_0] = 5e-4
     decay_all: bool = False
     """Decay norms and biases as well."""

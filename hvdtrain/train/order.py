@@ -1,8 +1,8 @@
 """Which samples each rank sees at each step. N samples of a batch, S of a split."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -30,6 +30,23 @@ class RankBatch:
     micro_batches: tuple[Tensor, ...]  # (N,) indices into the split each: as many on every rank and for every batch
     global_size: int  # samples of the global batch
     global_count: float  # what they weigh
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankBatches:
+    """One rank's parts of an epoch's batches, each made when it is asked for: there may be millions of them."""
+
+    places: Sequence[slice]  # of the batches in the epoch's order
+    at: Callable[[slice], RankBatch]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[RankBatch]:
+        return map(self.at, self.places)
+
+    def __getitem__(self, some: slice) -> "RankBatches":
+        return replace(self, places=self.places[some])
 
 
 def batch_sizes(config: RunConfig, *, samples: int, ranks: int) -> BatchSizes:
@@ -91,22 +108,21 @@ def rank_batches(
     size: int,
     counts: Callable[[Tensor], Tensor],
     cost: Callable[[Tensor], Tensor],
-) -> list[RankBatch]:
+) -> RankBatches:
     """Cut an epoch's order (S,) into global batches, and each into the ranks' parts, of at most two sizes per rank.
 
     A part is taken in as few micro-batches of at most `micro_batch` samples as that of any rank and batch needs.
     """
-    batches = []
-    cuts = cut(len(order), global_batch)
-    passes = math.ceil(math.ceil(math.ceil(len(order) / max(1, len(cuts))) / size) / micro_batch)
-    for place in cuts:
+    places = cut(len(order), global_batch)
+    passes = math.ceil(math.ceil(math.ceil(len(order) / max(1, len(places))) / size) / micro_batch)
+
+    def at(place: slice) -> RankBatch:
         batch = order[place]
         mine = deal(batch, cost(batch), rank=rank, size=size)
-        batches.append(
-            RankBatch(
-                micro_batches=mine.tensor_split(passes),
-                global_size=len(batch),
-                global_count=counts(batch).sum().item(),
-            )
+        return RankBatch(
+            micro_batches=mine.tensor_split(passes),
+            global_size=len(batch),
+            global_count=counts(batch).sum().item(),
         )
-    return batches
+
+    return RankBatches(places=places, at=at)

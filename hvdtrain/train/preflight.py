@@ -94,8 +94,13 @@ def usable_device(comm: Comm, precision: str) -> torch.device:
     return device
 
 
-def require_batches(config: RunConfig, *, train: int, test: int, ranks: int, unit: str) -> BatchSizes:
-    """How the ranks cut an epoch of `train` samples; BadInput where they cannot, or where there are none to test."""
+def require_batches(
+    config: RunConfig, *, train: int, test: int, ranks: int, unit: str, max_steps: int | None = None
+) -> BatchSizes:
+    """How the ranks cut an epoch of `train` samples; BadInput where they cannot, or where there are none to test.
+
+    Or where the run, which ends after `max_steps` if not by its epochs, is too short for what is to be measured.
+    """
     sizes = batch_sizes(config, samples=train, ranks=ranks)
     share, micro_batch = train // ranks, sizes.micro_batch
     if share < 1 or test < 1:
@@ -112,15 +117,17 @@ def require_batches(config: RunConfig, *, train: int, test: int, ranks: int, uni
             f"{given} is more than a rank's share of {share} {unit} ({train} over {ranks} ranks): lower it, or start "
             "fewer ranks"
         )
-    steps = config.epochs * sizes.steps_per_epoch
+    steps, more = config.epochs * sizes.steps_per_epoch, "give more --epochs"
+    if max_steps is not None:
+        steps, more = max_steps, "give more --max-steps"
     if config.torch_profile is not None and config.torch_profile + BEFORE_STEPS > steps:
         raise BadInput(
             f"--torch-profile {config.torch_profile} after {BEFORE_STEPS} steps of warm-up is more than the run's "
-            f"{steps} steps: lower it, or give more --epochs"
+            f"{steps} steps: lower it, or {more}"
         )
     if config.profile == "exact" and steps < (least := least_steps(_unmeasured_steps(config))):
         raise BadInput(
-            f"--profile exact needs {least} steps to measure them in two ways, the run has {steps}: give more --epochs "
+            f"--profile exact needs {least} steps to measure them in two ways, the run has {steps}: {more} "
             "or leave out =exact"
         )
     return sizes

@@ -57,6 +57,7 @@ def learning_rate(
     kind = OPTIMIZERS[config.optimizer]
     batch = samples / steps_per_epoch
     scaling = kind.scaling if config.scale_lr else None
+    assert config.warmup_epochs is not None  # the script has made it a number
     total_steps = min(config.epochs * steps_per_epoch, max_steps or math.inf)
     return LearningRate(
         peak=scaled_lr(kind.base_lr if config.lr is None else config.lr, scaling=scaling, batch=batch),

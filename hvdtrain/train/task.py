@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hvdtrain.timing.phases import Phase
+
 Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...)
 Totals = dict[str, float]  # sums by name over the samples of all ranks; 'loss' and 'count' are always among them
 Model = Callable[..., Any]
@@ -39,6 +41,7 @@ class Task(Protocol):
     unit: str  # what a sample is called in speeds and complaints: images, samples
     best: str  # the metric by which the best weights are known
     higher_is_better: bool
+    remedies: Mapping[Phase, str]  # what helps where reading, preparing or copying samples limits a run
 
     def counts(self, samples: Tensor) -> Tensor:
         """What each of these training samples (N,) weighs, known from its index alone: no rank asks another."""
@@ -60,6 +63,9 @@ class Task(Protocol):
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         """The metrics by name, 'loss' among them, always the same ones; NaN where nothing was counted."""
+
+    def in_words(self, metrics: Mapping[str, float]) -> str:
+        """The metrics of a test for people."""
 
 
 def added(totals: Totals, more: Totals) -> Totals:

@@ -1,15 +1,23 @@
 """Image classification as a task for the loop. N images of a batch, S of the training split, H W pixels."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hvdtrain.timing.phases import Phase
 from hvdtrain.train.task import UNREADABLE, Batch, Model, Sums, Totals
 from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise, scale_and_shift
 from hvdtrain.vision.config import EffnetConfig
 from hvdtrain.vision.images import NO_LABEL, Images
+
+_REMEDIES: Mapping[Phase, str] = {
+    "read": "more cores per rank or --workers (loader processes), smaller image files, data that fit on the device",
+    "augment": "leave out --cutout or set --no-augment",
+    "to_device": "data that fit on the device, or larger batches",
+}
 
 
 class ImageTask:
@@ -18,6 +26,7 @@ class ImageTask:
     unit = "images"
     best = "accuracy"
     higher_is_better = True
+    remedies = _REMEDIES
 
     def __init__(
         self,
@@ -78,6 +87,9 @@ class ImageTask:
         if not count:  # every step was skipped
             return {"loss": math.nan, "accuracy": math.nan}
         return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count}
+
+    def in_words(self, metrics: Mapping[str, float]) -> str:
+        return f"accuracy {metrics['accuracy']:.2%}"
 
 
 def image_task(config: EffnetConfig, images: Images, device: torch.device) -> ImageTask:

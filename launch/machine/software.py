@@ -25,6 +25,7 @@ class Software:
     horovod: str | None
     mpi4py: str | None
     numpy: str | None
+    tokenizers: str | None
     horovod_has_nccl: bool | None  # None: there is no Horovod
     nccl: str | None  # the one that comes with torch
     cuda: str | None  # for which torch was built
@@ -46,6 +47,7 @@ def read_software() -> Software:
         horovod=_version("horovod"),
         mpi4py=_version("mpi4py"),
         numpy=_version("numpy"),
+        tokenizers=_version("tokenizers"),
         horovod_has_nccl=_horovod_has_nccl(),
         nccl=_version(f"nvidia-nccl-cu{cuda.partition('.')[0]}") if cuda else None,
         cuda=cuda,

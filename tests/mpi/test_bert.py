@@ -1,15 +1,20 @@
 """The second program: what a run of text leaves behind, that ranks do not matter to it, and how it ends."""
 
 import json
+import signal
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hvdtrain.timing.phases import WARMUP_STEPS
 from tests import texts
-from tests.mpi.conftest import slow
+from tests.mpi.conftest import PROJECT, slow
 from tests.mpi.interrupted import Runs, refusal, same_end
+from tests.mpi.launched import argv, finished
+from tests.mpi.test_preemption import left_well
 
 BERT = ["-m", "hvdtrain.bert"]
 WORDS = ["--data", "json", "--data-dir", "texts", "--vocab-size", "200", "--run", "r", "--report-every-steps", "3"]
@@ -21,6 +26,8 @@ def data(tmp_path):
 
 
 def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path):
+    with (tmp_path / "texts" / "test.jsonl").open("a") as file:
+        file.write('{"text": "cat %", "label": "animals"}\n')
     done = run("mpirun", 2, [*BERT, *WORDS, "--epochs", "2", "--global-batch-size", "8", "--export", "model"])
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "bert" / "r"
@@ -34,6 +41,7 @@ def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path):
     events = EventAccumulator(str(folder)).Reload()
     assert [one.step for one in events.Scalars("eval/f1")] == [6, 12]
     assert f"test accuracy {result['eval_accuracy']:.2%}" in done.stdout
+    assert "% of the tokens are [UNK]: the vocabulary has no pieces for them" in done.stdout
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -42,6 +50,10 @@ def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path):
     ]
     config = json.loads((folder / "config.json").read_text())
     assert config["derived"]["labels"] == 3
+
+
+# Adam makes steps of what is zero but for rounding, as the keys' bias; clipping would hide a wrong scale.
+EXACT = [*WORDS, "--epochs", "3", "--dropout", "0", "--optimizer", "sgd", "--lr", "0.5", "--clip-norm", "1e6"]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +66,7 @@ def trained(pools, tmp_path_factory):
         if key not in known:
             folder = tmp_path_factory.mktemp("trained")
             texts.put(folder / "texts", train=train, longest=128)
-            words = [*BERT, *WORDS, "--task", task, "--epochs", "3", "--dropout", "0", "--export", "model"]
-            # Adam makes steps of what is zero but for rounding, as the keys' bias; clipping would hide a wrong scale.
-            words += ["--optimizer", "sgd", "--lr", "0.5", "--clip-norm", "1e6"]
+            words = [*BERT, *EXACT, "--task", task, "--export", "model"]
             words += ["--global-batch-size", str(global_batch), "--accumulate-steps", str(accumulate)]
             pools.run("mpirun" if ranks > 1 else "python", ranks, words, cwd=folder)
             known[key] = load_file(folder / "model" / "model.safetensors")
@@ -94,23 +104,106 @@ def test_another_batch_would_be_noticed(trained):
     assert difference(trained("mlm", 1, 1), trained("mlm", 1, 1, global_batch=14)) > 1e-3
 
 
-INTERRUPTED = (*WORDS, "--epochs", "2", "--global-batch-size", "8", "--checkpoint-every-steps", "1")
+TWO_EPOCHS = ["--epochs", "2"]
+INTERRUPTED = (*WORDS, "--global-batch-size", "8", "--checkpoint-every-steps", "1")
 
 
-def runs_in(folder, words):
-    texts.put(folder / "texts")
-    return Runs(folder=folder, ranks=2, words=tuple(words), script="bert")
+def runs_in(folder, words, *, ranks=2, **lengths):
+    texts.put(folder / "texts", **lengths)
+    return Runs(folder=folder, ranks=ranks, words=tuple(words), script="bert")
 
 
-@pytest.mark.parametrize("task", ["mlm", slow("classify")])
-def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, pools, task):
-    words = [*INTERRUPTED, "--task", task]
+@pytest.mark.parametrize("words", [["--task", "mlm", "--max-steps", "9"], slow(["--task", "classify", *TWO_EPOCHS])])
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, pools, words):
+    words = [*INTERRUPTED, *words]
     whole, broken = runs_in(tmp_path_factory.mktemp("whole"), words), runs_in(tmp_path, words)
     whole.finish_in(pools)
     broken.killed("step3", saved=2)
     broken.finish_in(pools)
     same_end(broken, whole)
     assert broken.result["resumed"] == 1
+
+
+DIES_LATE = """
+import os, runpy
+from hvdtrain.record.run import Run
+if os.environ.get("HVDLAUNCH_ATTEMPT", "0") == "0":
+    Run.conclude = lambda *_, **__: os._exit(9)
+runpy.run_module("hvdtrain.bert", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--max-steps", "9"], TWO_EPOCHS])
+@pytest.mark.parametrize("every", ["1", "1000"])
+def test_a_run_that_dies_after_its_last_save_has_each_line_once(tmp_path, tmp_path_factory, pools, words, every):
+    words = [*WORDS, "--global-batch-size", "8", "--checkpoint-every-steps", every, *words]
+    whole, broken = (runs_in(folder, words, ranks=1) for folder in (tmp_path_factory.mktemp("whole"), tmp_path))
+    whole.finish_in(pools)
+    (tmp_path / "dies.py").write_text(DIES_LATE)
+    broken.finish(program=("dies.py",), status=9)
+    broken.finish_in(pools)
+    same_end(broken, whole)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_started_again_replaces_its_own_export_and_no_others(tmp_path):
+    (tmp_path / "dies.py").write_text(DIES_LATE)
+    words = ["python", "dies.py", *WORDS, "--global-batch-size", "8", "--max-steps", "9", "--export", "model"]
+    done = finished(tmp_path, argv("--restarts", "1", "-np", "1", program=words), PYTHONPATH=str(PROJECT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "restart 1 of 1" in done.stderr
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    done = finished(tmp_path, ["python", "-m", "hvdtrain.bert", *words[2:], "--run", "other"], PYTHONPATH=str(PROJECT))
+    assert done.returncode == 2
+    assert "--export model: holds files already" in refusal(done.stdout + done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "asked"), [(2, signal.SIGUSR1), (1, signal.SIGTERM)])
+def test_a_run_that_is_asked_to_leave_saves_at_once_and_loses_no_step(tmp_path, tmp_path_factory, pools, ranks, asked):
+    words = (*WORDS, "--task", "mlm", "--epochs", "2", "--global-batch-size", "8", "--checkpoint-every-steps", "1000")
+    whole = runs_in(tmp_path_factory.mktemp("whole"), words, ranks=ranks)
+    broken = runs_in(tmp_path, words, ranks=ranks)
+    whole.finish_in(pools)
+    assert left_well(broken, broken.asked("step4", by=asked)) in (4, 5)
+    assert "resumed from runs/bert/r/checkpoints/step-" in broken.finish_in(pools)
+    same_end(broken, whole, whole_history=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classify", "mlm"])
+def test_a_run_that_goes_on_with_more_ranks_ends_with_the_same_weights(tmp_path, trained, task):
+    words = (*EXACT, "--task", task, "--export", "model", "--global-batch-size", "12", "--accumulate-steps", "1")
+    words = (*words, "--checkpoint-every-steps", "1")
+    broken = runs_in(tmp_path, words, train=50, longest=128)
+    broken.killed("step5", saved=4)
+    said = replace(broken, ranks=3).finish()
+    assert "3 ranks in place of 2: the global batch is kept, 12 samples per step in place of 12" in said
+    assert difference(trained(task, 1, 1), load_file(tmp_path / "model" / "model.safetensors")) < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "ranks"), [("classify", 2), ("mlm", 1)])
+def test_a_profile_names_what_limits_the_run_and_helps_texts(run, tmp_path, task, ranks):
+    words = ["--task", task, "--epochs", "2", "--global-batch-size", "8", "--profile"]
+    done = run("mpirun", ranks, [*BERT, *WORDS, *words])
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "runs" / "bert" / "r" / "phases.json").read_text())
+    assert found["steps"] == 12 - WARMUP_STEPS
+    assert found["phases"]["read"]["median_s"] > 0
+    assert found["sentence"] in done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.long  # a C++ compiler works for minutes
+@pytest.mark.timeout(1000)
+def test_a_compiled_model_trains_alike_on_two_ranks(run, tmp_path):
+    words = [*BERT, *WORDS, "--max-steps", "3", "--global-batch-size", "8", "--accumulate-steps", "1", "--compile"]
+    done = run("mpirun", 2, words, MPIEXEC_TIMEOUT="900")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "bert" / "r"
+    assert len({json.loads(file.read_text())["weights_sha256"] for file in folder.glob("ranks/rank-*.json")}) == 1
 
 
 def test_max_steps_ends_in_the_middle_of_an_epoch_and_a_nan_is_skipped_by_all(run, tmp_path):
@@ -126,7 +219,7 @@ def test_max_steps_ends_in_the_middle_of_an_epoch_and_a_nan_is_skipped_by_all(ru
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--label-column", "class"], "--label-column 'class': texts/train.jsonl has no such column"),
+        (["--label-column", "class"], "--label-column 'class': texts/train.jsonl line 1 has no such column"),
         slow(["--max-tokens", "600"], "--max-tokens 600: bert_tiny has 512 positions; give no more"),
         slow(["--data-dir", "none"], "--data-dir none: no such folder"),
     ],
@@ -136,6 +229,27 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path, words, named):
     assert done.returncode == 2
     assert named in refusal(done.stdout + done.stderr)
     assert not (tmp_path / "runs").exists()
+
+
+SLOW = """
+import runpy, time
+from hvdtrain.text import tokens
+def late(*given, write=tokens._write):
+    time.sleep(6)
+    write(*given)
+tokens._write = late
+runpy.run_module("hvdtrain.bert", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_texts_may_take_longer_to_become_numbers_than_horovod_lets_ranks_wait(run, tmp_path):
+    """The others wait in a collective of Horovod's, whose Gloo controller ends no job for that (0.28.1)."""
+    (tmp_path / "slow.py").write_text(SLOW)
+    stall = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    done = run("gloo", 2, ["slow.py", *WORDS, "--global-batch-size", "8", "--max-steps", "1"], **stall)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Stalled" not in done.stdout + done.stderr
 
 
 @pytest.mark.slow

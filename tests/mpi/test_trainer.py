@@ -5,6 +5,8 @@ import re
 import sys
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.mpi.conftest import PROGRAMS, PROJECT
 from tests.mpi.launched import argv, finished
@@ -53,3 +55,38 @@ def test_the_remedies_take_the_exact_step(tmp_path, ranks, how):
     for case, step in found.items():
         assert step["length"] == pytest.approx(1, abs=1e-4), case
         assert step["cosine"] == pytest.approx(1, abs=1e-5), case
+
+
+def test_all_ranks_of_the_example_stop_early_together_and_rank_0_alone_saves(tmp_path):
+    program = [*PROGRAM, "--ends"]
+    done = finished(tmp_path, argv("-np", "2", program=program), PYTHONPATH=str(PROJECT), OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (json.loads((tmp_path / f"ends-{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert first["steps"] == 3  # two after the best
+    assert (tmp_path / "saved-0" / "model.safetensors").exists()
+    assert not list(tmp_path.glob("*-1/*"))
+    weights = load_file(tmp_path / "saved-0" / "model.safetensors")
+    best = load_file(tmp_path / "output-0" / "checkpoint-1" / "model.safetensors")
+    assert all(torch.equal(weight, best[name]) for name, weight in weights.items())
+    assert done.stdout.count("'train_runtime'") <= 1  # what Trainer prints at its end
+
+
+SEEN = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from horovod_trainer import hvd
+open(f"{hvd.rank()}.txt", "w").write(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "visible", "seen"),
+    [("mpirun", {"CUDA_VISIBLE_DEVICES": "3,5"}, ["3", "5"]), ("gloo", {}, ["0", "1"])],
+)
+def test_each_rank_of_the_example_sees_one_gpu_of_its_own(run, tmp_path, launcher, visible, seen):
+    """Of several Trainer uses all, by DataParallel."""
+    (tmp_path / "seen.py").write_text(SEEN)
+    done = run(launcher, 2, ["seen.py", str(PROJECT / "docs")], **visible)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == seen

@@ -92,6 +92,7 @@ SOFTWARE = Software(
     horovod="0.28.1",
     mpi4py="4.1.2",
     numpy="2.4.6",
+    tokenizers="0.23.3",
     horovod_has_nccl=True,
     nccl="2.28.9",
     cuda="13.0",

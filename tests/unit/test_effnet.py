@@ -11,6 +11,7 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import faults, watchdog
+from hvdtrain.timing.trace import BEFORE_STEPS
 from hvdtrain.train import optim
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, layers
 from hvdtrain.train.loop import measures_of
@@ -57,6 +58,20 @@ def test_a_run_too_short_for_two_passes_is_refused(traced, least):
     assert sizes(least).steps_per_epoch == 2
 
 
+@pytest.mark.parametrize(("words", "steps"), [({"profile": "exact"}, 24), ({"torch_profile": 30}, 30 + BEFORE_STEPS)])
+def test_what_is_measured_must_fit_into_max_steps_whatever_the_epochs(words, steps):
+    settings = replace(DIGITS, batch_size_per_rank=100, epochs=99, **words)
+
+    def sizes(max_steps):
+        return require_batches(settings, train=200, test=1, ranks=1, unit="samples", max_steps=max_steps)
+
+    line = refused(lambda: sizes(steps - 1))
+    assert str(steps - 1) in line
+    assert "more --max-steps" in line
+    assert "--epochs" not in line
+    sizes(steps)
+
+
 GLOBAL_64 = {"batch_size_per_rank": 256, "global_batch_size": 64}
 
 
@@ -76,7 +91,7 @@ def test_the_global_batch_is_shared_by_ranks_and_passes(ranks, changes, micro_ba
     sizes = training.feed.sizes
     assert (sizes.micro_batch, sizes.global_batch) == (micro_batch, global_batch)
     assert sizes.steps_per_epoch == math.ceil(len(training.images.train) / global_batch)
-    first = training.feed.batches(Position())[0]
+    first = next(iter(training.feed.batches(Position())))
     assert len(first.micro_batches) == changes.get("accumulate_steps", 1)
     batch = len(training.images.train) / sizes.steps_per_epoch
     assert training.lr.peak == pytest.approx(optim.OPTIMIZERS["sgd"].base_lr * batch / 256)

@@ -3,27 +3,37 @@
     trainer.py FOLDER                 Trainer as it is: alone, or as DDP where a launcher has told it of other ranks
     trainer.py FOLDER --loss          with the loss of docs/from_trainer.md
     trainer.py FOLDER --horovod       docs/horovod_trainer.py
+    trainer.py FOLDER --ends          the same, stopped early; what each rank has then: ends-<rank>.json
 
 Both heads, each with several numbers of micro-batches: a dataset that is one global batch, a step of SGD with rate 1.
 The exact step is the gradient of the mean loss per label. Of the Trainer's: how long it is, and its cosine.
 """
 
+import itertools
 import json
 import os
 import sys
 from pathlib import Path
 
-folder, with_loss, by_horovod = Path(sys.argv[1]), "--loss" in sys.argv, "--horovod" in sys.argv
+folder, with_loss, ends = Path(sys.argv[1]), "--loss" in sys.argv, "--ends" in sys.argv
+by_horovod = ends or "--horovod" in sys.argv
+DOCS = Path(__file__).parents[3] / "docs"
 ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 if by_horovod:
-    sys.path.insert(0, str(Path(__file__).parents[3] / "docs"))
+    sys.path.insert(0, str(DOCS))
     from horovod_trainer import HorovodTrainer as Trainer
 else:
     from transformers import Trainer
 
 import torch  # noqa: E402
 from torch.nn import functional  # noqa: E402
-from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification, TrainingArguments  # noqa: E402
+from transformers import (  # noqa: E402
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    EarlyStoppingCallback,
+    TrainingArguments,
+)
 
 HEADS = {"classification": BertForSequenceClassification, "masked words": BertForMaskedLM}
 ACCUMULATE = (1, 4, 8) if ranks == 1 else (1, 4)
@@ -54,9 +64,12 @@ def samples_of(head, count):
     return made
 
 
-def mean_over_step(outputs, labels, num_items_in_batch):
-    logits = outputs["logits"].flatten(0, -2)
-    return functional.cross_entropy(logits, labels.flatten(), reduction="sum") / num_items_in_batch
+def loss_of_the_page():
+    """mean_over_step, as it stands in docs/from_trainer.md."""
+    _, start, rest = (DOCS / "from_trainer.md").read_text().partition("def mean_over_step(")
+    names = {"torch": torch}
+    exec(start + rest.partition("\n\n")[0], names)  # noqa: S102 (it is our own)
+    return names["mean_over_step"]
 
 
 def flat(model, of):
@@ -89,11 +102,46 @@ def trainers_step(head, samples, accumulate):
         disable_tqdm=True,
         use_cpu=True,
     )
-    loss = mean_over_step if with_loss else None
+    loss = loss_of_the_page() if with_loss else None
     Trainer(model=model, args=arguments, train_dataset=samples, compute_loss_func=loss).train()
     return flat(model, torch.clone) - before
 
 
+def stopped_early():
+    """Rank 0 finds each evaluation worse than the one before, the others each one better."""
+    evaluations = itertools.count(1)
+    samples = samples_of("classification", 8 * MICRO_BATCH)
+    arguments = TrainingArguments(
+        output_dir=str(folder / f"output-{rank}"),
+        per_device_train_batch_size=1,
+        max_steps=9,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    trainer = Trainer(
+        model=model_of("classification"),
+        args=arguments,
+        train_dataset=samples,
+        eval_dataset=samples[:4],
+        compute_metrics=lambda _: {"score": next(evaluations) * (-1.0 if rank == 0 else 1.0)},
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
+    )
+    trainer.train()
+    trainer.save_model(str(folder / f"saved-{rank}"))
+    facts = {"steps": trainer.state.global_step, "weights": flat(trainer.model, torch.clone).double().sum().item()}
+    (folder / f"ends-{rank}.json").write_text(json.dumps(facts))
+
+
+if ends:
+    stopped_early()
+    sys.exit()
 found = []
 for head in HEADS:
     for accumulate in ACCUMULATE:

@@ -7,7 +7,7 @@ import pytest
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.run_folder import open_on_all
+from hvdtrain.checkpoint.run_folder import has_checkpoints, open_on_all
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.train.order import BatchSizes
@@ -43,6 +43,16 @@ def saved(tmp_path, umask):
         return made
 
     return opened
+
+
+def test_whether_a_run_has_left_a_checkpoint(saved, tmp_path, monkeypatch):
+    experiment = tmp_path / "effnet"
+    assert has_checkpoints(experiment, "r")
+    assert not has_checkpoints(experiment, "other")
+    assert not has_checkpoints(experiment, None)
+    monkeypatch.setenv("HVDLAUNCH_JOB", "r")
+    assert has_checkpoints(experiment, None)
+    assert not has_checkpoints(experiment, "other")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_of_hosts_with_nothing_wrong_nothing_is_said():
         ("torchvision", {"torchvision": "0.25.0"}, "0.25.0", "0.26.0"),
         ("mpi4py", {"mpi4py": "4.0.0"}, "4.0.0", "4.1.2"),
         ("numpy", {"numpy": None}, "none", "2.4.6"),
+        ("tokenizers", {"tokenizers": "0.22.0"}, "0.22.0", "0.23.3"),
         ("NCCL", {"nccl": "2.19.3"}, "2.19.3", "2.28.9"),
         ("CUDA", {"cuda": "12.8"}, "12.8", "13.0"),
         ("driver", {"driver": "535.104.05"}, "535.104.05", "570.86.15"),

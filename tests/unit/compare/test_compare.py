@@ -223,10 +223,10 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
 
 
 def test_runs_of_text_are_told_in_samples_and_perplexity(tmp_path, capsys):
-    of_text = {"train_images_per_s": None, "train_samples_per_s": 250.0, "eval_perplexity": 72.04}
+    of_text = {"train_images_per_s": None, "train_samples_per_s": 250.0, "eval_perplexity": 72.04, "eval_f1": 0.8124}
     make_run(tmp_path / "runs" / "a", result=of_text, config={"data": "icd10"})
     make_run(tmp_path / "runs" / "b")
     compare.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out")])
     text, image = rows(capsys.readouterr().out)
-    assert (text["samples/s"], text["perplexity"], text["images/s"]) == ("250", "72.0", "-")
+    assert (text["samples/s"], text["perplexity"], text["F1"], text["images/s"]) == ("250", "72.0", "0.812", "-")
     assert (image["samples/s"], image["perplexity"], image["images/s"]) == ("-", "-", "1000")

@@ -252,13 +252,17 @@ def test_a_file_that_is_not_a_study_is_refused_in_one_line(tmp_path, content):
         read(tmp_path / "sweep.json")
 
 
-def test_a_study_of_text_is_told_in_samples(tmp_path, capsys):
+OF_TEXT = {"train_images_per_s": None, "eval_f1": 0.8124, "eval_perplexity": 72.04}
+
+
+def test_a_study_of_text_is_told_in_samples_and_its_own_metrics(tmp_path, capsys):
     sizes = [
-        make_run(tmp_path / "runs" / str(np), np=np, result={"train_images_per_s": None, "train_samples_per_s": speed})
+        make_run(tmp_path / "runs" / str(np), np=np, result={**OF_TEXT, "train_samples_per_s": speed})
         for np, speed in ((1, 100.0), (2, 180.0))
     ]
     file = make_study(tmp_path / "study", [(np, 0, run, None) for np, run in enumerate(sizes, start=1)])
     compare.main(["--sweep", str(file)])
     one, two = rows(capsys.readouterr().out)
     assert (one["samples/s"], two["samples/s"], two["speed-up"]) == ("100", "180", "1.80")
+    assert (one["F1"], one["perplexity"]) == ("0.812", "72.0")
     assert "images/s" not in one

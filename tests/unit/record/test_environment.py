@@ -11,7 +11,7 @@ from hvdtrain.record import environment
 
 def test_versions_names_what_changes_a_result():
     found = environment.versions()
-    packages = {"python", "torch", "torchvision", "horovod", "mpi4py", "numpy"}
+    packages = {"python", "torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers"}
     assert set(found) == packages | {"nccl", "cuda", "nvidia_driver", "mpi"}
     assert torch.__version__.startswith(found["torch"])
 

@@ -4,9 +4,9 @@ import torch
 
 from hvdtrain.text.export import export
 from hvdtrain.text.model import BertForClassification, BertForMaskedLM, BertSizes
-from hvdtrain.text.pretrained import SPECIAL_TOKENS
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
 
-VOCABULARY = (*SPECIAL_TOKENS, "a", "fever", "fracture", "of", "the", "left", "eye", "##s", "Fever", "##ish")
+VOCABULARY = (*SPECIALS, "a", "fever", "fracture", "of", "the", "left", "eye", "##s", "Fever", "##ish")
 SIZES = BertSizes(
     vocabulary=len(VOCABULARY),
     width=32,
@@ -24,7 +24,7 @@ LENGTHS = (9, 4, 1)
 def batch(longest=9):
     """Three sequences of 9, 4 and 1 tokens, the first two pairs: tokens, types and mask (3, longest)."""
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(len(SPECIAL_TOKENS), len(VOCABULARY), (3, longest), generator=generator)
+    tokens = torch.randint(len(SPECIALS), len(VOCABULARY), (3, longest), generator=generator)
     types = (torch.arange(longest) >= 3).long().expand(3, -1)
     mask = torch.arange(longest) < torch.tensor(LENGTHS)[:, None]
     return tokens.where(mask, 0), types.where(mask, 0), mask
@@ -50,5 +50,5 @@ def unlike(model):
 
 def saved(folder, model, *, lower_case=True, labels=()):
     """The folder as `export` leaves it."""
-    export(folder, model, vocabulary=VOCABULARY, lower_case=lower_case, labels=labels)
+    export(folder, model, vocabulary=Vocabulary(tokens=VOCABULARY, lower_case=lower_case), labels=labels)
     return folder

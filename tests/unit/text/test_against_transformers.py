@@ -108,8 +108,9 @@ def test_an_encoder_without_a_head_is_the_same_encoder(transformers, tmp_path):
     tokens, types, mask = batch()
     own = ours(folder_of(model, tmp_path / "model"), classifier())
     found = model(input_ids=tokens, token_type_ids=types, attention_mask=mask.long())
-    assert difference(own.bert(tokens, types, mask), found.last_hidden_state) < 1e-5
-    pooled = torch.tanh(own.bert.pooler["dense"](own.bert(tokens, types, mask)[:, 0]))
+    hidden = own.bert(tokens, types, mask, torch.arange(tokens.numel())).view_as(found.last_hidden_state)
+    assert difference(hidden, found.last_hidden_state) < 1e-5
+    pooled = torch.tanh(own.bert.pooler["dense"](hidden[:, 0]))
     assert difference(pooled, found.pooler_output) < 1e-5
 
 
@@ -170,11 +171,20 @@ def test_an_export_has_its_tokenizer(transformers, tmp_path, lower_case):
     assert json.loads((folder / "config.json").read_text())["pad_token_id"] == tokenizer.pad_token_id
 
 
-def test_a_folder_of_theirs_has_its_vocabulary(transformers, tmp_path):
+@pytest.mark.parametrize("backend", [False, True])
+@pytest.mark.parametrize(("lower_case", "strip_accents"), [(False, None), (True, None), (True, False), (False, True)])
+def test_a_folder_of_theirs_has_its_vocabulary(transformers, tmp_path, backend, lower_case, strip_accents):
     folder = tmp_path / "model"
     theirs(transformers, "BertForMaskedLM").save_pretrained(folder)
     numbers = {word: number for number, word in enumerate(VOCABULARY)}
-    transformers.BertTokenizer(numbers, do_lower_case=False).save_pretrained(folder)
+    tokenizer = transformers.BertTokenizer(numbers, do_lower_case=lower_case, strip_accents=strip_accents)
+    tokenizer.save_pretrained(folder)
+    if backend:  # its settings say nothing of case
+        file = str(folder / "tokenizer.json")
+        transformers.PreTrainedTokenizerFast(tokenizer_file=file).save_pretrained(folder)
     assert not (folder / "vocab.txt").exists()
-    found = pretrained_on_all(SerialComm(), str(folder))
-    assert (found.vocabulary, found.lower_case) == (VOCABULARY, False)
+    found = pretrained_on_all(SerialComm(), str(folder)).vocabulary
+    assert found.tokens == VOCABULARY
+    text = "Fever of the left eye, f\u00e9ver F\u00c9VER"
+    theirs_of_it = transformers.AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"]
+    assert found.encoder()([text]) == [theirs_of_it]

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.text import config
-from hvdtrain.text.config import parse
+from hvdtrain.text.config import of_steps, parse
 from tests.refusals import refused
 
 
@@ -16,6 +16,22 @@ def test_a_batch_per_rank_takes_the_place_of_the_recipes_global_batch():
 @pytest.mark.parametrize("name", config.RECIPES)
 def test_a_recipe_is_its_own_default(name):
     assert parse(["--recipe", name, "--pretrained", "none"]) == replace(config.RECIPES[name]())
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs", "warmup_epochs"),
+    [
+        ("--max-steps 25", 3, 0.25),  # a tenth of the recipe's 5 epochs
+        ("--max-steps 25 --warmup-epochs 1.5", 3, 1.5),
+        ("--max-steps 25 --warmup-epochs 0.5", 3, 0.5),  # the recipe's own number, but asked for
+        ("--max-steps 20 --recipe pretrain --data-dir d", 2, 0.4),  # 8 of 40 epochs
+        ("--max-steps 1", 1, 0.01),
+        ("--epochs 7", 7, 0.5),
+    ],
+)
+def test_with_max_steps_the_warm_up_is_the_recipes_share_of_them(words, epochs, warmup_epochs):
+    config = of_steps(parse(words.split()), steps_per_epoch=10)
+    assert (config.epochs, config.warmup_epochs) == (epochs, pytest.approx(warmup_epochs))
 
 
 @pytest.mark.parametrize(

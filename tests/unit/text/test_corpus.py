@@ -4,6 +4,7 @@ import pytest
 
 from hvdtrain.text.config import tiny
 from hvdtrain.text.corpus import corpus_of
+from hvdtrain.text.formats import Row
 from tests.refusals import refused
 
 
@@ -37,6 +38,21 @@ def test_the_test_of_glue_that_has_no_labels_is_left_alone(tmp_path):
     assert texts(corpus(tmp_path, "glue").test()) == ["b"]
 
 
+def test_mnli_is_tested_by_its_matched_part(tmp_path):
+    row = "sentence1\tsentence2\tgold_label\n{}\tb\tneutral\n"
+    put(tmp_path, train_tsv=row.format("a"))
+    for name in ("dev_matched", "dev_mismatched", "test_matched", "test_mismatched"):
+        (tmp_path / f"{name}.tsv").write_text(row.format(name))
+    assert texts(corpus(tmp_path, "glue").test()) == ["dev_matched"]
+
+
+def test_masked_words_of_glue_need_no_labels(tmp_path):
+    put(tmp_path, train_tsv="question\tsentence\na\tb\n", dev_tsv="question\tsentence\nc\td\n")
+    [row] = corpus(tmp_path, "glue", task="mlm").train()
+    assert (row.text, row.pair, row.label) == ("a", "b", None)
+    assert "none that is known of GLUE" in refused(lambda: list(corpus(tmp_path, "glue").train()))
+
+
 def test_the_key_follows_contents_and_columns_and_not_names_of_folders(tmp_path):
     keys = []
     for folder, text, options in (
@@ -48,9 +64,19 @@ def test_the_key_follows_contents_and_columns_and_not_names_of_folders(tmp_path)
     ):
         (tmp_path / folder).mkdir()
         put(tmp_path / folder, all_csv=text)
-        keys.append(corpus(tmp_path / folder, "csv", **options).key)
+        keys.append(corpus(tmp_path / folder, "csv", **options).key())
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
+
+
+def test_a_text_column_of_glue_goes_with_the_column_called_label(tmp_path):
+    put(tmp_path, train_tsv="s1\ts2\tlabel\na\tb\tx\n", dev_tsv="s1\ts2\tlabel\nc\td\ty\n")
+    [row] = corpus(tmp_path, "glue", text_column="s1", pair_column="s2").train()
+    assert row == Row(text="a", pair="b", label="x")
+    put(tmp_path, train_tsv="s1\ts2\tscore\na\tb\t1.5\n")
+    rows = corpus(tmp_path, "glue", text_column="s1", pair_column="s2").train()
+    line = f"--label-column 'label': {tmp_path / 'train.tsv'} has no such column; it has 's1', 's2', 'score'"
+    assert refused(lambda: list(rows)) == line
 
 
 def test_masked_words_need_no_labels(tmp_path):
@@ -68,6 +94,14 @@ def test_masked_words_need_no_labels(tmp_path):
             " has more.csv, test.csv: give one train.csv and one",
         ),
         ({"train_csv": "text,label\n", "eval_csv": "text,label\n"}, " has eval.csv, train.csv: give one train.csv and"),
+        (
+            {"train_csv": "text,label\n", "train2_csv": "text,label\n", "test_csv": "text,label\n"},
+            "train2.csv would not be read beside train.csv and test.csv: move its rows into one, or take it away",
+        ),
+        (
+            {"train_csv": "text,label\n", "dev_csv": "text,label\n", "test-2_csv": "text,label\n"},
+            "test-2.csv would not be read beside train.csv and dev.csv",
+        ),
         ({"train_csv": "text,label\n", "train_tsv": "text\n"}, "train.tsv and train.csv have one name"),
     ],
 )

@@ -7,7 +7,7 @@ from hvdtrain.text import data, tokens
 from hvdtrain.text.config import tiny
 from hvdtrain.text.model import sizes_of
 from hvdtrain.text.pretrained import Pretrained
-from hvdtrain.text.vocabulary import SPECIALS
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
 from tests import texts
 from tests.ranks import Rank, together
 from tests.refusals import refused
@@ -23,9 +23,9 @@ def settings(folder, **changes):
 
 
 def pretrained(folder, words):
-    vocabulary = (*SPECIALS, *words)
-    sizes = sizes_of("bert_tiny", vocabulary=len(vocabulary))
-    return Pretrained(source="p", folder=folder, sizes=sizes, vocabulary=vocabulary, lower_case=True)
+    vocabulary = Vocabulary(tokens=(*SPECIALS, *words))
+    sizes = sizes_of("bert_tiny", vocabulary=len(vocabulary.tokens))
+    return Pretrained(source="p", folder=folder, sizes=sizes, vocabulary=vocabulary)
 
 
 def test_one_rank_of_a_host_makes_what_all_of_them_map(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_hosts_with_other_texts_are_refused(tmp_path):
 def test_a_pretrained_model_brings_its_vocabulary(tmp_path):
     known = pretrained(tmp_path, ["cat", "dog"])
     found = data.load_on_all(SerialComm(), settings(tmp_path), known)
-    assert found.vocabulary.tokens == known.vocabulary
+    assert found.vocabulary == known.vocabulary
 
 
 def test_the_vocabulary_of_another_model_is_refused(tmp_path):
@@ -65,6 +65,30 @@ def test_the_vocabulary_of_another_model_is_refused(tmp_path):
     assert data.load_on_all(SerialComm(), config, None).vocabulary.tokens[-1] == "cat"
     line = refused(lambda: data.load_on_all(SerialComm(), config, pretrained(tmp_path, ["cat", "dog"])))
     assert line.startswith(f"--tokenizer {file}: another vocabulary than that of --pretrained p")
+
+
+@pytest.mark.parametrize("settings_beside", ['{"do_lower_case": false}', '{"strip_accents": false}'])
+def test_a_vocabulary_of_other_case_or_accents_than_the_models_is_refused(tmp_path, settings_beside):
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join([*SPECIALS, "cat", "dog"]) + "\n")
+    config, known = settings(tmp_path, tokenizer=folder), pretrained(tmp_path, ["cat", "dog"])
+    assert data.vocabulary_of(config, known) == known.vocabulary
+    (folder / "tokenizer_config.json").write_text(settings_beside)
+    line = refused(lambda: data.vocabulary_of(config, known))
+    assert line.startswith(f"--tokenizer {folder}: another vocabulary than that of --pretrained p (by its tokenizer_co")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [("{}", "e e"), ('{"strip_accents": false}', "é é"), ('{"do_lower_case": false}', "é É")],
+)
+def test_a_tokenizer_says_what_becomes_of_case_and_accents(tmp_path, given, words):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "e", "é", "E", "É"]) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(given)
+    found = data.vocabulary_of(settings(tmp_path, tokenizer=tmp_path), None)
+    [numbers] = found.encoder()(["é É"])
+    assert " ".join(found.tokens[number] for number in numbers) == words
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -87,26 +88,57 @@ def test_what_a_killed_process_has_left_is_no_hindrance(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def free(folder, *, replace=False, runs=Path("runs")):
+    require_free(folder, runs=runs, replace=replace)
+
+
+@pytest.mark.parametrize(
+    ("folder", "runs"), [(".", "/elsewhere"), ("..", "/elsewhere"), ("out", "out/runs"), ("out", "out")]
+)
+def test_a_folder_that_the_run_works_in_would_be_replaced_and_is_refused(tmp_path, monkeypatch, folder, runs):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(BadInput, match=rf"^--export {re.escape(folder)}: the run itself works in it; name a folder"):
+        free(Path(folder), runs=Path(runs))
+
+
+def test_what_has_come_into_the_folder_since_is_not_lost(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    with pytest.raises(OSError, match=r"thesis.txt has come into it"):
+        saved(tmp_path / "out", masked_lm())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "disk" / "real").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "real")
+    free(tmp_path / "link")
+    assert set(bytes_of(saved(tmp_path / "link", masked_lm()))) == FILES
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_before_the_training_a_folder_must_be_free(tmp_path):
-    require_free(tmp_path / "new" / "deep", replace=False)
+    free(tmp_path / "new" / "deep")
     (tmp_path / "empty").mkdir()
-    require_free(tmp_path / "empty", replace=False)
+    free(tmp_path / "empty")
     former = saved(tmp_path / "former", masked_lm())
-    require_free(former, replace=True)
+    free(former, replace=True)
     with pytest.raises(
         BadInput, match=r"^--export .*former: holds files already; remove them, or name another folder$"
     ):
-        require_free(former, replace=False)
+        free(former)
     (former / "thesis.txt").write_text("mine")
     with pytest.raises(BadInput, match="holds files already"):
-        require_free(former, replace=True)
+        free(former, replace=True)
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(BadInput, match=r"^--export .*: cannot be written \(.*\); name another folder$"):
-            require_free(folder, replace=True)
+            free(folder, replace=True)
 
 
 def test_a_name_that_cannot_be_given_leaves_what_was_there(tmp_path, monkeypatch):

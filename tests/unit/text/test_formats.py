@@ -50,7 +50,12 @@ def test_a_document_is_a_block_of_lines(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("a.jsonl", '{"text": "a"}\n', "--label-column 'label': {} has no such column; it has 'text'"),
+        ("a.jsonl", '{"text": "a"}\n', "--label-column 'label': {} line 1 has no such column; it has 'text'"),
+        (
+            "a.jsonl",
+            '{"text": "a", "label": 1}\n\n{"text": "b"}',
+            "--label-column 'label': {} line 3 has no such column",
+        ),
         ("a.jsonl", '{"text": "a", "label": 1}\n{', "{} line 2 is no JSON"),
         ("a.jsonl", "[1]\n", "{} line 1 is no JSON object"),
         ("a.jsonl", "[" * 100_000, "{} line 1 is "),
@@ -72,9 +77,40 @@ def test_what_is_no_row_is_named_by_file_and_line(tmp_path, name, content, named
     assert refused(lambda: list(reader(path, LABELLED))).startswith(named.format(path))
 
 
-def test_an_unknown_header_of_glue_asks_for_the_columns(tmp_path):
-    path = written(tmp_path, "train.tsv", "gj04\t1\t\tOur friends\n")
+@pytest.mark.parametrize("header", ["gj04\t1\t\tOur friends", "question1\tquestion2\tid", "sentence\tid"])
+def test_an_unknown_header_of_glue_asks_for_the_columns(tmp_path, header):
+    path = written(tmp_path, "train.tsv", f"{header}\n")
     assert "give --text-column and --label-column" in refused(lambda: list(formats.table(path, GLUE, quoted=False)))
+
+
+@pytest.mark.parametrize(
+    ("header", "cells"),
+    [
+        ("index question sentence label", "0 one two x"),  # QNLI
+        ("index promptID genre sentence1_parse sentence2_parse sentence1 sentence2 label1 gold_label",
+         "0 1 fiction ( ( one two y x"),  # MNLI
+        ("id qid1 qid2 question1 question2 is_duplicate", "0 1 2 one two x"),  # QQP
+        ("index sentence1 sentence2 label", "0 one two x"),  # RTE, WNLI
+    ],
+)  # fmt: skip
+def test_pairs_of_glue_are_known_by_their_header(tmp_path, header, cells):
+    path = written(tmp_path, "train.tsv", "\n".join(line.replace(" ", "\t") for line in (header, cells)) + "\n")
+    assert list(formats.table(path, GLUE, quoted=False)) == [Row(text="one", pair="two", label="x")]
+    unlabelled = list(formats.table(path, GLUE, quoted=False, labelled=False))
+    assert unlabelled == [Row(text="one", pair="two")]
+
+
+def test_a_column_of_labels_that_is_given_need_not_be_glues(tmp_path):
+    path = written(tmp_path, "train.tsv", "sentence\tclass\none\tx\n")
+    named = Columns(text=None, pair=None, label="class")
+    assert list(formats.table(path, named, quoted=False)) == [Row(text="one", label="x")]
+    assert list(formats.table(path, GLUE, quoted=False, labelled=False)) == [Row(text="one")]
+
+
+def test_a_score_is_no_label(tmp_path):
+    path = written(tmp_path, "train.tsv", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.8\n")
+    assert "a score, as of STS-B, is no label" in refused(lambda: list(formats.table(path, GLUE, quoted=False)))
+    assert next(formats.table(path, GLUE, quoted=False, labelled=False)).pair == "b"
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -11,9 +11,10 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import pretrained
 from hvdtrain.text.model import BertForClassification
 from hvdtrain.text.pretrained import pretrained_on_all
+from hvdtrain.text.vocabulary import Vocabulary
 from hvdtrain.text.weights import build_on_all, load
 from tests.ranks import Rank, together
-from tests.unit.text.berts import SIZES, VOCABULARY, classifier, masked_lm, saved
+from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
 
 
 def read(source):
@@ -37,7 +38,7 @@ def folder(tmp_path):
 
 def test_what_a_folder_tells(folder):
     found = read(folder)
-    assert (found.sizes, found.vocabulary, found.lower_case) == (SIZES, VOCABULARY, True)
+    assert (found.sizes, found.vocabulary) == (SIZES, Vocabulary(tokens=VOCABULARY))
 
 
 @pytest.mark.parametrize("build", [masked_lm, classifier])
@@ -107,6 +108,40 @@ def test_a_classifier_of_other_classes_keeps_its_pooler_alone(tmp_path):
     loaded(saved(tmp_path / "model", source), model)
     assert torch.equal(model.bert.pooler["dense"].weight, source.bert.pooler["dense"].weight)
     assert torch.equal(model.classifier.bias, classifier(seed=1, classes=7).classifier.bias)
+
+
+def renamed(folder, names):
+    """The folder with other names for the labels."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "id2label": names}))
+    return folder
+
+
+def test_a_classifiers_rows_follow_the_names_of_its_labels(tmp_path):
+    folder, source, order = saved(tmp_path / "model", classifier(), labels=LABELS), classifier(), [1, 0, 2]
+    assert (read(folder).labels, LABELS) == (("eye", "bone", "other"),) * 2
+    model = classifier(seed=1)
+    load(model, read(folder), ("bone", "eye", "other"))
+    assert torch.equal(model.classifier.weight, source.classifier.weight[order])
+    assert torch.equal(model.classifier.bias, source.classifier.bias[order])
+    assert torch.equal(model.bert.pooler["dense"].weight, source.bert.pooler["dense"].weight)
+
+
+@pytest.mark.parametrize("labels", [("eye", "bone", "skin"), ("0", "1", "2")])
+def test_a_classifier_of_labels_with_other_names_starts_with_a_head_of_its_own(tmp_path, labels):
+    model = classifier(seed=1)
+    load(model, read(saved(tmp_path / "model", classifier(), labels=LABELS)), labels)
+    assert torch.equal(model.classifier.weight, classifier(seed=1).classifier.weight)
+    assert torch.equal(model.classifier.bias, classifier(seed=1).classifier.bias)
+    assert torch.equal(model.bert.pooler["dense"].weight, classifier().bert.pooler["dense"].weight)
+
+
+@pytest.mark.parametrize("names", [None, {str(number): f"LABEL_{number}" for number in range(3)}, ["a"], {"x": "a"}, 3])
+def test_a_classifier_without_names_for_its_labels_is_taken_by_number(tmp_path, names):
+    folder = renamed(saved(tmp_path / "model", classifier(), labels=LABELS), names)
+    model = classifier(seed=1)
+    load(model, read(folder), LABELS)
+    assert equal(model, classifier())
 
 
 def test_a_model_that_was_saved_without_a_head_has_names_without_a_prefix(folder):
@@ -219,6 +254,7 @@ def test_a_pickle_of_something_else_is_refused(folder, document):
         ("hidden_size", 0),
         ("num_attention_heads", 2.0),
         ("hidden_size", True),
+        ("type_vocab_size", 1),
         ("hidden_dropout_prob", 1.5),
         ("num_attention_heads", 5),
     ],
@@ -243,16 +279,16 @@ def test_the_first_configs_say_less(folder):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").unlink()
     found = read(folder)
-    assert (found.sizes, found.lower_case) == (SIZES, True)
+    assert (found.sizes, found.vocabulary.lower_case) == (SIZES, True)
 
 
 def test_a_tokenizer_that_this_one_is_not_is_refused(folder):
-    (folder / "tokenizer_config.json").write_text('{"strip_accents": false}')
-    assert "tokenizer_config.json has strip_accents False, and this BERT only None" in refused(folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenize_chinese_chars": false}')
+    assert "tokenizer_config.json has tokenize_chinese_chars False, and this BERT only True" in refused(folder)
 
 
 def test_cased_vocabularies_stay_cased(tmp_path):
-    assert not read(saved(tmp_path / "cased", masked_lm(), lower_case=False)).lower_case
+    assert not read(saved(tmp_path / "cased", masked_lm(), lower_case=False)).vocabulary.lower_case
 
 
 @pytest.mark.parametrize(
@@ -270,17 +306,57 @@ def test_a_vocabulary_of_another_model_is_refused(folder, tokens, said):
 
 def test_a_vocabulary_may_leave_room_and_may_end_its_lines_otherwise(folder):
     (folder / "vocab.txt").write_bytes("\r\n".join(VOCABULARY[:-2]).encode())
-    assert read(folder).vocabulary == VOCABULARY[:-2]
+    assert read(folder).vocabulary.tokens == VOCABULARY[:-2]
 
 
-def in_one_file(tokens, kind="WordPiece", first=0):
-    return json.dumps({"model": {"type": kind, "vocab": {word: first + place for place, word in enumerate(tokens)}}})
+def in_one_file(tokens, kind="WordPiece", first=0, normalizer=None):
+    model = {"type": kind, "vocab": {word: first + place for place, word in enumerate(tokens)}}
+    return json.dumps({"normalizer": normalizer, "model": model})
 
 
 def test_a_vocabulary_may_be_in_the_one_file_that_transformers_writes_today(folder):
     (folder / "vocab.txt").unlink()
     (folder / "tokenizer.json").write_text(in_one_file(VOCABULARY))
-    assert read(folder).vocabulary == VOCABULARY
+    assert read(folder).vocabulary.tokens == VOCABULARY
+
+
+@pytest.mark.parametrize(
+    ("settings", "normalizer", "expected"),
+    [
+        ({}, {"lowercase": False, "strip_accents": None}, (False, None)),
+        ({}, {"lowercase": True, "strip_accents": True}, (True, None)),
+        ({}, {"lowercase": True, "strip_accents": False}, (True, False)),
+        (None, {"lowercase": False, "strip_accents": None}, (False, None)),
+        ({"do_lower_case": True}, {"lowercase": False, "strip_accents": None}, (True, None)),  # transformers' rule
+        ({"do_lower_case": False, "strip_accents": True}, {"lowercase": False}, (False, True)),
+    ],
+)
+@pytest.mark.parametrize("in_lines", [False, True])
+def test_case_and_accents_are_those_of_the_one_file_where_the_settings_are_silent(
+    folder, settings, normalizer, expected, in_lines
+):
+    if not in_lines:
+        (folder / "vocab.txt").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    if settings is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").write_text(in_one_file(VOCABULARY, normalizer={"type": "BertNormalizer", **normalizer}))
+    found = read(folder).vocabulary
+    assert (found.tokens, (found.lower_case, found.strip_accents)) == (VOCABULARY, expected)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "named"),
+    [
+        (None, "type None, and this BERT only 'BertNormalizer'"),
+        ({"type": "Lowercase"}, "type 'Lowercase', and this BERT only 'BertNormalizer'"),
+        ({"type": "BertNormalizer", "handle_chinese_chars": False}, "handle_chinese_chars False"),
+    ],
+)
+def test_another_normalizer_is_refused(folder, normalizer, named):
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text(in_one_file(VOCABULARY, normalizer=normalizer))
+    assert f"the normalizer of tokenizer.json has {named}" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -344,11 +420,11 @@ def test_a_sequence_longer_than_the_model_is_refused(folder):
 
 def test_another_vocabulary_beside_it_is_refused(folder):
     found = read(folder)
-    found.require_vocabulary(VOCABULARY, "v")
+    found.require_vocabulary(Vocabulary(tokens=VOCABULARY), "v")
     with pytest.raises(BadInput, match=r"^--tokenizer v: another vocabulary .*from token 6 on"):
-        found.require_vocabulary([*VOCABULARY[:6], "x", *VOCABULARY[7:]], "v")
+        found.require_vocabulary(Vocabulary(tokens=(*VOCABULARY[:6], "x", *VOCABULARY[7:])), "v")
     with pytest.raises(BadInput, match=r"of 16 tokens in place of 15"):
-        found.require_vocabulary([*VOCABULARY, "x"], "v")
+        found.require_vocabulary(Vocabulary(tokens=(*VOCABULARY, "x")), "v")
 
 
 def test_hosts_must_have_the_same_model(tmp_path, monkeypatch):

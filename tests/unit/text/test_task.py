@@ -1,12 +1,16 @@
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import f1_score
 
+from hvdtrain.text.config import BertConfig
 from hvdtrain.text.sequences import Sequences
-from hvdtrain.text.task import Labels, MaskedWords, in_words
+from hvdtrain.text.task import Labels, MaskedWords
+from hvdtrain.timing.phases import INPUT
+from hvdtrain.train import command_line
 from hvdtrain.train.task import total
 
 CPU, CLS, SEP = torch.device("cpu"), 2, 3
@@ -99,5 +103,15 @@ def test_metrics_have_their_names_before_anything_was_counted():
 
 
 def test_a_test_in_words():
-    assert in_words({"loss": 1.0, "accuracy": 0.9, "f1": 0.5}) == "accuracy 90.00%, F1 0.500"
-    assert in_words({"loss": 1.0, "perplexity": 72.04, "accuracy": 0.32}) == "perplexity 72.0, accuracy 32.00%"
+    labels = Labels(PAIRS.lengths, classes=3, end=SEP)
+    assert labels.in_words({"loss": 1.0, "accuracy": 0.9, "f1": 0.5}) == "accuracy 90.00%, F1 0.500"
+    words = MaskedWords(PAIRS.lengths, seed=0, mask_id=4, vocabulary=20)
+    assert words.in_words({"loss": 1.0, "perplexity": 72.04, "accuracy": 0.32}) == "perplexity 72.0, accuracy 32.00%"
+
+
+@pytest.mark.parametrize("task", [Labels, MaskedWords])
+def test_what_helps_a_slow_input_are_options_of_texts(task):
+    named = {word.rstrip(",)") for text in task.remedies.values() for word in text.split() if word.startswith("--")}
+    assert task.remedies.keys() == set(INPUT)
+    assert named <= {command_line.option(field.name) for field in fields(BertConfig)}
+    assert not named & {"--workers", "--cutout"}

@@ -2,6 +2,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hvdtrain.text import tokens
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.tokens import Shape
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, learned
 from tests.refusals import refused
 
 WORDS = Vocabulary(tokens=(*SPECIALS, "one", "two", "three", "##s"))
@@ -25,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def corpus(train=TRAIN, test=TEST, key="k"):
-    return Corpus(train=lambda: iter(train), test=lambda: iter(test), key=key)
+    return Corpus(train=lambda: iter(train), test=lambda: iter(test), key=lambda: key)
 
 
 def shape(vocabulary=WORDS, *, max_tokens=16, in_blocks=False, labelled=True, vocab_size=60):
@@ -83,9 +85,11 @@ def test_of_a_pair_the_longer_one_is_cut_first(max_tokens, whole):
     assert texts.cut == (0 if max_tokens == 16 else 4)
 
 
-def test_labels_are_in_order_numbers_by_size():
-    rows = [Row(text="one", label=label) for label in ("10", "9", "x", "2")]
-    assert texts_of(corpus(rows, rows)).labels == ("2", "9", "10", "x")
+@pytest.mark.parametrize("labels", ["2 9 10 x", "-1 1", "2.0 10.0", "-1.5 0 1e1 inf nan x", "01 1 1.0"])
+def test_labels_are_in_order_numbers_by_size(labels):
+    expected = tuple(labels.split())
+    rows = [Row(text="one", label=label) for label in sorted(expected, reverse=True)]
+    assert texts_of(corpus(rows, rows)).labels == expected
 
 
 def test_a_vocabulary_is_learned_from_the_training_texts_alone():
@@ -94,6 +98,27 @@ def test_a_vocabulary_is_learned_from_the_training_texts_alone():
     assert texts.vocabulary.tokens[:5] == SPECIALS
     assert {"a", "b", "##a", "##b", "aaa"} <= set(texts.vocabulary.tokens)
     assert in_tokens(texts, texts.test) == ["[CLS] aaa [UNK] [SEP]"]
+
+
+@pytest.mark.parametrize(("size", "letters"), [(7000, 2997), (4096, 2045), (2500, 1247), (2005, 1000)])
+def test_of_a_script_with_many_letters_as_many_are_tokens_as_there_is_room_for(size, letters):
+    """3,000 of them; the last three are 0.05 % of the text."""
+    script = [chr(0x4E00 + number) for number in range(3000)]
+    found = learned(lambda: ["".join(script), 3000 * script[0]], size)
+    assert len(set(script) & set(found.tokens)) == letters
+
+
+def test_letters_that_are_hardly_there_leave_room_for_words():
+    rare = "".join(chr(0x4E00 + number) for number in range(1200))
+    found = learned(lambda: [*10_000 * ["a" * 50], rare], 4096)
+    assert sum(len(token) == 1 for token in found.tokens) == 1000
+    assert "a" * 50 in found.tokens
+
+
+def test_the_share_of_unknown_tokens_is_known():
+    assert texts_of().unknown == 1 / (6 + 3 + 2 + 6 + 3)
+    known = [Row(text="one", label=label) for label in "ab"]
+    assert texts_of(corpus(known, known, key="known")).unknown == 0
 
 
 def test_numbers_take_two_bytes_or_with_many_tokens_four(cache):
@@ -121,7 +146,21 @@ def test_they_are_made_once_for_the_same_content_and_anew_for_another(cache):
     assert sorted(path.name for path in cache.iterdir()) == sorted({first, *others})
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "labels.npy", "vocab.txt"])
+def test_a_file_that_is_changed_while_it_is_read_is_refused(cache):
+    keys = iter(["before", "after"])
+    changing = Corpus(train=lambda: iter(TRAIN), test=lambda: iter(TEST), key=lambda: next(keys))
+    assert refused(lambda: tokens.prepared(changing, shape())).startswith("a file of --data-dir was changed while")
+    assert list(cache.iterdir()) == []
+
+
+def test_for_masked_words_each_text_of_a_pair_is_a_sequence():
+    """Of what is inside a sequence anything may be masked: no [SEP] is there."""
+    pairs = [Row(text="one two", pair="three", label="a"), Row(text="two", label="b")]
+    texts = texts_of(corpus(pairs, pairs), labelled=False)
+    assert in_tokens(texts, texts.train) == ["[CLS] one two [SEP]", "[CLS] three [SEP]", "[CLS] two [SEP]"]
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "labels.npy", "vocab.txt", "about.json", "about.sha256"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_torn_cache_is_refused_by_name(cache, name, damage):
     key = tokens.prepared(corpus(), shape())
@@ -136,11 +175,64 @@ def test_a_torn_cache_is_refused_by_name(cache, name, damage):
     assert line.endswith("delete that folder to have it made again")
 
 
-@pytest.mark.parametrize("about", ["", "{", "[]", '{"files": 1}'])
-def test_a_torn_description_is_refused(cache, about):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: "",
+        lambda about: about[:-9],
+        lambda _: '{"files": {}}',
+        lambda about: about.replace("<u2", "<u4"),
+        lambda about: about.replace("<u2", "nonsense"),
+        lambda about: about.replace('"a"', '"c"'),
+    ],
+)
+def test_another_description_than_was_written_is_refused(cache, change):
     key = tokens.prepared(corpus(), shape())
-    (cache / key / "about.json").write_text(about)
-    assert "is damaged" in refused(lambda: tokens.prepared(corpus(), shape()))
+    about = cache / key / "about.json"
+    was = about.read_text()
+    about.write_text(change(was))
+    assert about.read_text() != was
+    said = f"{cache / key} is damaged (about.json or about.sha256 is not as it was written)"
+    for read in (lambda: tokens.prepared(corpus(), shape()), lambda: tokens.opened(key)):
+        assert refused(read).startswith(said)
+
+
+def test_others_may_read_what_was_made_as_far_as_the_umask_lets_them(cache):
+    before = os.umask(0o022)
+    try:
+        folder = cache / tokens.prepared(corpus(), shape())
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_tokens_that_another_has_locked_away_are_not_called_damaged(cache, monkeypatch):
+    key = tokens.prepared(corpus(), shape())
+
+    def locked(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", locked)
+    for read in (lambda: tokens.prepared(corpus(), shape()), lambda: tokens.opened(key)):
+        assert refused(read) == (
+            f"{cache / key / 'about.json'} cannot be read (Permission denied): let its owner allow it, or name another "
+            "folder in XDG_CACHE_HOME"
+        )
+
+
+def test_what_killed_processes_have_begun_is_removed_after_a_day(cache):
+    for name, days in ((".part-dead", 2), (".part-alive", 2), (".part-new", 0)):
+        (cache / name).mkdir(parents=True)
+        for path in (cache / name / "tokens.bin", cache / name / "old"):
+            path.write_text("half")
+        old = time.time() - days * 24 * 3600
+        for path in (*(cache / name).iterdir(), cache / name):
+            os.utime(path, (old, old))
+    (cache / ".part-alive" / "tokens.bin").write_text("still written to")
+    os.utime(cache / ".part-alive", (0, 0))
+    key = tokens.prepared(corpus(), shape())
+    assert {path.name for path in cache.iterdir()} == {".part-alive", ".part-new", key}
 
 
 def test_nothing_is_left_of_texts_that_are_refused(cache):
@@ -180,7 +272,7 @@ from hvdtrain.text.masks import masked
 random.seed(1)
 words = ["".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(2000)]
 rows = [Row(text=" ".join(random.choices(words, k=20)), label=str(number % 3)) for number in range(300)]
-corpus = Corpus(train=lambda: iter(rows), test=lambda: iter(rows), key="k")
+corpus = Corpus(train=lambda: iter(rows), test=lambda: iter(rows), key=lambda: "k")
 shape = tokens.Shape(vocabulary=None, vocab_size=200, max_tokens=16, in_blocks=False, labelled=True)
 texts = tokens.opened(tokens.prepared(corpus, shape))
 samples = torch.arange(len(texts.train))

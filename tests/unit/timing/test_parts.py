@@ -9,7 +9,7 @@ from hvdtrain.timing import picture
 from hvdtrain.timing.parts import PARTS, WAITING, parts_of
 from hvdtrain.timing.phases import PHASES
 from hvdtrain.timing.profile import Profile
-from hvdtrain.timing.verdict import RankMeans
+from hvdtrain.timing.verdict import REMEDIES, RankMeans
 
 PLAIN = {"read": 1, "to_device": 1, "augment": 2, "forward": 30, "loss": 1, "backward": 55, "optimizer": 5, "other": 1}
 ALONE = {**PLAIN, "read": 10, "sync": 20}
@@ -92,8 +92,8 @@ def test_one_rank_alone_sums_nothing():
         ([rank(sync=10, error_ms=None)], "too noisy to tell", ["too few steps"]),
         # what there is most of to gain
         ([rank(sync=15), rank(sync=15)], "to hide", ["most of it is sync, at most 14%", "--compression"]),
-        ([rank(read=40)], "to hide", ["most of it is read, at most 30%", "workers"]),
-        ([rank(augment=40)], "to hide", ["most of it is augment", "--no-augment"]),
+        ([rank(read=40)], "to hide", ["most of it is read, at most 30%", REMEDIES["read"]]),
+        ([rank(augment=40)], "to hide", ["most of it is augment", REMEDIES["augment"]]),
         ([rank(other=40)], "to hide", ["most of it is record", "--report-every-steps"]),
         ([rank(sync=80), rank(sync=50)], "to hide", ["most of it is waiting", "other jobs"]),
         ([rank(backward=90, sync=6)], "to hide", ["most of it is computing slower", "fewer ranks"]),

@@ -1,14 +1,15 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from hvdtrain.timing import picture as phase_picture
-from hvdtrain.timing.phases import OFF, PHASES, HostClock
+from hvdtrain.timing.phases import INPUT, OFF, PHASES, HostClock
 from hvdtrain.timing.profile import Profile, over_ranks
-from hvdtrain.timing.verdict import RankMeans, judge
+from hvdtrain.timing.verdict import REMEDIES, RankMeans, judge
 from tests.ranks import Rank
 
 
@@ -33,8 +34,8 @@ def ranks(count, **changes):
         (ranks(4, sync=23), "compute-bound", 91 / 118, []),
         (ranks(4, sync=24), "communication-bound", 24 / 119, ["--accumulate-steps", "--fusion-threshold-mb"]),
         (ranks(1, read=20), "compute-bound", 91 / 113, []),
-        (ranks(1, read=21), "input-bound", 23 / 114, ["dataset read (21.0 ms)", "cores"]),
-        (ranks(2, augment=300, sync=5), "input-bound", None, ["augment (300.0 ms)", "--no-augment"]),
+        (ranks(1, read=21), "input-bound", 23 / 114, ["dataset read (21.0 ms)", REMEDIES["read"]]),
+        (ranks(2, augment=300, sync=5), "input-bound", None, ["augment (300.0 ms)", REMEDIES["augment"]]),
         (ranks(2, to_device=300, sync=5), "input-bound", None, ["host to device"]),
         (ranks(4, bubble=23), "compute-bound", 91 / 118, []),
         (ranks(4, bubble=24), "pipeline-bound", 24 / 119, ["stages wait for each other", "--accumulate-steps"]),
@@ -93,6 +94,16 @@ def test_verdicts(found, kind, share, words):
     assert f"{verdict.share:.0%}" in verdict.sentence
     assert all(word in verdict.sentence for word in words), verdict.sentence
     assert (verdict.rank is not None) == (verdict.host is not None) == (kind == "straggler")
+
+
+@pytest.mark.parametrize("phase", INPUT)
+def test_a_task_names_its_own_remedies(phase):
+    found = [replace(rank(0, **{phase: 300}), alone_s=rank(0, **{phase: 300}).phases_s, error_s=0.0)]
+    profile = Profile(found, {**REMEDIES, phase: "fewer words"})
+    assert profile.verdict.sentence.endswith("; what helps: fewer words")
+    if phase != "to_device":  # it has no part of its own
+        assert {one.part: one.remedy for one in profile.parts.parts}[phase] == "fewer words"
+        assert profile.parts.sentence.endswith(": fewer words")
 
 
 milliseconds = some.floats(0.001, 1e4)

@@ -13,6 +13,7 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.sync import NoSync
 from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.safety.faults import Faults
+from hvdtrain.timing.verdict import REMEDIES
 from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, evaluate, measures_of, train_epoch
 from hvdtrain.train.order import BatchSizes
@@ -31,6 +32,7 @@ class NextWords:
     unit = "sentences"
     best = "perplexity"
     higher_is_better = False
+    remedies = REMEDIES
 
     def __init__(self, lengths):
         self.lengths = lengths

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.timing.phases import OFF, HostClock
+from hvdtrain.train import feed as feeding
 from hvdtrain.train.feed import Feed, Resident, copied, prefetched
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.vision.augment import Augmentations
@@ -239,9 +240,9 @@ def test_a_split_is_asked_for_what_belongs_together_and_gives_the_same_batches(m
 
     def labels(feed):
         found, mine = [], feed.batches(Position())
-        for passes, parts in feed.inputs(mine, 0):
+        for batch, parts in feed.inputs(mine, 0):
             found.append([part["labels"].tolist() for part in parts])
-            assert len(found[-1]) == passes
+            assert len(found[-1]) == len(batch.micro_batches)
             clock.step_done()
         assert len(found) == len(mine)
         return found
@@ -252,3 +253,19 @@ def test_a_split_is_asked_for_what_belongs_together_and_gives_the_same_batches(m
     assert labels(feed_of(8, phases=clock)) == plain
     assert len(plain) == 7
     assert asked == [(False, 2 * 2), (True, 3 * 2), (False, 2 * 2)]  # of two micro-batches a step
+
+
+def test_an_epoch_is_dealt_out_some_batches_at_a_time(monkeypatch):
+    def seen(feed):
+        return [[part["labels"].tolist() for part in parts] for _, parts in feed.inputs(feed.batches(Position()), 0)]
+
+    feed = feed_of(8)
+    whole, dealt = seen(feed), []
+    counts = feed._task.counts
+    feed._task.counts = lambda samples: dealt.append(len(samples)) or counts(samples)
+    monkeypatch.setattr(feeding, "AT_ONCE", 3)
+    coming = feed.inputs(feed.batches(Position()), 0)
+    assert dealt == []
+    next(coming)
+    assert len(dealt) == 3
+    assert seen(feed) == whole

@@ -154,12 +154,12 @@ def lars_step(weight, gradient, memory, *, lr, decay, step):
 
 
 def lamb_step(weight, gradient, memory, *, lr, decay, step):
-    """You et al. 2020, algorithm 2, with beta 0.9 and 0.999, epsilon 1e-6."""
+    """You et al. 2020, algorithm 2, with beta 0.9 and 0.999, epsilon 1e-6; a vector takes the plain step of Adam."""
     first = 0.9 * memory.get("first", 0.0) + 0.1 * gradient
     second = 0.999 * memory.get("second", 0.0) + 0.001 * gradient**2
     update = (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-6) + decay * weight
     size, length = np.linalg.norm(weight), np.linalg.norm(update)
-    ratio = size / length if size and length else 1.0
+    ratio = size / length if size and length and weight.ndim > 1 else 1.0
     return weight - lr * ratio * update, {"first": first, "second": second}
 
 
@@ -229,6 +229,27 @@ def test_lars_takes_the_plain_momentum_step_without_decay():
             parameter.grad = torch.full((2, 3), 1.0 + number)
             optimizer.step()
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lamb_takes_the_step_of_adam_for_norms_and_biases_that_start_at_zero(decay):
+    ours, theirs = (nn.Parameter(torch.zeros(3)) for _ in range(2))
+    lamb = optim.OPTIMIZERS["lamb"].build([{"params": [ours], "weight_decay": decay}], 1e-3)
+    adam = torch.optim.AdamW([theirs], lr=1e-3, eps=1e-6, weight_decay=decay)
+    for number in range(3):
+        for parameter, optimizer in ((ours, lamb), (theirs, adam)):
+            parameter.grad = torch.tensor([1.0, -2.0, 0.5]) * (1 + number)
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_lamb_counts_steps_in_a_tensor():
+    parameter = nn.Parameter(torch.ones(2, 2))
+    optimizer = optim.OPTIMIZERS["lamb"].build([{"params": [parameter], "weight_decay": 0.1}], 1e-3)
+    for number in range(1, 3):
+        parameter.grad = torch.ones(2, 2)
+        optimizer.step()
+        assert torch.equal(optimizer.state[parameter]["step"], torch.tensor(float(number)))
 
 
 @NAMES

@@ -102,7 +102,7 @@ def test_the_number_of_micro_batches(global_size, size, at_most, passes):
 
 
 def test_an_epoch_of_which_nothing_is_left_has_no_batches():
-    assert batches_of(torch.arange(0), 8, 0, 2) == []
+    assert list(batches_of(torch.arange(0), 8, 0, 2)) == []
 
 
 def test_permutation_repeats_and_differs_by_seed_and_epoch():
