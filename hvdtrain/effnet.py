@@ -68,7 +68,7 @@ def main() -> None:
         task = image_task(config, images, device)
         lr = learning_rate(config, samples=len(images.train), steps_per_epoch=sizes.steps_per_epoch)
         step = step_for(comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases)
-        feed = Feed(images.train, task, comm.data, sizes, seed=config.seed, device=device, phases=phases)
+        feed = Feed(images.train, task, comm, sizes, seed=config.seed, device=device, phases=phases)
         reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
         limits = Limits(
             max_skipped_steps=config.max_skipped_steps,

@@ -1,10 +1,8 @@
 """Ranks and what they say to each other: HorovodComm, or for one process SerialComm."""
 
 import json
-import math
-import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,9 +10,10 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.buckets import BUCKET_MB, BucketSync
-from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync
-from hvdtrain.ranks.wire import Wire
+from hvdtrain.gradients.buckets import BUCKET_MB, BucketSync
+from hvdtrain.gradients.sync import GradientSync, HorovodSync, NoSync
+from hvdtrain.gradients.wire import Wire
+from hvdtrain.ranks.waits import wait_until
 
 # Of a broadcast, at a time: MPI counts to 2 GiB.
 _CHUNK_BYTES = 2**28
@@ -23,17 +22,13 @@ _CHUNK_BYTES = 2**28
 # docs/performance.md.
 LOOK_EVERY_S = 200e-6
 
-# A sum that comes sooner is no wait: each one that the watchdog is told of starts a thread, its timer.
-SHORT_WAIT_S = 0.005
-
-
 Reducer = Literal["bucket", "horovod"]
 
 
-class Group(Protocol):
+class Members(Protocol):
     """Ranks that act together: all of them call each method, in the same order."""
 
-    rank: int  # of this process in the group
+    rank: int  # of this process among them
     size: int
 
     def allgather(self, value: Any) -> list[Any]:
@@ -45,6 +40,10 @@ class Group(Protocol):
         `name` must be the same on all ranks and used once at a time; a sum that recurs at every step in a shape of its
         own has a name of its own, since Horovod remembers one shape for each.
         """
+
+
+class Group(Members, Protocol):
+    """Ranks that hold the same parameters."""
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         """Replace floating-point tensors by their average over ranks, in one all-reduce."""
@@ -70,7 +69,7 @@ class Group(Protocol):
         """
 
 
-class Comm(Group, Protocol):
+class Comm(Members, Protocol):
     """The world: all ranks of the run, which agree, report and save together."""
 
     local_rank: int  # among the `local_size` ranks of this host
@@ -82,7 +81,11 @@ class Comm(Group, Protocol):
         """The ranks with a replica of the same parameters and data of their own: gradients, shards, batch norm."""
 
     @property
-    def stages(self) -> Group:
+    def near(self) -> Group:
+        """Those of them that sum their gradients at every step: a block of consecutive ones, or all."""
+
+    @property
+    def stages(self) -> Members:
         """The ranks that hold the parts of one replica: this one alone, as long as each holds all of it."""
 
     def gather(self, content: bytes) -> list[bytes]:
@@ -115,7 +118,11 @@ class SerialComm:
         return self
 
     @property
-    def stages(self) -> Group:
+    def near(self) -> Group:
+        return self
+
+    @property
+    def stages(self) -> Members:
         return SerialComm()
 
     def allgather(self, value: Any) -> list[Any]:
@@ -158,9 +165,11 @@ class SerialComm:
 class HorovodComm:
     """The ranks of one mpirun, or of one horovodrun with its Gloo controller (then `mpi` is None)."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, *, is_world: bool = True) -> None:
+        """`mpi` is MPI's world, or a part of it that has Horovod for itself."""
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         self._mpi = mpi
+        self._of_horovod = () if is_world else (mpi,)
         if mpi is None:
             self.start()
             import horovod.torch as hvd
@@ -179,8 +188,17 @@ class HorovodComm:
         return self
 
     @property
-    def stages(self) -> Group:
+    def near(self) -> Group:
+        return self
+
+    @property
+    def stages(self) -> Members:
         return SerialComm()
+
+    @property
+    def over_mpi(self) -> Any:
+        """MPI's communicator of these ranks; None where there is no MPI."""
+        return self._mpi
 
     def _wait(self) -> AbstractContextManager[None]:
         return self.waiting()  # as it is then: the watchdog comes after the ranks have met
@@ -214,7 +232,7 @@ class HorovodComm:
         import horovod.torch as hvd
 
         if not hvd.is_initialized():
-            hvd.init()
+            hvd.init(*self._of_horovod)
         if timeline is not None:
             hvd.start_timeline(str(timeline))
 
@@ -234,14 +252,8 @@ class HorovodComm:
         """Wait for a sum by Horovod's handle."""
         import horovod.torch as hvd
 
-        with ExitStack() as waits:
-            noted_at_s = time.monotonic() + SHORT_WAIT_S
-            while not hvd.poll(begun):
-                if time.monotonic() > noted_at_s:
-                    waits.enter_context(self.waiting())
-                    noted_at_s = math.inf
-                time.sleep(LOOK_EVERY_S)
-            total: Tensor = hvd.synchronize(begun)
+        wait_until(lambda: hvd.poll(begun), self._wait, look_every_s=LOOK_EVERY_S)
+        total: Tensor = hvd.synchronize(begun)
         return total
 
     def average_(self, tensors: Iterable[Tensor]) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.comm import Members
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
@@ -38,10 +38,11 @@ def parameter_sums(model: nn.Module) -> Tensor:
     return torch.stack(sums)
 
 
-def check_replicas(group: Group, model: nn.Module, step: int) -> None:
+def check_replicas(group: Members, model: nn.Module, step: int, *, first: int = 0) -> None:
     """End the run on all ranks with status 4 where a rank's parameters differ in a single bit.
 
-    The ranks are named that differ from what most have (on a tie, from rank 0), with the first parameter that does.
+    The ranks are named that differ from what most have (on a tie, from the first), with the first parameter that does.
+    `first` is the rank of the group's first one.
     """
     sums = parameter_sums(model).tolist()
     wholes = group.allgather(hashlib.sha256(json.dumps(sums).encode()).hexdigest())
@@ -54,7 +55,7 @@ def check_replicas(group: Group, model: nn.Module, step: int) -> None:
     odd = [rank for rank, whole in enumerate(wholes) if whole != usual]
     names = [name for name, _ in model.named_parameters()]
     name = next(name for name, one, other in zip(names, sums_by_rank[odd[0]], reference, strict=True) if one != other)
-    ranks = ", ".join(str(rank) for rank in odd)
+    ranks = ", ".join(str(first + rank) for rank in odd)
     raise EndOfRun(
         f"replicas differ after step {step}: rank {ranks} from the others, first in {name}; "
         "start again from a checkpoint before this, and check that host's memory",

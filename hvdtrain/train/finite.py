@@ -3,13 +3,13 @@
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.comm import Members
 
 # Of all ranks: no rank's forward pass has failed. With --find-nan no rank's own gradients either: in fp16 on the wire
 # their sum overflows at 65504.
@@ -18,10 +18,15 @@ SUM = "summed gradients"
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """Why all ranks skipped a step."""
+    """Why all ranks, or a group of them that steps apart, skipped a step."""
 
     rank: int | None  # the first whose loss or gradients were not finite; None where it was the SUM
     source: str  # 'loss', 'batch norm' (its running statistics), 'gradients' or SUM
+    ranks: str | None = None  # who skipped it, if not all
+
+    def told(self) -> dict[str, Any]:
+        """As a line of metrics.jsonl has it."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("ranks", None)}
 
     @property
     def what(self) -> str:
@@ -39,7 +44,7 @@ class Spike:
     usual: float  # median of the recent losses
 
 
-def total_norm(gradients: Sequence[Tensor], group: Group, norm_type: float = 2.0) -> Tensor:
+def total_norm(gradients: Sequence[Tensor], group: Members, norm_type: float = 2.0) -> Tensor:
     """The norm of all gradients together, of which each rank of `group` holds a part; NaN and infinity come through.
 
     Ranks that hold the same summed gradients are no group: they come to the same norm without asking each other.
@@ -53,7 +58,7 @@ def total_norm(gradients: Sequence[Tensor], group: Group, norm_type: float = 2.0
 
 
 @torch.no_grad()
-def not_finite(gradients: Sequence[Tensor], group: Group) -> Tensor:
+def not_finite(gradients: Sequence[Tensor], group: Members) -> Tensor:
     """1 where an element of the gradients is NaN or infinite, of which each rank of `group` holds a part; else 0.
 
     A float32 scalar on their device, which the host need not read. It is GradScaler's own check, with a scale of 1: the

@@ -13,10 +13,12 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
+from hvdtrain.gradients.two_level import TwoLevelSync
 from hvdtrain.ranks.agree import agreed, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
+from hvdtrain.ranks.hosts import HostsComm, in_groups
 from hvdtrain.record.environment import code_hash, versions
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.watchdog import Watchdog
@@ -26,8 +28,9 @@ from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_l
 from hvdtrain.train import optim
 from hvdtrain.train.average import averages_of_run
 from hvdtrain.train.command_line import option
-from hvdtrain.train.options import RunConfig
+from hvdtrain.train.options import RunConfig, rounds
 from hvdtrain.train.order import BatchSizes, batch_sizes
+from hvdtrain.train.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.train.step import TrainingStep
 from hvdtrain.train.task import Task
 
@@ -60,6 +63,8 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     settings = {option(name): str(value) for name, value in asdict(config).items()}
     of_packages = {f"the version of {name}": value for name, value in versions().items()}
     require_equal(comm, {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()})
+    if config.sync == "two-level" or rounds(config) is not None:
+        comm = agreed(comm, lambda: in_groups(comm, config.sync_group_size))
     return comm, config
 
 
@@ -102,6 +107,12 @@ def require_batches(
         raise BadInput(
             f"{given} is more than a rank's share of {share} {unit} ({train} over {ranks} ranks): lower it, or start "
             "fewer ranks"
+        )
+    every = rounds(config)
+    if every is not None and every.steps > sizes.steps_per_epoch:
+        raise BadInput(
+            f"--sync-every {config.sync_every}: an epoch has {sizes.steps_per_epoch} steps, and rounds end with it: "
+            "give no more"
         )
     steps, more = config.epochs * sizes.steps_per_epoch, "give more --epochs"
     if max_steps is not None:
@@ -200,20 +211,27 @@ def step_of_run(
         model.compile()
         if average is not None:
             average.module.compile()  # it is evaluated, and no copy of a model is compiled with it
+    optimizer = optim.OPTIMIZERS[config.optimizer].build(groups, lr)
+    scaler = GradScaler(device.type, enabled=config.precision == "fp16")
+    sync = comm.data.gradient_sync(
+        model,
+        compression=compression(config, device),
+        loss_is_scaled=config.precision == "fp16",
+        reducer=config.reducer,
+        groups=config.fusion_groups,
+        bucket_mb=sent_at_once_mb(config),
+    )
+    every, apart = rounds(config), EVERY_STEP
+    if every is not None and isinstance(comm, HostsComm) and isinstance(sync, TwoLevelSync):
+        apart = LocalRounds(comm, sync, every=every, model=model, optimizer=optimizer, average=average, scaler=scaler)
     return TrainingStep(
         model=model,
         task=task,
-        optimizer=optim.OPTIMIZERS[config.optimizer].build(groups, lr),
+        optimizer=optimizer,
         comm=comm,
-        sync=comm.data.gradient_sync(
-            model,
-            compression=compression(config, device),
-            loss_is_scaled=config.precision == "fp16",
-            reducer=config.reducer,
-            groups=config.fusion_groups,
-            bucket_mb=sent_at_once_mb(config),
-        ),
-        scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
+        sync=sync,
+        rounds=apart,
+        scaler=scaler,
         average=average,
         precision=config.precision,
         clip_value=config.clip_value,

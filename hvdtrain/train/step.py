@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.ranks.comm import Comm, SerialComm
-from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.gradients.sync import GradientSync
+from hvdtrain.ranks.comm import Comm, Members, SerialComm
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.finite import SUM, Skipped, not_finite, total_norm
+from hvdtrain.train.rounds import EVERY_STEP, Rounds
 from hvdtrain.train.task import Batch, Sums, Task, Totals, total
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -46,16 +47,20 @@ class Pending:
 
     def __init__(
         self,
-        comm: Comm,
+        together: Members,
         sync: GradientSync,
         names: Sequence[str],
         values: Tensor,
         *,
+        first: int,
         found: Skipped | None,
         device: torch.device,
     ) -> None:
-        """`values` are the totals by name, then whether the step was skipped, the forward pass's trouble, the norm."""
-        self._comm = comm
+        """`together` are the ranks that take or skip the step together, from the rank `first` on.
+
+        `values` are the totals by name, then whether the step was skipped, the forward pass's trouble, the norm.
+        """
+        self._together, self._first = together, first
         self._sync = sync
         self._names = names
         self._found = found
@@ -69,27 +74,28 @@ class Pending:
             self._values = values
 
     def read(self) -> StepDone:
-        """Wait for it, once; all ranks together, since they tell each other why they have skipped it."""
+        """Wait for it, once; ranks that step together do so together, and tell each other why they have skipped it."""
         if self._copied is not None:
             self._copied.synchronize()
         *totals, was_skipped, trouble, grad_norm = self._values.tolist()
         known = dict(zip(self._names, totals, strict=True))
         skipped = self._found
         if was_skipped and skipped is None:
-            skipped = _failed_forward(self._comm, known["loss"], trouble) or Skipped(rank=None, source=SUM)
+            failed = _failed_forward(self._together, self._first, known["loss"], trouble)
+            skipped = failed or Skipped(rank=None, source=SUM)
         self._sync.update(overflowed=skipped is not None and skipped.source == SUM)
         return StepDone(totals=known, skipped=skipped, grad_norm=grad_norm)
 
 
-def _failed_forward(comm: Comm, loss: float, trouble: float) -> Skipped | None:
-    """The first rank whose forward pass was not finite, if any; all ranks ask together.
+def _failed_forward(together: Members, first: int, loss: float, trouble: float) -> Skipped | None:
+    """The first rank whose forward pass was not finite, if any; those that step together, from `first` on, all ask.
 
     Batch norm over all ranks spreads one rank's trouble to all of them: then rank 0 stands for all.
     """
     source = None
     if not math.isfinite(trouble):
         source = "batch norm" if math.isfinite(loss) else "loss"
-    sources = enumerate(comm.allgather(source))
+    sources = enumerate(together.allgather(source), start=first)
     return next((Skipped(rank=rank, source=theirs) for rank, theirs in sources if theirs is not None), None)
 
 
@@ -120,6 +126,7 @@ class TrainingStep:
     clip_value: float | None = None  # per gradient element
     clip_norm: float | None = None  # of all gradients together
     poisoned: bool = False  # the next loss becomes NaN, as an injected fault wants it
+    rounds: Rounds = EVERY_STEP
     find_nan: bool = False  # after a skipped step look for the rank whose own gradients were not finite
     phases: Phases = OFF
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
@@ -131,6 +138,16 @@ class TrainingStep:
     def evaluated(self) -> nn.Module:
         """The moving average of the weights if there is one, else the model itself."""
         return self.model if self.average is None else self.average.model()
+
+    @property
+    def together(self) -> Members:
+        """The ranks whose gradients are summed: they take or skip a step together."""
+        return self.comm.near if self.rounds.apart else self.comm
+
+    @property
+    def first(self) -> int:
+        """The rank of the first of them."""
+        return self.comm.rank - self.together.rank
 
     @property
     def device(self) -> torch.device:
@@ -149,8 +166,8 @@ class TrainingStep:
         """Take one step with the given learning rate, or skip it on all ranks.
 
         `micro_batches` yields `backward_passes` batches, prepared by the task; each may be empty. The loss is divided
-        by `global_count`, what the samples of all ranks and passes weigh together, so that the summed gradients are
-        those of the mean loss. `measure` asks for the gradients' norm.
+        by `global_count`, what the samples of all ranks that step together weigh in all passes, so that the summed
+        gradients are those of the mean loss. `measure` asks for the gradients' norm.
         """
         statistics = before = self._flat_statistics()
         last_pass = None
@@ -177,9 +194,9 @@ class TrainingStep:
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
         gradients = self._gradients()
-        # Every rank of the data group has the same summed gradients, and NaN and infinity survive a sum, so its ranks
-        # decide alike without asking each other. That would not hold for Adasum (it divides by norms), inside process
-        # sets (their sums differ), or for sparse gradients (gathered, not summed).
+        # Ranks that step together have the same summed gradients, and NaN and infinity survive a sum, so they decide
+        # alike without asking each other. That would not hold for Adasum (it divides by norms), or for sparse gradients
+        # (gathered, not summed).
         skip = not_finite(gradients, self.comm.stages)
         grad_norm = total_norm(gradients, self.comm.stages) if measure else torch.full_like(skip, torch.nan)
         self._set_statistics(torch.where(skip == 0, statistics, before))
@@ -189,10 +206,10 @@ class TrainingStep:
         # Before the loss scale changes: at half of it the gradients may be finite.
         found = self._find_source(last_pass, totals, trouble, skip, global_count) if last_pass is not None else None
         self.scaler.update()
-        if self.average is not None:
+        if self.average is not None and not self.rounds.apart:
             self.average.follow(skip)
         values = torch.cat([totals, torch.stack([skip, trouble, grad_norm]).double()])
-        return Pending(self.comm, self.sync, names, values, found=found, device=self.device)
+        return Pending(self.together, self.sync, names, values, first=self.first, found=found, device=self.device)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -235,7 +252,7 @@ class TrainingStep:
         if not skip.item():
             return None
         self.phases.enter("other")
-        failed = _failed_forward(self.comm, totals[0].item(), trouble.item())
+        failed = _failed_forward(self.together, self.first, totals[0].item(), trouble.item())
         if failed is not None:
             return failed
         # Once more without Horovod: autograd.grad does not reach the hooks that communicate.
@@ -247,10 +264,10 @@ class TrainingStep:
         gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
         bad_here = not all(bool(torch.isfinite(own).all()) for own in gradients if own is not None)
         self._set_statistics(statistics)
-        bad_gradients = self.comm.allgather(bad_here or bool(last_pass.bad_before))
+        bad_gradients = self.together.allgather(bad_here or bool(last_pass.bad_before))
         if not any(bad_gradients):
             return Skipped(rank=None, source=SUM)
-        return Skipped(rank=bad_gradients.index(True), source="gradients")
+        return Skipped(rank=self.first + bad_gradients.index(True), source="gradients")
 
     def _bad_gradients(self) -> Tensor:
         """1 where this rank's own gradients are not finite so far."""

@@ -22,6 +22,7 @@ from hvdtrain.train.finite import Skipped, Spike
 from hvdtrain.train.loop import Limits, evaluate, train_epoch
 from hvdtrain.train.order import BatchSizes, permutation
 from hvdtrain.train.reports import Reports
+from hvdtrain.train.rounds import EVERY_STEP
 from hvdtrain.train.step import StepDone
 from hvdtrain.train.task import added
 from hvdtrain.vision.augment import Augmentations
@@ -110,11 +111,11 @@ class Watching:
     An image has the loss 2, or what `losses` has for its call; the calls in `skips` are skipped.
     """
 
-    phases = OFF
+    phases, rounds, first = OFF, EVERY_STEP, 0
 
     def __init__(self, comm, *, losses=None, skips=None):
         self.model = net().eval()
-        self.comm, self.losses, self.skips = comm, losses or {}, skips or {}
+        self.comm, self.together, self.losses, self.skips = comm, comm, losses or {}, skips or {}
         self.calls, self.reads = [], []
         self.scaler = GradScaler("cpu", enabled=False)
 
@@ -427,7 +428,7 @@ def test_a_good_step_in_between_starts_the_count_anew():
 @pytest.mark.parametrize(("every", "checked"), [(0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6]), (8, [])])
 def test_replicas_are_checked_at_multiples(monkeypatch, every, checked):
     seen = []
-    monkeypatch.setattr(replicas, "check_replicas", lambda comm, model, step: seen.append((comm, model, step)))
+    monkeypatch.setattr(replicas, "check_replicas", lambda comm, model, step, **_: seen.append((comm, model, step)))
     comm = SerialComm()
     after_steps(limits(check_replicas_every=every), [None, None, LOSS_OF_2, None, LOSS_OF_2, LOSS_OF_2, None], comm)
     assert seen == [(comm, None, step) for step in checked]
