@@ -1,1 +1,1 @@
-"""All that crosses ranks: communicators, agreement, devices."""
+"""All that crosses ranks; the only place of Horovod and mpi4py."""

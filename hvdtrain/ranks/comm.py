@@ -1,8 +1,10 @@
 """Ranks and what they say to each other: HorovodComm, or for one process SerialComm."""
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -10,10 +12,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.gradients.buckets import BUCKET_MB, BucketSync
-from hvdtrain.gradients.sync import GradientSync, HorovodSync, NoSync
-from hvdtrain.gradients.wire import Wire
-from hvdtrain.ranks.waits import wait_until
+from hvdtrain.ranks.buckets import BUCKET_MB, BucketSync
+from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync, Waiting
+from hvdtrain.ranks.wire import Wire
 
 # Of a broadcast, at a time: MPI counts to 2 GiB.
 _CHUNK_BYTES = 2**28
@@ -21,6 +22,10 @@ _CHUNK_BYTES = 2**28
 # Between looks at a sum. Horovod's own wait asks all the time, on a core that its thread may need: see "Waiting" in
 # docs/performance.md.
 LOOK_EVERY_S = 200e-6
+
+# A sum that comes sooner is no wait: each one that the watchdog is told of starts a thread, its timer.
+SHORT_WAIT_S = 0.005
+
 
 Reducer = Literal["bucket", "horovod"]
 
@@ -252,7 +257,7 @@ class HorovodComm:
         """Wait for a sum by Horovod's handle."""
         import horovod.torch as hvd
 
-        wait_until(lambda: hvd.poll(begun), self._wait, look_every_s=LOOK_EVERY_S)
+        wait_until(lambda: hvd.poll(begun), self._wait)
         total: Tensor = hvd.synchronize(begun)
         return total
 
@@ -298,6 +303,17 @@ class HorovodComm:
             rank_zeros=lambda names: list(json.loads(self.broadcast(json.dumps(names).encode()))),
             begin_sum=self.begin_sum,
         )
+
+
+def wait_until(is_done: Callable[[], bool], waiting: Waiting) -> None:
+    """Return when it is done, without taking the core that it may need; a longer wait is spent inside `waiting`."""
+    with ExitStack() as waits:
+        noted_at_s = time.monotonic() + SHORT_WAIT_S
+        while not is_done():
+            if time.monotonic() > noted_at_s:
+                waits.enter_context(waiting())
+                noted_at_s = math.inf
+            time.sleep(LOOK_EVERY_S)
 
 
 def _allgather_by_horovod(content: bytes) -> list[bytes]:

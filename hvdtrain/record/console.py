@@ -30,9 +30,8 @@ class Console:
         for event in events:
             if event["event"] == "skipped":
                 whose = "" if event["rank"] is None else f" of rank {event['rank']}"
-                self.say(
-                    f"step {event['step']} skipped on {event.get('ranks', 'all ranks')}: the {event['source']}{whose} not finite"
-                )
+                who = event.get("ranks", "all ranks")
+                self.say(f"step {event['step']} skipped on {who}: the {event['source']}{whose} not finite")
             elif event["event"] == "behind":
                 whom = f"host {event['host']} (rank {event['rank']} and those with it)"
                 waited = f"{event['lag_s']:.1f} s, {event['share']:.0%} of their time,"

@@ -5,17 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from hvdtrain.groups.rounds import Every
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.train import optim
 from hvdtrain.train.command_line import AT_LEAST_0, AT_LEAST_1, FOLDER_NAME, POSITIVE, Alone
-
-
-@dataclass(frozen=True, kw_only=True)
-class Every:
-    """How often groups of ranks meet."""
-
-    steps: int
-    from_epoch: int = 0  # before it at every step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,13 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
-from hvdtrain.gradients.two_level import TwoLevelSync
+from hvdtrain.groups.comm import HostsComm, in_groups
+from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
+from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.agree import agreed, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
-from hvdtrain.ranks.hosts import HostsComm, in_groups
 from hvdtrain.record.environment import code_hash, versions
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.watchdog import Watchdog
@@ -30,7 +31,6 @@ from hvdtrain.train.average import averages_of_run
 from hvdtrain.train.command_line import option
 from hvdtrain.train.options import RunConfig, rounds
 from hvdtrain.train.order import BatchSizes, batch_sizes
-from hvdtrain.train.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.train.step import TrainingStep
 from hvdtrain.train.task import Task
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.gradients.sync import GradientSync
+from hvdtrain.groups.rounds import EVERY_STEP, Rounds
 from hvdtrain.ranks.comm import Comm, Members, SerialComm
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.finite import SUM, Skipped, not_finite, total_norm
-from hvdtrain.train.rounds import EVERY_STEP, Rounds
 from hvdtrain.train.task import Batch, Sums, Task, Totals, total
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

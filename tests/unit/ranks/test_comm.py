@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.ranks import comm, waits
+from hvdtrain.ranks import comm
 from hvdtrain.ranks.comm import SerialComm
 
 CUDA = torch.device("cuda", 0)
@@ -79,7 +79,7 @@ def test_a_wait_is_noted_once_it_is_not_short(monkeypatch, takes_s, noted):
     )
     monkeypatch.setitem(sys.modules, "horovod", SimpleNamespace(torch=horovod))
     monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
-    monkeypatch.setattr(waits, "time", clock)
+    monkeypatch.setattr(comm, "time", clock)
     ranks = object.__new__(comm.HorovodComm)
     ranks.waiting = waiting
     assert ranks.begin_sum(torch.ones(1), "some")().item() == 2

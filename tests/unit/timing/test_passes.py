@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from hvdtrain.gradients.sync import NoSync
+from hvdtrain.ranks.sync import NoSync
 from hvdtrain.timing import phases
 from hvdtrain.timing.passes import BLOCK_STEPS, TwoPasses, clock, least_steps
 from hvdtrain.timing.phases import COMPUTE, OFF, PHASES, DeviceClock, HostClock

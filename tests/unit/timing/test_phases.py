@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.gradients.sync import NoSync
+from hvdtrain.ranks.sync import NoSync
 from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.timing import phases
 from hvdtrain.timing.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock

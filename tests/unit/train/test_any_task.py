@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.gradients.sync import NoSync
+from hvdtrain.ranks.sync import NoSync
 from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.safety.faults import Faults
 from hvdtrain.timing.verdict import REMEDIES

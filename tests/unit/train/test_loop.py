@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import Decision
+from hvdtrain.groups.rounds import EVERY_STEP
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.gauges import Gauges, none
@@ -22,7 +23,6 @@ from hvdtrain.train.finite import Skipped, Spike
 from hvdtrain.train.loop import Limits, evaluate, train_epoch
 from hvdtrain.train.order import BatchSizes, permutation
 from hvdtrain.train.reports import Reports
-from hvdtrain.train.rounds import EVERY_STEP
 from hvdtrain.train.step import StepDone
 from hvdtrain.train.task import added
 from hvdtrain.vision.augment import Augmentations

@@ -8,7 +8,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
-from hvdtrain.gradients.sync import NoSync
+from hvdtrain.ranks.sync import NoSync
 from hvdtrain.train import optim
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.finite import SUM, Skipped

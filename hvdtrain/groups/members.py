@@ -1,4 +1,4 @@
-"""Ranks that talk over one of MPI's communicators, beside Horovod's own."""
+"""Ranks that talk over one of MPI's communicators, beside Horovod."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvdtrain.ranks.comm import LOOK_EVERY_S
-from hvdtrain.ranks.waits import Waiting, wait_until
+from hvdtrain.ranks.comm import wait_until
+from hvdtrain.ranks.sync import Waiting
 
 
 class MpiMembers:
@@ -24,7 +24,7 @@ class MpiMembers:
 
     def wait(self, request: Any) -> None:
         """Return when MPI is done with a request."""
-        wait_until(request.Test, self.waiting, look_every_s=LOOK_EVERY_S)
+        wait_until(request.Test, self.waiting)
 
     def allgather(self, value: Any) -> list[Any]:
         text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
@@ -40,27 +40,23 @@ class MpiMembers:
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         """Begin to replace a tensor on the host by its sum over ranks; the returned function waits for it."""
-        from mpi4py import MPI
+        return partial(self._sum_of, values, own := values.clone(), self.mpi.Iallreduce(own.numpy(), values.numpy()))
 
-        return partial(self._sum_of, values, self.mpi.Iallreduce(MPI.IN_PLACE, values.numpy()))
-
-    def _sum_of(self, values: Tensor, begun: Any) -> Tensor:
+    def _sum_of(self, values: Tensor, own: Tensor, begun: Any) -> Tensor:  # `own` is read until then
         self.wait(begun)
         return values
 
     def sum_(self, values: Tensor) -> None:
         """Replace a large tensor on the host by its sum over ranks, which all wait for it."""
-        from mpi4py import MPI
-
         with self.waiting():
-            self.mpi.Allreduce(MPI.IN_PLACE, values.numpy())
+            self.mpi.Allreduce(values.clone().numpy(), values.numpy())
 
-    def join_(self, parts: Tensor) -> None:
-        """Give all ranks a tensor on the host of which each has its part, as many elements as the others."""
-        from mpi4py import MPI
-
+    def joined(self, part: Tensor) -> Tensor:
+        """The parts of all ranks, tensors on the host with as many elements each, one after the other."""
+        whole = part.new_empty(self.size * len(part))
         with self.waiting():
-            self.mpi.Allgather(MPI.IN_PLACE, parts.numpy())
+            self.mpi.Allgather(part.numpy(), whole.numpy())
+        return whole
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]

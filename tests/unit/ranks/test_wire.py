@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hvdtrain.gradients.wire import GROWTH_STEPS, Wire
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.wire import GROWTH_STEPS, Wire
 from hvdtrain.vision import models
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.gradients.wire import Wire
+from hvdtrain.ranks.wire import Wire
 
 # MiB of a bucket, as DistributedDataParallel has them; bench/fusion.py compares other sizes.
 BUCKET_MB = 25.0

@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hvdtrain.gradients.sync import GradientSync
-from hvdtrain.gradients.two_level import TwoLevelSync
+from hvdtrain.groups.members import MpiMembers
+from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.comm import Comm, Group, HorovodComm, Members, Reducer, SerialComm
-from hvdtrain.ranks.members import MpiMembers
-from hvdtrain.ranks.waits import Waiting
+from hvdtrain.ranks.sync import GradientSync, Waiting
 from hvdtrain.safety.exits import BadInput
 
 
@@ -33,10 +32,9 @@ class Between:
     def sum_(self, values: Tensor) -> None:
         """Replace a flat tensor, which is equal on all ranks of a group, by its sum over groups."""
         padded = F.pad(values.detach().cpu(), (0, -len(values) % self._near.size))
-        own = padded.view(self._near.size, -1)[self._near.rank]
+        own = padded.view(self._near.size, -1)[self._near.rank].clone()
         self._across.sum_(own)
-        self._near.join_(padded)
-        values.copy_(padded[: len(values)])
+        values.copy_(self._near.joined(own)[: len(values)])
 
 
 class HostsComm:

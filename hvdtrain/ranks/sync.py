@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hvdtrain.gradients.wire import Wire
+from hvdtrain.ranks.wire import Wire
 
 Waiting = Callable[[], AbstractContextManager[None]]
 

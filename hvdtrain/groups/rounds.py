@@ -5,17 +5,33 @@ their means over groups: what is evaluated or saved is always of a meeting.
 """
 
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.gradients.two_level import TwoLevelSync
-from hvdtrain.ranks.hosts import HostsComm
+from hvdtrain.groups.comm import HostsComm
+from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.options import Every
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """How often groups of ranks meet."""
+
+    steps: int
+    from_epoch: int = 0  # before it at every step
+
+
+class Follower(Protocol):
+    """A moving average of the model."""
+
+    n_averaged: Tensor
+
+    def follow(self, not_finite: Tensor, *, steps: int = 1) -> None:
+        """Move towards the model, as far as in so many steps."""
 
 
 class Rounds(Protocol):
@@ -67,7 +83,7 @@ class LocalRounds:
         every: Every,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        average: MovingAverage | None,
+        average: Follower | None,
         scaler: GradScaler,
     ) -> None:
         self._comm, self._sync, self._every = comm, sync, every

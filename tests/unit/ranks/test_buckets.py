@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.gradients.buckets import BucketSync
-from hvdtrain.gradients.wire import Wire
+from hvdtrain.ranks.buckets import BucketSync
+from hvdtrain.ranks.wire import Wire
 from tests.ranks import together
 
 MIB = 2**20

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.gradients.sync import GradientSync
+from hvdtrain.ranks.sync import GradientSync
 
 
 class TwoLevelSync:

@@ -1,1 +1,0 @@
-"""How gradients become sums over ranks: buckets, wire formats, two levels."""
