@@ -100,4 +100,6 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
     options.check(config, given)
     if config.sync_bn and config.compile:
         raise BadInput("--sync-bn sums over ranks inside the model, which --compile cannot trace: leave one out")
+    if config.sync_bn and options.rounds(config) is not None:
+        raise BadInput("--sync-bn asks all ranks at every layer, and --sync local keeps hosts apart: leave one out")
     return replace(config, pretrained=None) if config.pretrained == "none" else config
