@@ -75,7 +75,6 @@ def expected(every_steps, from_epoch, group_size):
                 group.step(torch.cat([batch[shard(len(batch), rank, RANKS)] for rank in ranks]))
             if number % every_steps == 0 or place == batches[-1]:
                 meet(groups)
-        numbers = itertools.count(1 + (epoch + 1) * len(batches))
     parts = groups[0].tensors()
     half = len(parts) // 2
     return [torch.cat([one.detach().flatten() for one in some]) for some in (parts[:half], parts[half:])]
@@ -113,9 +112,14 @@ def test_a_run_is_saved_where_groups_meet_and_goes_on_from_there_with_the_same_b
     same_end(run, reference(2, LOCAL))
 
 
+def nans(steps):
+    """In the loss of rank 1."""
+    return ",".join(f"nan@rank1:step{step}" for step in steps)
+
+
 def test_a_group_that_skips_a_step_is_equal_to_the_others_where_they_meet(runs):
     run = runs(2, LOCAL)
-    said = run.finish("--check-replicas-every", "2", HVDTRAIN_FAULT="nan@rank1:step1,nan@rank1:step2,nan@rank1:step3")
+    said = run.finish("--check-replicas-every", "2", HVDTRAIN_FAULT=nans([1, 2, 3]))
     assert "step 2 skipped on ranks 1 to 1: the loss of rank 1 not finite" in said
     skipped = [(line["step"], line["rank"], line["ranks"]) for line in run.lines if line.get("event") == "skipped"]
     assert skipped == [(step, 1, "ranks 1 to 1") for step in (1, 2, 3)]
@@ -125,7 +129,7 @@ def test_a_group_that_skips_a_step_is_equal_to_the_others_where_they_meet(runs):
 
 def test_a_group_that_skips_too_many_steps_ends_the_run_where_all_meet(runs):
     run = runs(2, LOCAL)
-    run.finish("--max-skipped-steps", "3", status=3, HVDTRAIN_FAULT="nan@rank1:step6-12")
+    run.finish("--max-skipped-steps", "3", status=3, HVDTRAIN_FAULT=nans(range(6, 13)))
     assert run.result["exit_reason"] == "too many skipped steps"
     assert run.result["steps"] == 10
 
