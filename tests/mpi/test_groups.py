@@ -11,7 +11,7 @@ from tests.mpi.conftest import PROGRAMS, slow
 from tests.mpi.interrupted import TINY, same_end
 from tests.steps import images_of, split
 
-IMAGES, GLOBAL_BATCH, EPOCHS, LR, RANKS = 50, 12, 2, 0.05, 4
+IMAGES, GLOBAL_BATCH, EPOCHS, LR = 50, 12, 2, 0.05
 TRAIN = [*TINY, "--batch-size-per-rank", "32", "--epochs", "2"]
 
 
@@ -57,9 +57,9 @@ def meet(groups):
             one.copy_(mean)
 
 
-def expected(every_steps, from_epoch, group_size):
+def expected(ranks, every_steps, from_epoch, group_size):
     """Weights and momenta of local SGD, one group after the other."""
-    groups = [PlainGroup() for _ in range(RANKS // group_size)]
+    groups = [PlainGroup() for _ in range(ranks // group_size)]
     numbers = itertools.count(1)
     for epoch in range(EPOCHS):
         order = permutation(IMAGES, seed=7, epoch=epoch)
@@ -71,8 +71,8 @@ def expected(every_steps, from_epoch, group_size):
                     group.step(batch)
                 continue
             for index, group in enumerate(groups):
-                ranks = range(index * group_size, (index + 1) * group_size)
-                group.step(torch.cat([batch[shard(len(batch), rank, RANKS)] for rank in ranks]))
+                own = range(index * group_size, (index + 1) * group_size)
+                group.step(torch.cat([batch[shard(len(batch), rank, ranks)] for rank in own]))
             if number % every_steps == 0 or place == batches[-1]:
                 meet(groups)
     parts = groups[0].tensors()
@@ -81,18 +81,18 @@ def expected(every_steps, from_epoch, group_size):
 
 
 @pytest.mark.parametrize(
-    ("every_steps", "from_epoch", "group_size"),
-    [(0, 0, 2), (3, 0, 2), slow(2, 1, 1), slow(0, 0, 1), slow(3, 0, 1)],
+    ("ranks", "every_steps", "from_epoch", "group_size"),
+    [(2, 0, 0, 1), (2, 3, 0, 1), slow(2, 2, 1, 1), slow(4, 0, 0, 2), slow(4, 3, 0, 2)],
 )
-def test_weights_are_those_of_a_plain_loop(run, tmp_path, every_steps, from_epoch, group_size):
+def test_weights_are_those_of_a_plain_loop(run, tmp_path, ranks, every_steps, from_epoch, group_size):
     words = map(str, (PROGRAMS / "group_steps.py", tmp_path, every_steps, from_epoch, group_size))
-    done = run("mpirun", RANKS, list(words))
+    done = run("mpirun", ranks, list(words))
     assert done.returncode == 0, done.stderr
-    of_ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+    of_ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
     for name, other in itertools.product(of_ranks[0], of_ranks[1:]):
         assert torch.equal(of_ranks[0][name], other[name]), name
-    weights, momenta = expected(every_steps, from_epoch, group_size)
-    flat, _ = expected(0, 0, group_size)
+    weights, momenta = expected(ranks, every_steps, from_epoch, group_size)
+    flat, _ = expected(ranks, 0, 0, group_size)
     assert (of_ranks[0]["weights"] - weights).abs().max() < 1e-6
     assert (of_ranks[0]["momenta"] - momenta).abs().max() < 1e-6
     assert every_steps == 0 or (weights - flat).abs().max() > 1e-4  # what local is, is seen
