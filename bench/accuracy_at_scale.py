@@ -104,7 +104,7 @@ def trained(comm: Comm, config: EffnetConfig, split: Images) -> tuple[float, int
     torch.manual_seed(config.seed)
     model = models.build(config.model, classes=10)
     step = effnet.step_for(comm, config, model, task, cpu, lr=lr.peak, sizes=sizes)
-    feed = Feed(split.train, task, comm.data, sizes, seed=config.seed, device=cpu)
+    feed = Feed(split.train, task, comm, sizes, seed=config.seed, device=cpu)
     limits = Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=0)
     reports = Reports(comm, Gauges(none), task, every_steps=config.report_every_steps, device=cpu)
     torch.manual_seed((config.seed << 16) + comm.rank)

@@ -166,7 +166,7 @@ def our_loop(
         yield Loop(
             config=config,
             step=step,
-            feed=Feed(images.train, task, comm.data, sizes, seed=0, device=device, phases=phases),
+            feed=Feed(images.train, task, comm, sizes, seed=0, device=device, phases=phases),
             lr=lr,
             reports=Reports(
                 comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device

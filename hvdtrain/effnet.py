@@ -81,7 +81,7 @@ def main() -> None:
         step = step_for(
             comm, config, model, task, device, lr=lr.peak, sizes=sizes, phases=phases, part=part, blocks=blocks
         )
-        feed = Feed(images.train, task, comm.data, sizes, seed=config.seed, device=device, phases=phases)
+        feed = Feed(images.train, task, comm, sizes, seed=config.seed, device=device, phases=phases)
         reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
         limits = Limits(
             max_skipped_steps=config.max_skipped_steps,

@@ -49,13 +49,16 @@ class AgreedSavePoints:
         self._every_s = every_s
         self._every_steps = every_steps
         self._saved_at = time.monotonic()
+        self._asked_at: int | None = None  # the step of the last question
 
     def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
         begun = self._comm.begin_sum(
             torch.tensor([due and self._comm.rank == 0, self._leave.is_set()]).int(), "save_point"
         )
-        by_steps = self._every_steps is not None and step % self._every_steps == 0
+        before = step - 1 if self._asked_at is None else self._asked_at
+        by_steps = self._every_steps is not None and step // self._every_steps > before // self._every_steps
+        self._asked_at = step
 
         def decided() -> Decision:
             save, leave = begun().tolist()

@@ -86,6 +86,10 @@ class Comm(Members, Protocol):
         """The ranks with a replica of the same parameters and data of their own: gradients, shards, batch norm."""
 
     @property
+    def near(self) -> Group:
+        """Those of them that sum their gradients at every step: a block of consecutive ones, or all."""
+
+    @property
     def stages(self) -> Members:
         """The ranks that hold the parts of one replica: this one alone, as long as each holds all of it."""
 
@@ -116,6 +120,10 @@ class SerialComm:
 
     @property
     def data(self) -> Group:
+        return self
+
+    @property
+    def near(self) -> Group:
         return self
 
     @property
@@ -182,6 +190,10 @@ class HorovodComm:
 
     @property
     def data(self) -> Group:
+        return self
+
+    @property
+    def near(self) -> Group:
         return self
 
     @property

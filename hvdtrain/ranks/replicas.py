@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
@@ -46,29 +46,31 @@ def parameter_sums(model: nn.Module) -> Tensor:
     return torch.stack(sums)
 
 
-def check_replicas(comm: Comm, model: nn.Module, step: int) -> None:
+def check_replicas(comm: Comm, model: nn.Module, step: int, *, together: Members | None = None) -> None:
     """End the run on all ranks with status 4 where the parameters of a rank differ in a single bit from its replicas'.
 
     The ranks are named that differ from what most have (on a tie, from the first), with the first parameter that does.
+    `together` are those of all ranks that are compared, where these are not all.
     """
     names = [name for name, _ in model.named_parameters()]
+    ranks = comm if together is None else together
     sums = dict(zip(names, parameter_sums(model).tolist(), strict=True))
-    wholes = comm.allgather(hashlib.sha256(json.dumps(list(sums.values())).encode()).hexdigest())
+    wholes = ranks.allgather(hashlib.sha256(json.dumps(list(sums.values())).encode()).hexdigest())
     stages = comm.stages.size
     differing = [stage for stage in range(stages) if len(set(wholes[stage::stages])) > 1]
     if not differing:
         return
-    alike = range(differing[0], comm.size, stages)  # the ranks that should be
-    sums_by_rank = comm.allgather(sums)
+    alike = range(differing[0], ranks.size, stages)  # the ranks that should be
+    sums_by_rank = ranks.allgather(sums)
     counts = Counter(wholes[rank] for rank in alike)
     usual = max(alike, key=lambda rank: counts[wholes[rank]])  # the first that most are like
     reference = sums_by_rank[usual]
     odd = [rank for rank in alike if wholes[rank] != wholes[usual]]
     name = next(name for name, total in sums_by_rank[odd[0]].items() if total != reference[name])
-    ranks = ", ".join(str(rank) for rank in odd)
+    named = ", ".join(str(comm.rank - ranks.rank + rank) for rank in odd)
     of_stage = f" of stage {differing[0]}" if stages > 1 else ""
     raise EndOfRun(
-        f"replicas differ after step {step}: rank {ranks} from the others{of_stage}, first in {name}; "
+        f"replicas differ after step {step}: rank {named} from the others{of_stage}, first in {name}; "
         "start again from a checkpoint before this, and check that host's memory",
         status=REPLICAS_DIFFER,
         reason="replicas differ",

@@ -30,7 +30,12 @@ class Console:
         for event in events:
             if event["event"] == "skipped":
                 whose = "" if event["rank"] is None else f" of rank {event['rank']}"
-                self.say(f"step {event['step']} skipped on all ranks: the {event['source']}{whose} not finite")
+                who = event.get("ranks", "all ranks")
+                self.say(f"step {event['step']} skipped on {who}: the {event['source']}{whose} not finite")
+            elif event["event"] == "behind":
+                whom = f"host {event['host']} (rank {event['rank']} and those with it)"
+                waited = f"{event['lag_s']:.1f} s, {event['share']:.0%} of their time,"
+                self.say(f"step {event['step']}: other groups have waited {waited} for {whom}")
             else:
                 jump = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
                 self.say(f"step {event['step']}: the loss of rank {event['rank']} jumped {jump}")

@@ -4,51 +4,17 @@ Horovod's world is then the replicas of one stage; what the stages of a replica,
 mpi4py.
 """
 
-import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from hvdtrain.ranks.comm import Comm, Group, HorovodComm, wait_until
+from hvdtrain.groups.members import MpiMembers
+from hvdtrain.ranks.comm import Comm, Group, HorovodComm
 from hvdtrain.ranks.sync import Waiting
 from hvdtrain.safety.exits import BadInput
-
-
-class MpiMembers:
-    """The ranks of one of MPI's communicators; they wait politely."""
-
-    def __init__(self, mpi: Any) -> None:
-        self.mpi = mpi
-        self.rank, self.size = mpi.rank, mpi.size
-        self.waiting: Waiting = nullcontext
-
-    def wait(self, request: Any) -> None:
-        """Return when MPI is done with a request."""
-        wait_until(request.Test, self.waiting)
-
-    def allgather(self, value: Any) -> list[Any]:
-        text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
-        lengths = np.empty(self.size, dtype=np.int64)
-        self.wait(self.mpi.Iallgather(np.array([len(text)]), lengths))
-        texts = np.empty(int(lengths.sum()), dtype=np.uint8)
-        self.wait(self.mpi.Iallgatherv(text, [texts, lengths]))
-        return [json.loads(part.tobytes()) for part in np.split(texts, np.cumsum(lengths)[:-1])]
-
-    def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
-        total = values.detach().to("cpu", copy=True)
-        return self.begin_sum(total, name)().to(values.device)
-
-    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
-        return partial(self._sum_of, values, own := values.clone(), self.mpi.Iallreduce(own.numpy(), values.numpy()))
-
-    def _sum_of(self, values: Tensor, own: Tensor, begun: Any) -> Tensor:  # `own` is read until then
-        self.wait(begun)
-        return values
 
 
 class StagedComm:
@@ -73,6 +39,10 @@ class StagedComm:
 
     @property
     def data(self) -> Group:
+        return self._data
+
+    @property
+    def near(self) -> Group:
         return self._data
 
     @property

@@ -36,11 +36,16 @@ class MovingAverage(nn.Module):
         ]
 
     @torch.no_grad()
-    def follow(self, not_finite: Tensor) -> None:
-        """Move towards the model, or stay where the scalar `not_finite` is 1; the host reads nothing."""
+    def follow(self, not_finite: Tensor, *, steps: int = 1) -> None:
+        """Move towards the model, as far as in so many steps, or stay where the scalar `not_finite` is 1.
+
+        The host reads nothing.
+        """
         weight = torch.where(self.n_averaged == 0, 1.0, (9 / (10 + self.n_averaged)).clamp(min=self._least))
+        if steps > 1:
+            weight = 1 - (1 - weight) ** steps
         weight *= 1 - not_finite
-        self.n_averaged += not_finite == 0
+        self.n_averaged.add_(not_finite == 0, alpha=steps)
         if weight.is_cuda:  # the other form would start a kernel for each tensor
             difference = torch._foreach_sub(self._currents, self._averages)
             torch._foreach_mul_(difference, weight)

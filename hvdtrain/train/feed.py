@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.watchdog import OFF as UNWATCHED
 from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.timing.phases import OFF, Phases
@@ -118,18 +118,20 @@ class Feed:
         self,
         split: Split,
         task: Task,
-        group: Group,
+        comm: Comm,
         sizes: BatchSizes,
         *,
         seed: int,
         device: torch.device,
         phases: Phases = OFF,
     ) -> None:
-        """`group` are the ranks among whom the samples are divided."""
+        """The samples are divided among `comm.data`."""
         self.split = split
         self.sizes = sizes
         self._task = task
-        self._group = group
+        self._rank, self._ranks = comm.data.rank, comm.data.size
+        first = self._rank - comm.near.rank
+        self._near = range(first, first + comm.near.size) if comm.near.size < self._ranks else None
         self._seed = seed
         self._device = device
         self._phases = phases
@@ -147,8 +149,9 @@ class Feed:
             order[position.cut_from :],
             global_batch=self.sizes.global_batch,
             micro_batch=self.sizes.micro_batch,
-            rank=self._group.rank,
-            size=self._group.size,
+            rank=self._rank,
+            size=self._ranks,
+            near=self._near,
             counts=self._task.counts,
             cost=self._task.cost,
         )[sum(done) :]

@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,10 +19,15 @@ SUM = "summed gradients"
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """Why all ranks skipped a step."""
+    """Why all ranks, or a group of them that steps apart, skipped a step."""
 
     rank: int | None  # the first whose loss or gradients were not finite; None where it was the SUM
     source: str  # 'loss', 'batch norm' (its running statistics), 'gradients' or SUM
+    ranks: str | None = None  # who skipped it, if not all
+
+    def told(self) -> dict[str, Any]:
+        """As a line of metrics.jsonl has it."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("ranks", None)}
 
     @property
     def what(self) -> str:
@@ -72,8 +77,8 @@ def not_finite(gradients: Sequence[Tensor], group: Members) -> Tensor:
     return found
 
 
-def failed_forward(comm: Comm, loss: float, trouble: float) -> Skipped | None:
-    """The first rank whose forward pass was not finite, if any; all ranks ask together.
+def failed_forward(comm: Comm, together: Members, loss: float, trouble: float) -> Skipped | None:
+    """The first rank whose forward pass was not finite, if any; those of all ranks that step together all ask.
 
     Batch norm over all ranks spreads one rank's trouble to all of them: then rank 0 stands for all.
     """
@@ -82,7 +87,7 @@ def failed_forward(comm: Comm, loss: float, trouble: float) -> Skipped | None:
         source = "batch norm" if math.isfinite(loss) else "loss"
     if source is not None and stages.size > 1:
         source = f"{'forward pass' if stages.rank < stages.size - 1 else source} of stage {stages.rank}"
-    sources = enumerate(comm.allgather(source))
+    sources = enumerate(together.allgather(source), start=comm.rank - together.rank)
     return next((Skipped(rank=rank, source=theirs) for rank, theirs in sources if theirs is not None), None)
 
 

@@ -15,7 +15,7 @@ from hvdtrain.checkpoint.save_points import NEVER, SavePoints
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
 from hvdtrain.ranks import replicas
-from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.record.run import Run
 from hvdtrain.record.tracker import Measures
 from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
@@ -43,8 +43,8 @@ class Limits:
         self._most = most or {}
         self.skipped_in_a_row = 0
 
-    def after_step(self, comm: Comm, model: nn.Module, step: int, skipped: Skipped | None) -> None:
-        """Raise EndOfRun on all ranks where a limit is reached after step 1, 2, ..."""
+    def after_step(self, comm: Comm, together: Members, model: nn.Module, step: int, skipped: Skipped | None) -> None:
+        """Raise EndOfRun where a limit is reached after step 1, 2, ..., on all ranks that step together."""
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
             look = "give --find-nan to know whose" if skipped.rank is None else "look at that rank's data"
@@ -55,7 +55,7 @@ class Limits:
                 reason="too many skipped steps",
             )
         if self._check_replicas_every and step % self._check_replicas_every == 0:
-            replicas.check_replicas(comm, model, step)
+            replicas.check_replicas(comm, model, step, together=together)
 
     def look_at_once(self, step: int) -> bool:
         """Whether this step must be read before the next one is begun."""
@@ -138,13 +138,16 @@ def train_epoch(
         batches = batches[: max(0, max_steps - start.step)]
     visited, last = start.visited, start.step + len(batches)
     window = Window()
+    step.rounds.begin(start.epoch, start.step)
+    ends: EndOfRun | None = None  # for the ranks that step together, until all meet
     pending: deque[tuple[int, float, Pending]] = deque()
     coming = feed.inputs(batches, start.epoch, watchdog)
     for number, (batch, inputs) in enumerate(coming, start=start.step + 1):
         watchdog.working(number)
         faults.at("step", number, model=step.model)
         phases.enter("other")
-        decided = save_points.decide(number)
+        meets = step.rounds.meets(number, last=last)
+        decided = save_points.decide(number) if meets else NEVER.decide(number)
         step.poisoned = faults.poisons_loss(number)
         is_due = reports.is_due(number, last=last)
         epochs_done = start.epoch + visited / len(feed.split)
@@ -152,7 +155,7 @@ def train_epoch(
         taken = step(
             inputs,
             backward_passes=len(batch.micro_batches),
-            global_count=batch.global_count,
+            global_count=batch.near_count if step.rounds.apart else batch.global_count,
             lr=rate,
             measure=is_due,
         )
@@ -160,9 +163,13 @@ def train_epoch(
         visited += batch.global_size
         phases.enter("other")
         decision = decided()
-        end = None
         while pending and (len(pending) > 1 or is_due or decision.save or limits.look_at_once(number)):
-            end = _read(*pending.popleft(), step=step, window=window, limits=limits, spikes=reports.spikes)
+            ends = _read(*pending.popleft(), step=step, window=window, limits=limits, spikes=reports.spikes) or ends
+        end = None
+        if meets:
+            phases.enter("sync" if step.rounds.apart else "other")
+            end = step.rounds.meet(number, ends)
+            window.waited_s += step.rounds.waited_s
         if is_due or end or decision.save:
             phases.enter("record")
             yield reports.report(
@@ -198,7 +205,7 @@ def _read(
         spike = spikes.see(number, done.totals["loss"] / done.totals["count"])
         window.spikes += [spike] if spike else []
     try:
-        limits.after_step(step.comm, step.model, number, done.skipped)
+        limits.after_step(step.comm, step.together, step.model, number, done.skipped)
     except EndOfRun as end:
         return end
     return None

@@ -1,9 +1,11 @@
 """The settings that every script has."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from hvdtrain.groups.rounds import Every
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.train import optim
 from hvdtrain.train.command_line import AT_LEAST_0, AT_LEAST_1, FOLDER_NAME, POSITIVE, Alone
@@ -105,6 +107,13 @@ class RunConfig:
     """torch.compile the model."""
     compression: Literal["none", "fp16"] | None = None
     """How gradients travel; fp16 on GPUs and none on CPUs if not given."""
+    sync: Literal["flat", "two-level", "local"] = "flat"
+    """flat sums over all ranks at once; two-level inside each host, then over hosts; local inside each host alone, and
+    hosts take their mean in rounds."""
+    sync_every: str | None = None
+    """K or K@E: local's steps in a round, and the epoch after which rounds begin."""
+    sync_group_size: Annotated[int | None, AT_LEAST_1] = None
+    """Neighbouring ranks in place of those of a host."""
     reducer: Literal["bucket", "horovod"] = "bucket"
     """bucket lets gradients lie in flat buckets and sends each when its last one is there; horovod sends them by
     Horovod's own hooks, as many at once as have come by then."""
@@ -176,6 +185,7 @@ def check(config: RunConfig, given: set[str]) -> None:
             raise BadInput(f"--stages-at {config.stages_at} says where --stages cuts: give that too")
     else:
         _check_stages(config)
+    _check_sync(config)
     if config.seed >= 2**32:
         raise BadInput(f"--seed {config.seed} must be less than 2**32")
     if optim.OPTIMIZERS[config.optimizer].layerwise and config.precision == "fp16":
@@ -198,8 +208,33 @@ def _check_stages(config: RunConfig) -> None:
         "--find-nan": config.find_nan,  # without it a stage is named, too
         "--precision fp16": config.precision == "fp16",
         "--profile exact": config.profile == "exact",
+        f"--sync {config.sync}": config.sync != "flat",
         "--timeline": config.timeline,
     }
     for other, is_given in refused.items():
         if is_given:
             raise BadInput(f"{other} does not work with {option}: leave one of them out")
+
+
+def rounds(config: RunConfig) -> Every | None:
+    """The rounds of --sync local; None where all ranks are together at every step."""
+    if config.sync != "local" or config.sync_every is None:
+        return None
+    steps, _, epoch = config.sync_every.partition("@")
+    return None if steps == "1" else Every(steps=int(steps), from_epoch=int(epoch or 0))
+
+
+def _check_sync(config: RunConfig) -> None:
+    """Raise BadInput for settings of --sync that cannot go together."""
+    if config.sync == "flat" and config.sync_group_size is not None:
+        raise BadInput(f"--sync-group-size {config.sync_group_size} is for --sync two-level or local: give one of them")
+    if config.sync != "local":
+        if config.sync_every is not None:
+            raise BadInput(f"--sync-every {config.sync_every} is for --sync local: give that too")
+        return
+    if config.sync_every is None or re.fullmatch(r"[1-9]\d{0,8}(@\d{1,8})?", config.sync_every, re.ASCII) is None:
+        given = "--sync local" if config.sync_every is None else f"--sync-every {config.sync_every}"
+        raise BadInput(f"{given}: give the steps of a round as --sync-every 16, or 16@5 to begin after 5 epochs")
+    every = rounds(config)
+    if every is not None and every.from_epoch >= config.epochs:
+        raise BadInput(f"--sync-every {config.sync_every} begins after the last of {config.epochs} epochs: give fewer")

@@ -30,6 +30,7 @@ class RankBatch:
     micro_batches: tuple[Tensor, ...]  # (N,) indices into the split each: as many on every rank and for every batch
     global_size: int  # samples of the global batch
     global_count: float  # what they weigh
+    near_count: float  # what those weigh that the ranks of this one's group have, see Comm.near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,23 +107,29 @@ def rank_batches(
     micro_batch: int,
     rank: int,
     size: int,
+    near: range | None = None,
     counts: Callable[[Tensor], Tensor],
     cost: Callable[[Tensor], Tensor],
 ) -> RankBatches:
     """Cut an epoch's order (S,) into global batches, and each into the ranks' parts, of at most two sizes per rank.
 
-    A part is taken in as few micro-batches of at most `micro_batch` samples as that of any rank and batch needs.
+    `near` are the ranks that sum their gradients at every step, where these are not all. A part is taken in as few
+    micro-batches of at most `micro_batch` samples as that of any rank and batch needs.
     """
     places = cut(len(order), global_batch)
     passes = math.ceil(math.ceil(math.ceil(len(order) / max(1, len(places))) / size) / micro_batch)
 
     def at(place: slice) -> RankBatch:
         batch = order[place]
-        mine = deal(batch, cost(batch), rank=rank, size=size)
+        costs = cost(batch)
+        global_count = near_count = counts(batch).sum().item()
+        if near is not None:
+            near_count = sum(counts(deal(batch, costs, rank=one, size=size)).sum().item() for one in near)
         return RankBatch(
-            micro_batches=mine.tensor_split(passes),
+            micro_batches=deal(batch, costs, rank=rank, size=size).tensor_split(passes),
             global_size=len(batch),
-            global_count=counts(batch).sum().item(),
+            global_count=global_count,
+            near_count=near_count,
         )
 
     return RankBatches(places=places, at=at)

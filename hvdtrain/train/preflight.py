@@ -13,6 +13,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
+from hvdtrain.groups.comm import HostsComm, in_groups
+from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
+from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.agree import agreed, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
@@ -31,7 +34,7 @@ from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_l
 from hvdtrain.train import optim
 from hvdtrain.train.average import averages_of_run
 from hvdtrain.train.command_line import option
-from hvdtrain.train.options import RunConfig
+from hvdtrain.train.options import RunConfig, rounds
 from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.step import TrainingStep, precision_context
 from hvdtrain.train.task import Task
@@ -66,6 +69,8 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     of_packages = {f"the version of {name}": value for name, value in versions().items()}
     require_equal(comm, {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()})
     require_groups(config.stages, os.environ.get("HVDLAUNCH_PLAN"))
+    if config.sync == "two-level" or rounds(config) is not None:
+        comm = agreed(comm, lambda: in_groups(comm, config.sync_group_size))
     return staged(comm, config.stages), config
 
 
@@ -116,6 +121,12 @@ def require_batches(
         raise BadInput(
             f"{given} is more than a rank's share of {share} {unit} ({train} over {ranks} ranks): lower it, or start "
             "fewer ranks"
+        )
+    every = rounds(config)
+    if every is not None and every.steps > sizes.steps_per_epoch:
+        raise BadInput(
+            f"--sync-every {config.sync_every}: an epoch has {sizes.steps_per_epoch} steps, and rounds end with it: "
+            "give no more"
         )
     steps, more = config.epochs * sizes.steps_per_epoch, "give more --epochs"
     if max_steps is not None:
@@ -261,20 +272,27 @@ def step_of_run(
         model.compile()
         if average is not None:
             average.module.compile()  # it is evaluated, and no copy of a model is compiled with it
+    optimizer = optim.OPTIMIZERS[config.optimizer].build(groups, lr)
+    scaler = GradScaler(device.type, enabled=config.precision == "fp16")
+    sync = comm.data.gradient_sync(
+        model,
+        compression=compression(config, device),
+        loss_is_scaled=config.precision == "fp16",
+        reducer=config.reducer,
+        groups=config.fusion_groups,
+        bucket_mb=sent_at_once_mb(config),
+    )
+    every, apart = rounds(config), EVERY_STEP
+    if every is not None and isinstance(comm, HostsComm) and isinstance(sync, TwoLevelSync):
+        apart = LocalRounds(comm, sync, every=every, model=model, optimizer=optimizer, average=average, scaler=scaler)
     return TrainingStep(
         model=model,
         task=task,
-        optimizer=optim.OPTIMIZERS[config.optimizer].build(groups, lr),
+        optimizer=optimizer,
         comm=comm,
-        sync=comm.data.gradient_sync(
-            model,
-            compression=compression(config, device),
-            loss_is_scaled=config.precision == "fp16",
-            reducer=config.reducer,
-            groups=config.fusion_groups,
-            bucket_mb=sent_at_once_mb(config),
-        ),
-        scaler=GradScaler(device.type, enabled=config.precision == "fp16"),
+        sync=sync,
+        rounds=apart,
+        scaler=scaler,
         average=average,
         precision=config.precision,
         clip_value=config.clip_value,

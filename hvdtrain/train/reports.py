@@ -26,6 +26,21 @@ from hvdtrain.train.task import UNREADABLE, Task, Totals, added
 MOST_CURVES = 16
 
 
+# The share of their time that other groups wait for one that is named for it.
+BEHIND_SHARE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behind:
+    """A group of ranks that comes last to the meetings."""
+
+    step: int
+    host: str  # of its first rank
+    rank: int  # that rank
+    lag_s: float  # what another group has waited longer, since the last report
+    share: float  # of the time since then
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The steps since the last report; the same on all ranks, but for what rank 0 alone tells."""
@@ -36,7 +51,7 @@ class Report:
     totals: Totals  # of the steps that were taken
     metrics: dict[str, float]  # of these totals
     unreadable: int  # samples of all ranks that could not be read
-    skipped: list[tuple[int, Skipped]]  # step and reason
+    skipped: list[tuple[int, Skipped]]  # step and reason; each group's own, where groups of ranks step apart
     loss_spikes: int  # of all ranks
     spikes: list[Spike]  # these, on rank 0; elsewhere none
     lr: float
@@ -48,6 +63,7 @@ class Report:
     visited: int  # samples of the epoch at hand, by all ranks
     decision: Decision  # what is to be done now
     end: EndOfRun | None  # why the run ends here
+    behind: Behind | None = None  # a group of ranks for which the others wait
 
     def scalars(self) -> dict[str, float]:
         """Its numbers, by the names of TensorBoard and metrics.jsonl; what could not be read is left out.
@@ -83,8 +99,9 @@ class Report:
 
     def events(self) -> list[dict[str, Any]]:
         """What was not as it should be, as lines of metrics.jsonl."""
-        skipped = [{"event": "skipped", "step": step, **asdict(why)} for step, why in self.skipped]
-        return skipped + [{"event": "spike", **asdict(spike)} for spike in self.spikes]
+        skipped = [{"event": "skipped", "step": step, **why.told()} for step, why in self.skipped]
+        spikes = [{"event": "spike", **asdict(spike)} for spike in self.spikes]
+        return skipped + spikes + ([] if self.behind is None else [{"event": "behind", **asdict(self.behind)}])
 
     def counts(self) -> dict[str, int]:
         """What result.json adds up over the run."""
@@ -118,6 +135,7 @@ class Window:
         self.skipped: list[tuple[int, Skipped]] = []
         self.spikes: list[Spike] = []
         self.grad_norm = math.nan  # of the last step
+        self.waited_s = 0.0  # for other groups of ranks
         self._since = time.perf_counter()
 
     def add(self, step: int, done: StepDone, *, count: float) -> None:
@@ -128,12 +146,16 @@ class Window:
         self.unreadable += round(done.totals.get(UNREADABLE, 0))
         if done.skipped:
             self.skipped.append((step, done.skipped))
-        else:
-            self.totals = added(self.totals, done.totals)
+        taken = dict.fromkeys(done.totals, 0.0) if done.skipped else done.totals  # all ranks have the same names
+        self.totals = added(self.totals, taken)
+
+    def lasted_s(self) -> float:
+        """By this rank's clock, since the window was made."""
+        return time.perf_counter() - self._since
 
     def units_per_s(self) -> float:
-        """By this rank's clock, since the window was made."""
-        return self.visited / (time.perf_counter() - self._since)
+        """In that time."""
+        return self.visited / self.lasted_s()
 
 
 class Reports:
@@ -149,6 +171,7 @@ class Reports:
         names_by_rank = comm.allgather(list(host.names))
         self._gauges_of_all = [(rank, name) for rank, names in enumerate(names_by_rank) for name in names]
         self._first = sum(len(names) for names in names_by_rank[: comm.rank])
+        self._hosts = comm.allgather(socket.gethostname()) if comm.near.size < comm.data.size else []
 
     def is_due(self, step: int, *, last: int) -> bool:
         """Whether to report after this step, `last` being the last one of the epoch."""
@@ -183,6 +206,7 @@ class Reports:
             comm.allreduce(mine.to(self._device)).cpu().split([len(counted), len(speeds), len(readings)])
         )
         *of_totals, unreadable, loss_spikes = sums.tolist()
+        skipped, behind = self._of_groups(window, step)
         totals = dict(zip(window.totals, of_totals, strict=True))
         return Report(
             step=step,
@@ -191,7 +215,7 @@ class Reports:
             totals=totals,
             metrics=self._task.metrics(totals),
             unreadable=round(unreadable),
-            skipped=window.skipped,
+            skipped=skipped,
             loss_spikes=round(loss_spikes),
             spikes=_on_rank_0(comm, [] if comm.stages.rank else window.spikes) if loss_spikes else [],
             lr=lr,
@@ -200,10 +224,33 @@ class Reports:
             units_per_s=speeds,
             gauges=self._gauges_of_all,
             readings=readings,
+            behind=behind,
             visited=visited,
             decision=decision,
             end=end,
         )
+
+    def _of_groups(self, window: Window, step: int) -> tuple[list[tuple[int, Skipped]], Behind | None]:
+        """What each group of ranks has skipped, and the group for which others wait, if there are groups."""
+        near = self._comm.near
+        if not self._hosts:
+            return window.skipped, None
+        skipped = [[number, why.rank, why.source] for number, why in window.skipped]
+        first = near.rank == 0
+        told = self._comm.allgather([skipped, window.waited_s, window.lasted_s()] if first else None)
+        by_group = [one for one in told if one is not None]
+        waits_s = [waited_s for _, waited_s, _ in by_group]
+        last = waits_s.index(min(waits_s))
+        lag_s, rank = max(waits_s) - waits_s[last], last * near.size
+        share = lag_s / max(lasted_s for *_, lasted_s in by_group)
+        behind = Behind(step=step, host=self._hosts[rank], rank=rank, lag_s=lag_s, share=share)
+        all_skipped = []
+        for group, (skipped_there, *_) in enumerate(by_group):
+            ranks = f"ranks {group * near.size} to {(group + 1) * near.size - 1}"
+            all_skipped += [
+                (number, Skipped(rank=who, source=source, ranks=ranks)) for number, who, source in skipped_there
+            ]
+        return sorted(all_skipped, key=lambda one: one[0]), behind if share > BEHIND_SHARE else None
 
 
 def _on_rank_0(comm: Comm, spikes: Iterable[Spike]) -> list[Spike]:

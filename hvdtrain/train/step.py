@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.ranks.comm import Comm, SerialComm
+from hvdtrain.groups.rounds import EVERY_STEP, Rounds
+from hvdtrain.ranks.comm import Comm, Members, SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.stages.blocks import Blocks, run_all
 from hvdtrain.stages.part import Part
@@ -49,6 +50,7 @@ class Pending:
     def __init__(
         self,
         comm: Comm,
+        together: Members,
         sync: GradientSync,
         names: Sequence[str],
         values: Tensor,
@@ -56,8 +58,11 @@ class Pending:
         found: Skipped | None,
         device: torch.device,
     ) -> None:
-        """`values` are the totals by name, then what is named in `read`."""
-        self._comm = comm
+        """`together` are the ranks of all that take or skip the step together.
+
+        `values` are the totals by name, then what is named in `read`.
+        """
+        self._comm, self._together = comm, together
         self._sync = sync
         self._names = names
         self._found = found
@@ -71,14 +76,15 @@ class Pending:
             self._values = values
 
     def read(self) -> StepDone:
-        """Wait for it, once; all ranks together, since they tell each other why they have skipped it."""
+        """Wait for it, once; ranks that step together do so together, and tell each other why they have skipped it."""
         if self._copied is not None:
             self._copied.synchronize()
         *totals, was_skipped, bad_here, trouble, grad_norm = self._values.tolist()
         known = dict(zip(self._names, totals, strict=True))
         skipped = self._found
         if was_skipped and skipped is None:
-            skipped = failed_forward(self._comm, known.get("loss", 0.0), trouble) or failed_sum(self._comm, bad_here)
+            skipped = failed_forward(self._comm, self._together, known.get("loss", 0.0), trouble)
+            skipped = skipped or failed_sum(self._comm, bad_here)
         self._sync.update(overflowed=skipped is not None and skipped.source.startswith(SUM))
         known = self._comm.stages.allgather(known)[-1]  # the loss is computed on the last stage
         return StepDone(totals=known, skipped=skipped, grad_norm=grad_norm)
@@ -111,6 +117,7 @@ class TrainingStep:
     clip_value: float | None = None  # per gradient element
     clip_norm: float | None = None  # of all gradients together
     poisoned: bool = False  # the next loss becomes NaN, as an injected fault wants it
+    rounds: Rounds = EVERY_STEP
     find_nan: bool = False  # after a skipped step look for the rank whose own gradients were not finite
     phases: Phases = OFF
     recomputed: Blocks | None = None  # of the model: what is inside them is computed again in the backward pass
@@ -124,6 +131,11 @@ class TrainingStep:
     def evaluated(self) -> nn.Module:
         """The moving average of the weights if there is one, else the model itself."""
         return self.model if self.average is None else self.average.model()
+
+    @property
+    def together(self) -> Members:
+        """The ranks whose gradients are summed: they take or skip a step together."""
+        return self.comm.near if self.rounds.apart else self.comm
 
     @property
     def device(self) -> torch.device:
@@ -142,8 +154,8 @@ class TrainingStep:
         """Take one step with the given learning rate, or skip it on all ranks.
 
         `micro_batches` yields `backward_passes` batches, prepared by the task; each may be empty. The loss is divided
-        by `global_count`, what the samples of all ranks and passes weigh together, so that the summed gradients are
-        those of the mean loss. `measure` asks for the gradients' norm.
+        by `global_count`, what the samples of all ranks that step together weigh in all passes, so that the summed
+        gradients are those of the mean loss. `measure` asks for the gradients' norm.
         """
         statistics = before = self._flat_statistics()
         last_pass = None
@@ -175,9 +187,9 @@ class TrainingStep:
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
         gradients = self._gradients()
-        # Every rank of the data group has the same summed gradients, and NaN and infinity survive a sum, so its ranks
-        # decide alike without asking each other. That would not hold for Adasum (it divides by norms), inside process
-        # sets (their sums differ), or for sparse gradients (gathered, not summed).
+        # Ranks that step together have the same summed gradients, and NaN and infinity survive a sum, so they decide
+        # alike without asking each other. That would not hold for Adasum (it divides by norms), or for sparse gradients
+        # (gathered, not summed).
         trouble = torch.stack(troubles).sum()
         skip = bad_here = not_finite(gradients, SerialComm())
         if self.part is not None:  # what one stage sees of its own forward pass is in no sum of another's gradients
@@ -190,10 +202,10 @@ class TrainingStep:
         # Before the loss scale changes: at half of it the gradients may be finite.
         found = self._find_source(last_pass, totals, trouble, skip, global_count) if last_pass is not None else None
         self.scaler.update()
-        if self.average is not None:
+        if self.average is not None and not self.rounds.apart:
             self.average.follow(skip)
         values = torch.cat([totals, torch.stack([skip, bad_here, trouble, grad_norm]).double()])
-        return Pending(self.comm, self.sync, names, values, found=found, device=self.device)
+        return Pending(self.comm, self.together, self.sync, names, values, found=found, device=self.device)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -317,7 +329,7 @@ class TrainingStep:
         if not skip.item():
             return None
         self.phases.enter("other")
-        failed = failed_forward(self.comm, totals[0].item(), trouble.item())
+        failed = failed_forward(self.comm, self.together, totals[0].item(), trouble.item())
         if failed is not None:
             return failed
         # Once more without Horovod: autograd.grad does not reach the hooks that communicate.
@@ -329,10 +341,10 @@ class TrainingStep:
         gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
         bad_here = not all(bool(torch.isfinite(own).all()) for own in gradients if own is not None)
         self._set_statistics(statistics)
-        bad_gradients = self.comm.allgather(bad_here or bool(last_pass.bad_before))
+        bad_gradients = self.together.allgather(bad_here or bool(last_pass.bad_before))
         if not any(bad_gradients):
             return Skipped(rank=None, source=SUM)
-        return Skipped(rank=bad_gradients.index(True), source="gradients")
+        return Skipped(rank=self.comm.rank - self.together.rank + bad_gradients.index(True), source="gradients")
 
     def _bad_gradients(self) -> Tensor:
         """1 where this rank's own gradients are not finite so far."""

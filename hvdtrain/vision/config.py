@@ -104,4 +104,6 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
         raise BadInput("--sync-bn sums over ranks inside the model, which --recompute would do twice: leave one out")
     if config.sync_bn and config.stages > 1:
         raise BadInput(f"--sync-bn does not work with --stages {config.stages}: leave one of them out")
+    if config.sync_bn and options.rounds(config) is not None:
+        raise BadInput("--sync-bn asks all ranks at every layer, and --sync local keeps hosts apart: leave one out")
     return replace(config, pretrained=None) if config.pretrained == "none" else config

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import Decision
+from hvdtrain.groups.rounds import EVERY_STEP
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.gauges import Gauges, none
@@ -110,11 +111,11 @@ class Watching:
     An image has the loss 2, or what `losses` has for its call; the calls in `skips` are skipped.
     """
 
-    phases = OFF
+    phases, rounds, first = OFF, EVERY_STEP, 0
 
     def __init__(self, comm, *, losses=None, skips=None):
         self.model = net().eval()
-        self.comm, self.losses, self.skips = comm, losses or {}, skips or {}
+        self.comm, self.together, self.losses, self.skips = comm, comm, losses or {}, skips or {}
         self.calls, self.reads = [], []
         self.scaler = GradScaler("cpu", enabled=False)
 
@@ -404,7 +405,7 @@ def test_an_epoch_reports_the_spikes_of_all_ranks():
 
 def after_steps(ends, outcomes, comm=None):
     for number, skipped in enumerate(outcomes, start=1):
-        ends.after_step(comm or SerialComm(), None, number, skipped)
+        ends.after_step(comm or SerialComm(), comm or SerialComm(), None, number, skipped)
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
@@ -412,7 +413,7 @@ def test_so_many_skipped_steps_in_a_row_end_the_run(most):
     ends = limits(max_skipped_steps=most)
     after_steps(ends, [None, *[GRADIENTS_OF_0] * (most - 1)])
     with pytest.raises(EndOfRun) as end:
-        ends.after_step(SerialComm(), None, most + 1, LOSS_OF_2)
+        ends.after_step(SerialComm(), SerialComm(), None, most + 1, LOSS_OF_2)
     assert (end.value.status, end.value.reason) == (3, "too many skipped steps")
     message = str(end.value)
     assert "\n" not in message
@@ -427,7 +428,7 @@ def test_a_good_step_in_between_starts_the_count_anew():
 @pytest.mark.parametrize(("every", "checked"), [(0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6]), (8, [])])
 def test_replicas_are_checked_at_multiples(monkeypatch, every, checked):
     seen = []
-    monkeypatch.setattr(replicas, "check_replicas", lambda comm, model, step: seen.append((comm, model, step)))
+    monkeypatch.setattr(replicas, "check_replicas", lambda comm, model, step, **_: seen.append((comm, model, step)))
     comm = SerialComm()
     after_steps(limits(check_replicas_every=every), [None, None, LOSS_OF_2, None, LOSS_OF_2, LOSS_OF_2, None], comm)
     assert seen == [(comm, None, step) for step in checked]

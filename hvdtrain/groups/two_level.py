@@ -1,0 +1,63 @@
+"""Gradients summed inside a group of ranks, and where it is asked for between groups as well."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.ranks.sync import GradientSync
+
+
+class TwoLevelSync:
+    """What another GradientSync does inside a group; then, unless the groups are `apart`, the sum over groups."""
+
+    apart = False  # whether this step's gradients stay in the group
+
+    def __init__(self, near: GradientSync, model: nn.Module, sum_between: Callable[[Tensor], None]) -> None:
+        """`sum_between` replaces a flat tensor by its sum over groups."""
+        self._near, self._sum_between = near, sum_between
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    @property
+    def overlap(self) -> bool:
+        return self._near.overlap
+
+    @overlap.setter
+    def overlap(self, overlap: bool) -> None:
+        self._near.overlap = overlap
+
+    def expect(self, backward_passes: int) -> None:
+        self._near.expect(backward_passes)
+
+    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        named = list(named)
+        self._near.include(named)
+        self._parameters += [parameter for _, parameter in named if parameter.requires_grad]
+
+    def finish(self) -> None:
+        self._near.finish()
+        if self.apart:
+            return
+        for dtype in dict.fromkeys(parameter.dtype for parameter in self._parameters):
+            gradients = [_gradient(parameter) for parameter in self._parameters if parameter.dtype == dtype]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            self._sum_between(flat)
+            parts = flat.split([gradient.numel() for gradient in gradients])
+            torch._foreach_copy_(gradients, [part.view_as(one) for part, one in zip(parts, gradients, strict=True)])
+
+    def update(self, *, overflowed: bool) -> None:
+        self._near.update(overflowed=overflowed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._near.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._near.load_state_dict(state)
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """The parameter's; zeros where the group had none: every group sends as many elements."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
