@@ -45,6 +45,7 @@ from hvdtrain.train.preflight import (
     own_device,
     part_of_run,
     require_batches,
+    require_compressible,
     step_clock,
     step_of_run,
 )
@@ -74,6 +75,7 @@ def main() -> None:
         freeze_embeddings(model)
     blocks = models.blocks(model)
     cuts = cuts_on_all(comm, config, blocks)
+    require_compressible(comm, config, model)
     folder = open_folder(comm, config, sizes, samples=len(texts.train), unit=Labels.unit, content=texts.sha256)
     with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
         phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=0)

@@ -37,6 +37,7 @@ from hvdtrain.train.preflight import (
     own_device,
     part_of_run,
     require_batches,
+    require_compressible,
     step_clock,
     step_of_run,
 )
@@ -67,6 +68,7 @@ def main() -> None:
     )
     blocks = models.blocks(model)
     cuts = cuts_on_all(comm, config, blocks)
+    require_compressible(comm, config, model)
     folder = open_folder(comm, config, sizes, samples=len(images.train), unit=ImageTask.unit)
     with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
         readers = data.readers(comm, config)

@@ -105,8 +105,9 @@ class RunConfig:
     """Multiply in TF32 (a mantissa of 10 bits) where fp32 is computed on a GPU that can."""
     compile: bool = False
     """torch.compile the model."""
-    compression: Literal["none", "fp16"] | None = None
-    """How gradients travel; fp16 on GPUs and none on CPUs if not given."""
+    compression: str | None = None
+    """How gradients travel: none, fp16, or powersgd:R, as two matrices of R columns each; fp16 on GPUs and none on CPUs
+    if not given."""
     sync: Literal["flat", "two-level", "local"] = "flat"
     """flat sums over all ranks at once; two-level inside each host, then over hosts; local inside each host alone, and
     hosts take their mean in rounds."""
@@ -186,6 +187,7 @@ def check(config: RunConfig, given: set[str]) -> None:
     else:
         _check_stages(config)
     _check_sync(config)
+    _check_compression(config)
     if config.seed >= 2**32:
         raise BadInput(f"--seed {config.seed} must be less than 2**32")
     if optim.OPTIMIZERS[config.optimizer].layerwise and config.precision == "fp16":
@@ -193,6 +195,31 @@ def check(config: RunConfig, given: set[str]) -> None:
             f"--optimizer {config.optimizer} divides by gradient norms, which --precision fp16 rounds to 0: "
             "use bf16 or fp32"
         )
+
+
+def power_rank(compression: str | None) -> int | None:
+    """R of powersgd:R; None of anything else."""
+    found = re.fullmatch(r"powersgd:([1-9]\d{0,4})", compression or "", re.ASCII)
+    return None if found is None else int(found[1])
+
+
+def _check_compression(config: RunConfig) -> None:
+    """Raise BadInput for a --compression that there is not, or that does not go with the rest."""
+    option = f"--compression {config.compression}"
+    if config.compression in (None, "none", "fp16"):
+        return
+    if power_rank(config.compression) is None:
+        raise BadInput(f"{option}: choose none, fp16 or powersgd:R, as powersgd:2")
+    refused = {
+        "--precision fp16": config.precision == "fp16",  # what was left out has the loss's scale of then
+        f"--stages {config.stages}": config.stages > 1,
+        f"--sync {config.sync}": config.sync != "flat",
+        "--reducer horovod": config.reducer == "horovod",
+        "--fusion-threshold-mb": config.fusion_threshold_mb is not None,
+    }
+    for other, is_given in refused.items():
+        if is_given:
+            raise BadInput(f"{other} does not work with {option}: leave one of them out")
 
 
 def _check_stages(config: RunConfig) -> None:

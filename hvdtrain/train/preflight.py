@@ -14,12 +14,14 @@ from torch.amp.grad_scaler import GradScaler
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
 from hvdtrain.groups.comm import HostsComm, in_groups
+from hvdtrain.groups.power_sgd import PowerSGD, largest_rank
 from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.agree import agreed, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.record.environment import code_hash, versions
 from hvdtrain.record.placement import planned
 from hvdtrain.safety.exits import BadInput
@@ -34,7 +36,7 @@ from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_l
 from hvdtrain.train import optim
 from hvdtrain.train.average import averages_of_run
 from hvdtrain.train.command_line import option
-from hvdtrain.train.options import RunConfig, rounds
+from hvdtrain.train.options import RunConfig, power_rank, rounds
 from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.step import TrainingStep, precision_context
 from hvdtrain.train.task import Task
@@ -207,6 +209,18 @@ def compression(config: RunConfig, device: torch.device) -> str:
     return config.compression or ("fp16" if device.type == "cuda" else "none")
 
 
+def require_compressible(comm: Comm, config: RunConfig, model: nn.Module) -> None:
+    """Raise BadInput where --compression would make no gradient of the model smaller."""
+    rank = power_rank(config.compression)
+
+    def look() -> None:
+        if rank is not None and rank > (most := largest_rank(model)):
+            remedy = f"give at most {most}" if most else "leave it out"
+            raise BadInput(f"--compression powersgd:{rank} makes no gradient of this model half as large: {remedy}")
+
+    agreed(comm, look)
+
+
 def cuts_on_all(comm: Comm, config: RunConfig, blocks: Blocks) -> tuple[int, ...] | None:
     """Where --stages-at cuts these blocks, if it is given; BadInput where they cannot be cut so."""
     if config.stages == 1:
@@ -274,14 +288,18 @@ def step_of_run(
             average.module.compile()  # it is evaluated, and no copy of a model is compiled with it
     optimizer = optim.OPTIMIZERS[config.optimizer].build(groups, lr)
     scaler = GradScaler(device.type, enabled=config.precision == "fp16")
-    sync = comm.data.gradient_sync(
-        model,
-        compression=compression(config, device),
-        loss_is_scaled=config.precision == "fp16",
-        reducer=config.reducer,
-        groups=config.fusion_groups,
-        bucket_mb=sent_at_once_mb(config),
-    )
+    sync: GradientSync
+    if (rank := power_rank(config.compression)) is not None and comm.size > 1:
+        sync = PowerSGD(model, rank=rank, ranks=comm.size, begin_sum=comm.begin_sum)
+    else:
+        sync = comm.data.gradient_sync(
+            model,
+            compression=compression(config, device),
+            loss_is_scaled=config.precision == "fp16",
+            reducer=config.reducer,
+            groups=config.fusion_groups,
+            bucket_mb=sent_at_once_mb(config),
+        )
     every, apart = rounds(config), EVERY_STEP
     if every is not None and isinstance(comm, HostsComm) and isinstance(sync, TwoLevelSync):
         apart = LocalRounds(comm, sync, every=every, model=model, optimizer=optimizer, average=average, scaler=scaler)

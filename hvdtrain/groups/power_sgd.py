@@ -1,0 +1,125 @@
+"""Gradients that travel as two thin matrices each (PowerSGD, Vogels et al. 2019), by torch's own hook of its DDP.
+
+What a step leaves out is added to the next step's gradients of the same rank.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; what it returns waits for the sum
+
+_FIRST = 2  # the hook's own count begins where it compresses: its DDP needs two steps before, and we do not
+_LEAST_GAIN = 2  # the hook compresses what becomes less than half as large
+
+
+class PowerSGD:
+    """A GradientSync that sums approximations of the given rank, once all gradients are there."""
+
+    overlap = True  # nothing of it does
+
+    def __init__(self, model: nn.Module, *, rank: int, ranks: int, begin_sum: BeginSum) -> None:
+        self._ranks = ranks
+        self._state = PowerSGDState(
+            _Sums(begin_sum, ranks),
+            matrix_approximation_rank=rank,
+            start_powerSGD_iter=_FIRST,
+            min_compression_rate=_LEAST_GAIN,
+            orthogonalization_epsilon=1e-8,
+        )
+        self._state.iter = _FIRST
+        self._parameters: list[nn.Parameter] = []
+        self.include(model.named_parameters())
+
+    def expect(self, backward_passes: int) -> None:
+        pass
+
+    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self._parameters += [parameter for _, parameter in named if parameter.requires_grad]
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients]).mul_(self._ranks)  # the hook's is a mean
+        parts = [
+            part.view_as(gradient)
+            for part, gradient in zip(flat.split([one.numel() for one in gradients]), gradients, strict=True)
+        ]
+        before = {name: memory.clone() for name, memory in self.state_dict().items() if name != "error"}
+        before |= {"error": self._state.error_dict[0]} if before else {}  # the hook makes a new one
+        bucket: Any = _Bucket(flat, parts)
+        powerSGD_hook(self._state, bucket).wait()
+        torch._foreach_copy_(gradients, parts)
+        self._forget(before, bad=~torch.isfinite(flat).all())
+
+    def _forget(self, before: dict[str, Tensor], *, bad: Tensor) -> None:
+        """Remember nothing of a sum that is not finite, which all ranks see and skip: it would come again for ever."""
+        for name, memory in self._memories().items():
+            if before:
+                memory[0] = torch.where(bad, before[name], memory[0])
+            elif bad.item():
+                memory.clear()
+
+    def _memories(self) -> dict[str, dict[int, Tensor]]:
+        """By the number of the bucket, and there is one."""
+        return {"error": self._state.error_dict, "p": self._state.p_memory_dict, "q": self._state.q_memory_dict}
+
+    def update(self, *, overflowed: bool) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has left out, and the last matrices, with which the next ones begin."""
+        return {name: memory[0] for name, memory in self._memories().items() if memory}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        device = self._parameters[0].device
+        for name, memory in self._memories().items():
+            if name in state:
+                memory[0] = state[name].to(device)
+
+
+def largest_rank(model: nn.Module) -> int:
+    """The highest rank of which a gradient of the model is worth it: it becomes less than half as large; 0 if none."""
+    matrices = [one.flatten(1).shape for one in model.parameters() if one.requires_grad and one.dim() > 1]
+    return max(((n * m - 1) // (_LEAST_GAIN * (n + m)) for n, m in matrices), default=0)
+
+
+class _Bucket:
+    """What the hook asks of DDP's."""
+
+    def __init__(self, flat: Tensor, parts: list[Tensor]) -> None:
+        self.buffer, self.gradients = lambda: flat, lambda: parts
+        self.index, self.is_last = lambda: 0, lambda: True
+
+
+class _Sums(dist.ProcessGroup):
+    """What the hook asks of torch.distributed."""
+
+    def __init__(self, begin_sum: BeginSum, ranks: int) -> None:
+        super().__init__(0, ranks)  # type: ignore[call-arg]
+        self._begin_sum = begin_sum
+
+    def allreduce(self, tensors: list[Tensor], _: Any = None) -> dist.Work:
+        total = tensors[0]
+        if len(total):
+            # Horovod remembers one shape for each name.
+            self._begin_sum(total, f"powersgd.{len(total)}")()
+        return _Done(tensors)
+
+
+class _Done(dist.Work):
+    def __init__(self, tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future

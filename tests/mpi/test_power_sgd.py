@@ -1,0 +1,40 @@
+"""--compression powersgd:R through the real programs."""
+
+import pytest
+
+from tests.mpi.conftest import slow
+from tests.mpi.interrupted import TINY, same_end
+
+POWER = (*TINY, "--batch-size-per-rank", "64", "--epochs", "2", "--compression", "powersgd:2")
+POWER = (*POWER, "--checkpoint-every-steps", "5", "--check-replicas-every", "2")
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(runs, reference):
+    run = runs(2, POWER)
+    run.killed("step8", saved=5)
+    run.finish()
+    same_end(run, reference(2, POWER))
+
+
+def test_a_step_that_is_not_finite_leaves_no_trace(runs):
+    run = runs(2, POWER)
+    said = run.finish(HVDTRAIN_FAULT="nan@rank1:step1,nan@rank1:step6")
+    assert "step 6 skipped on all ranks: the loss of rank 1 not finite" in said
+    assert run.result["skipped_steps"] == 2
+    assert len(run.weights) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["powersgd:999"], "--compression powersgd:999 makes no gradient of this model half as large: give at most "),
+        slow(["powersgd"], "--compression powersgd: choose none, fp16 or powersgd:R, as powersgd:2"),
+        slow(["powersgd:2", "--precision", "fp16"], "--precision fp16 does not work with --compression powersgd:2: "),
+    ],
+)
+def test_a_wrong_choice_is_one_line(run, tmp_path, words, line):
+    done = run("mpirun", 2, ["-m", "hvdtrain.effnet", *TINY, "--runs-dir", str(tmp_path), "--compression", *words])
+    assert done.returncode == 2
+    (said,) = [one for one in done.stderr.splitlines() if one.startswith("hvdtrain: ")]
+    assert said.startswith(f"hvdtrain: {line}"), said
+    assert not list(tmp_path.iterdir())
