@@ -19,7 +19,7 @@ from typing import Any
 import two_hosts
 from pairs import HERE, RESULTS, Table, middle, ratio
 from slow_link_tables import Learned, accuracy_table, draw, time_table
-from sync import ALONE, FLAT
+from sync import FLAT
 
 KEPT = RESULTS / "slow_link"
 # Rate, ranks per host, model.
@@ -28,9 +28,9 @@ SHAPES = [*product(("100mbit", "1gbit"), (1, 2), ("efficientnet_b0",)), ("10mbit
 LEFT = (FLAT, "local 16", "local 16, overlapped", "PowerSGD 2", "top-k 1 %")
 TRIED = ("local 4", "local 16 after epoch 5", "local 16, outer momentum 0.3")
 GOAL = 0.97
-SPEED_UP, SHARE = "speed-up over flat", "share of the ceiling"
+RANKS, SPEED_UP, SHARE = "hosts x ranks", "speed-up over flat", "share of the ceiling"
 
-Round = dict[str, dict[str, float]]  # by variant: batch_s, sent_bytes
+Round = dict[str, dict[str, float]]  # by variant: batch_s, sent_bytes, alone_s
 
 
 def main() -> None:
@@ -46,13 +46,14 @@ def main() -> None:
     table = Table(
         name="slow_link",
         question="Time of a batch and bytes that a host sends, by what crosses the link:",
-        columns=["link", "hosts x ranks", "variant", "ms per batch", "MB per batch", SPEED_UP, SHARE],
+        columns=["link", RANKS, "variant", "ms per batch", "MB per batch", SPEED_UP, SHARE],
         about={"batch per rank": chosen.batch, "rounds": chosen.rounds},
     )
     for rate, ranks, model in SHAPES:
         rounds = [one_round(rate, ranks, model, chosen.batch, number) for number in range(chosen.rounds)]
         add_rows(table, rounds, link=f"{rate}, {model}", ranks=ranks)
     table.write()
+    sent_table().write()
     learned = {name: digits(name, seeds=range(chosen.seeds)) for name in LEFT}
     learned |= {name: digits(name, seeds=range(1)) for name in TRIED}
     accuracies = accuracy_table(learned, FLAT)
@@ -68,6 +69,16 @@ def one_round(rate: str, ranks: int, model: str, batch: int, number: int) -> Rou
     name = f"steps-{rate}-2x{ranks}-{number}"
     found: Round = kept(name, "slow_link_steps.py", words, rate=rate, ranks=ranks)
     return found
+
+
+def sent_table() -> Table:
+    """What a host sends for one sum, by ranks per host; bytes need no shaped link."""
+    table = Table(name="slow_link_bytes", question="MB that a host sends for the sum of 16 MB:", columns=[RANKS])
+    for ranks in (1, 2, 3, 4, 6, 8):
+        sent = kept(f"bytes-2x{ranks}", "slow_link_bytes.py", [], rate="none", ranks=ranks)
+        table.columns = [RANKS, *sent]
+        table.add(**{RANKS: f"2 x {ranks}", **{way: f"{mb:.1f}" for way, mb in sent.items()}})
+    return table
 
 
 def digits(name: str, *, seeds: Iterable[int]) -> dict[str, Learned]:
@@ -113,19 +124,20 @@ def meaning(file: Path) -> str:
 
 
 def add_rows(table: Table, rounds: Sequence[Round], *, link: str, ranks: int) -> None:
-    """The ceiling first: (compute + communication) / compute; both were measured, the sum as flat's time."""
+    """The ceiling first: (compute + communication) / compute; of flat's time and of the computation alone beside it."""
     times = {name: [one[name]["batch_s"] for one in rounds] for name in rounds[0]}
-    print(f"{link}, 2 x {ranks}: ceiling {ratio(times[FLAT], times[ALONE])}")
+    alone = {name: [one[name]["alone_s"] for one in rounds] for name in rounds[0]}
+    print(f"{link}, 2 x {ranks}: ceiling {ratio(times[FLAT], alone[FLAT])}")
     for name, seconds in times.items():
         table.add(
             link=link,
             variant=name,
             **{
-                "hosts x ranks": f"2 x {ranks}",
+                RANKS: f"2 x {ranks}",
                 "ms per batch": round(1000 * middle(seconds).median),
                 "MB per batch": round(rounds[0][name]["sent_bytes"] / 1e6, 2),
                 SPEED_UP: ratio(times[FLAT], seconds),
-                SHARE: ratio(times[ALONE], seconds),
+                SHARE: ratio(alone[name], seconds),
             },
         )
 

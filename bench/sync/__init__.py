@@ -1,3 +1,3 @@
 """Prototypes of what ranks may send each other over a slow link; bench/slow_link.py compares them."""
 
-ALONE, FLAT = "no sync", "flat"  # what a ceiling is made of
+FLAT = "flat"  # what the others are compared with
