@@ -67,12 +67,7 @@ def work(chosen: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     done = comm.allgather([list(run) for run in finished(chosen.out)])[0]
     comm.start()
-    digits = images.digits()
-    assert isinstance(digits.train, Resident)
-    assert isinstance(digits.test, Resident)
-    pixels = torch.cat([digits.train.tensors["images"], digits.test.tensors["images"]])
-    labels = torch.cat([digits.train.tensors["labels"], digits.test.tensors["labels"]])
-    folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(pixels, labels))
+    folds = digits_in_folds()
     runs = [(recipe, fold, seed) for seed in range(chosen.seeds) for fold in range(FOLDS) for recipe in RECIPES]
     for recipe, fold, seed in runs:
         if [recipe, chosen.worker, fold, seed] in done:
@@ -87,12 +82,25 @@ def work(chosen: argparse.Namespace) -> None:
             accumulate_steps=chosen.worker // comm.size,
             seed=seed,
         )
-        train, test = (Resident(images=pixels[part], labels=labels[part]) for part in folds[fold])
-        accuracy, steps = trained(comm, config, dataclasses.replace(digits, train=train, test=test))
+        accuracy, steps = trained(comm, config, folds[fold])
         if comm.rank == 0:
             result = {"recipe": recipe, "size": chosen.worker, "fold": fold, "seed": seed, "accuracy": accuracy}
             with (chosen.out / "results.jsonl").open("a") as lines:
                 lines.write(json.dumps({**result, "steps": steps}) + "\n")
+
+
+def digits_in_folds() -> list[Images]:
+    """All digits, each in the test split of one fold."""
+    digits = images.digits()
+    assert isinstance(digits.train, Resident)
+    assert isinstance(digits.test, Resident)
+    pixels = torch.cat([digits.train.tensors["images"], digits.test.tensors["images"]])
+    labels = torch.cat([digits.train.tensors["labels"], digits.test.tensors["labels"]])
+    folds = []
+    for parts in StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(pixels, labels):
+        train, test = (Resident(images=pixels[part], labels=labels[part]) for part in parts)
+        folds.append(dataclasses.replace(digits, train=train, test=test))
+    return folds
 
 
 def trained(comm: Comm, config: EffnetConfig, split: Images) -> tuple[float, int]:
