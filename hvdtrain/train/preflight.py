@@ -284,7 +284,7 @@ def step_of_run(
     )
     every, apart = rounds(config), EVERY_STEP
     if every is not None and isinstance(comm, HostsComm) and isinstance(sync, TwoLevelSync):
-        apart = LocalRounds(comm, sync, every=every, model=model, optimizer=optimizer, average=average, scaler=scaler)
+        apart = LocalRounds(comm, sync, every=every, optimizer=optimizer, average=average, scaler=scaler)
     return TrainingStep(
         model=model,
         task=task,
