@@ -175,7 +175,8 @@ def train_epoch(
             ends = _read(*pending.popleft(), step=step, window=window, limits=limits, spikes=reports.spikes) or ends
         end = None
         if meets:
-            phases.enter("sync" if step.rounds.apart else "other")
+            if step.rounds.apart:
+                phases.enter("sync")
             end = _meet(number, ends, step=step, limits=limits)
             window.waited_s += step.rounds.waited_s
         if is_due or end or decision.save:

@@ -287,7 +287,7 @@ def test_skipped_steps_and_spikes_are_in_the_report_of_their_steps():
     ],
 )
 def test_a_step_is_read_while_the_next_is_under_way_unless_something_depends_on_it(monkeypatch, options, begun):
-    monkeypatch.setattr(replicas, "check_replicas", lambda *_: None)
+    monkeypatch.setattr(replicas, "check_replicas", lambda *_, **__: None)
     ends = limits(**options.get("ends", {}))
     skips = {2: LOSS_OF_2} if ends.look_at_once(1) is False else {}
     step = Watching(alone_of(0, 1), skips=skips)
@@ -347,7 +347,8 @@ def test_skipped_steps_in_a_row_are_counted_over_the_end_of_an_epoch():
 def test_replicas_that_differ_end_the_epoch_early(monkeypatch):
     seen = []
 
-    def check(comm, model, number):
+    def check(comm, model, number, *, together):
+        assert together is comm
         seen.append((comm, model, number))
         if number == 4:
             raise EndOfRun("they differ", status=REPLICAS_DIFFER, reason="replicas differ")
