@@ -77,6 +77,8 @@ def work(chosen: argparse.Namespace) -> None:
     done = comm.allgather([[run["way"], run["fold"], run["seed"]] for run in finished(chosen.out)])[0]
     comm.start()
     digits = images.digits()
+    assert isinstance(digits.train, Resident)
+    assert isinstance(digits.test, Resident)
     pixels = torch.cat([digits.train.tensors["images"], digits.test.tensors["images"]])
     labels = torch.cat([digits.train.tensors["labels"], digits.test.tensors["labels"]])
     folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(pixels, labels))
