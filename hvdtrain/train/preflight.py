@@ -207,6 +207,12 @@ def compression(config: RunConfig, device: torch.device) -> str:
     return config.compression or ("fp16" if device.type == "cuda" else "none")
 
 
+def gradient_bytes(model: nn.Module, how: str) -> int:
+    """Of the gradients that a rank sums at each step, as they travel: `how` is the compression."""
+    bytes_each = 2 if how == "fp16" else 4
+    return bytes_each * sum(one.numel() for one in model.parameters() if one.requires_grad)
+
+
 def cuts_on_all(comm: Comm, config: RunConfig, blocks: Blocks) -> tuple[int, ...] | None:
     """Where --stages-at cuts these blocks, if it is given; BadInput where they cannot be cut so."""
     if config.stages == 1:
