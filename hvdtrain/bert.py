@@ -40,6 +40,7 @@ from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.preflight import (
     compression,
     cuts_on_all,
+    gradient_bytes,
     join_ranks,
     open_folder,
     own_device,
@@ -100,8 +101,9 @@ def main() -> None:
         position = Position() if found is None else feed.placed(resume(parts, found))
         about: dict[str, float] = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels)}
         about |= {"cut_texts": texts.cut, "unknown_tokens": texts.unknown}
-        derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device), **about}
-        derived |= {"stages_at": parts.stages_at} if part is not None else {}
+        how = compression(config, device)
+        derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": how, **about}
+        derived |= {"gradient_bytes": gradient_bytes(model, how)} if part is None else {"stages_at": parts.stages_at}
         run.begin(
             asdict(config),
             derived,

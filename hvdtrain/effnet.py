@@ -32,6 +32,7 @@ from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.preflight import (
     compression,
     cuts_on_all,
+    gradient_bytes,
     join_ranks,
     open_folder,
     own_device,
@@ -94,8 +95,9 @@ def main() -> None:
         parts = state_of(step, limits, reports, seed=config.seed)
         found = folder.resume_from
         position = Position() if found is None else feed.placed(resume(parts, found))
-        derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": compression(config, device)}
-        derived |= {"stages_at": parts.stages_at} if part is not None else {}
+        how = compression(config, device)
+        derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": how}
+        derived |= {"gradient_bytes": gradient_bytes(model, how)} if part is None else {"stages_at": parts.stages_at}
         run.begin(
             asdict(config),
             derived,

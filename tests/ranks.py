@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 
 from hvdtrain.ranks.comm import SerialComm
@@ -133,3 +134,48 @@ def together(size, program):
     for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error
     return [one.result() for one in running]
+
+
+class Done:
+    """A request that has been answered."""
+
+    def Test(self):  # noqa: N802 (MPI's name)
+        return True
+
+
+class Mpi:
+    """mpi4py's communicator of some of the ranks of `Together`, whose other communicators all act at the same time."""
+
+    def __init__(self, comm, members=None):
+        self._comm = comm
+        self._members = list(range(comm.size)) if members is None else members
+        self.rank, self.size = self._members.index(comm.rank), len(self._members)
+
+    def _parts(self, value):
+        of_all = self._comm._exchange(value)
+        return [of_all[member] for member in self._members]
+
+    def Split(self, colour, key):  # noqa: N802
+        of_all = self._comm._exchange((colour, key, self._comm.rank))
+        alike = sorted((key, rank) for theirs, key, rank in of_all if theirs == colour)
+        return Mpi(self._comm, [rank for _, rank in alike])
+
+    def Allreduce(self, own, total):  # noqa: N802
+        total[...] = sum(self._parts(own.copy()))
+
+    def Iallreduce(self, own, total):  # noqa: N802
+        self.Allreduce(own, total)
+        return Done()
+
+    def Allgather(self, own, whole):  # noqa: N802
+        whole[...] = np.concatenate(self._parts(own.copy()))
+
+    def Iallgather(self, own, whole):  # noqa: N802
+        self.Allgather(own, whole)
+        return Done()
+
+    def Iallgatherv(self, own, whole):  # noqa: N802
+        parts, counts = self._parts(own.copy()), whole[1]
+        assert [len(part) for part in parts] == counts.tolist()
+        whole[0][...] = np.concatenate(parts)
+        return Done()

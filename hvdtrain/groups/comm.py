@@ -95,7 +95,7 @@ class HostsComm:
     def broadcast_(self, model: nn.Module) -> None:
         self._near.broadcast_(model)
         values = list(model.state_dict().values())
-        for dtype in {value.dtype for value in values}:
+        for dtype in dict.fromkeys(value.dtype for value in values):  # in the same order on all ranks
             alike = [value for value in values if value.dtype == dtype]
             flat = torch.cat([value.flatten() for value in alike])
             if self.rank >= self._near.size:

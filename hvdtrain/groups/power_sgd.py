@@ -87,8 +87,22 @@ class PowerSGD:
 
 def largest_rank(model: nn.Module) -> int:
     """The highest rank of which a gradient of the model is worth it: it becomes less than half as large; 0 if none."""
-    matrices = [one.flatten(1).shape for one in model.parameters() if one.requires_grad and one.dim() > 1]
-    return max(((n * m - 1) // (_LEAST_GAIN * (n + m)) for n, m in matrices), default=0)
+    return max(((n * m - 1) // (_LEAST_GAIN * (n + m)) for n, m in _matrices(model)), default=0)
+
+
+def sent_elements(model: nn.Module, rank: int | None) -> int:
+    """How many numbers a rank sends for its gradients; all of them without a rank."""
+    elements = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    for n, m in _matrices(model):
+        thin = min(n, m, rank or min(n, m)) * (n + m)
+        if rank is not None and _LEAST_GAIN * thin < n * m:
+            elements -= n * m - thin
+    return elements
+
+
+def _matrices(model: nn.Module) -> list[tuple[int, int]]:
+    """Rows and columns of what is trained and has any."""
+    return [(len(one), one[0].numel()) for one in model.parameters() if one.requires_grad and one.dim() > 1]
 
 
 class _Bucket:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.groups.comm import HostsComm
@@ -81,13 +81,12 @@ class LocalRounds:
         sync: TwoLevelSync,
         *,
         every: Every,
-        model: nn.Module,
         optimizer: torch.optim.Optimizer,
         average: Follower | None,
         scaler: GradScaler,
     ) -> None:
         self._comm, self._sync, self._every = comm, sync, every
-        self._model, self._optimizer, self._average, self._scaler = model, optimizer, average, scaler
+        self._optimizer, self._average, self._scaler = optimizer, average, scaler
         self._met_at = 0
 
     def begin(self, epoch: int, step: int) -> None:
@@ -108,7 +107,7 @@ class LocalRounds:
         )
         self.waited_s = time.perf_counter() - came_at_s
         self._mean(max(shapes, key=len))
-        self._scaler.load_state_dict(scales[0])
+        self._scaler.load_state_dict(min(scales, key=lambda state: state.get("scale", 0.0)))
         if self._average is not None:
             self._average.follow(torch.zeros((), device=self._average.n_averaged.device), steps=step - self._met_at)
         self._met_at = step
@@ -117,9 +116,9 @@ class LocalRounds:
 
     def _mean(self, remembered: dict[str, bool]) -> None:
         """Parameters and what the optimizer remembers, which groups that have skipped every step have yet to make."""
-        parameters = list(self._model.parameters())
-        tensors: list[Tensor] = list(parameters)
-        for parameter in (one for group in self._optimizer.param_groups for one in group["params"]):
+        parameters: list[Tensor] = [one for group in self._optimizer.param_groups for one in group["params"]]
+        tensors = list(parameters)
+        for parameter in parameters:
             state = self._optimizer.state[parameter]
             for name, is_count in remembered.items():
                 if name not in state:

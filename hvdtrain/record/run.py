@@ -23,8 +23,10 @@ from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.timing import picture
+from hvdtrain.timing.gains import Summed
 from hvdtrain.timing.phases import Phases
 from hvdtrain.timing.profile import over_ranks
+from hvdtrain.timing.traffic import sent_bytes
 
 
 class Run:
@@ -40,6 +42,7 @@ class Run:
         self.watch = watch
         self.faults = faults
         self._comm = comm
+        self._summed: Summed | None = None
 
     def begin(
         self,
@@ -81,14 +84,20 @@ class Run:
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
         self.leave = exits.on_early_end(errors, self.tracker.conclude, step=lambda: self.watch.step)
         self.console = Console(shown=comm.rank == 0, epochs=settings["epochs"], done=epochs_done)
+        if "gradient_bytes" in known:
+            self._summed = Summed(**{name: known[name] for name in ("gradient_bytes", "sync", "compression")})
         comm.allgather("ready")
+        self._began = self.tracker.result["steps"], sent_bytes()
         if comm.rank == 0:
             exits.report(saves="yes")
         self.faults.at("start")
 
     def profile(self, phases: Phases, *, last: bool = False) -> None:
         """What the clocks of all ranks have measured so far; the `last` time with a picture and the verdict."""
-        profile = over_ranks(self._comm, phases, self.tracker.measures.remedies)
+        (first, before), now = self._began, sent_bytes()
+        sent = None if before is None or now is None else (now - before) / max(1, self.tracker.result["steps"] - first)
+        remedies = self.tracker.measures.remedies
+        profile = over_ranks(self._comm, phases, remedies, summed=self._summed, sent_bytes=sent)
         if profile is None:
             return
         self.tracker.result["profile"] = profile.summary()

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.timing.gains import Summed, gains_of
 from hvdtrain.timing.parts import parts_of
 from hvdtrain.timing.phases import PHASES, Phase, Phases
 from hvdtrain.timing.verdict import REMEDIES, RankMeans, judge
@@ -15,10 +16,13 @@ from hvdtrain.timing.verdict import REMEDIES, RankMeans, judge
 class Profile:
     """The mean step of every rank, and what follows from it."""
 
-    def __init__(self, ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) -> None:
+    def __init__(
+        self, ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES, summed: Summed | None = None
+    ) -> None:
         self.ranks = ranks
         self.verdict = judge(ranks, remedies)
         self.parts = parts_of(ranks, remedies)  # None unless both passes were measured
+        self.gains = None if summed is None else gains_of(ranks, summed)
 
     def summary(self) -> dict[str, Any]:
         """The verdict, for result.json."""
@@ -31,11 +35,15 @@ class Profile:
         }
 
     def lines(self) -> list[str]:
-        """The verdict; where both passes were measured the parts, after the name of a straggler. As Markdown."""
+        """The verdict; where both passes were measured the parts, after the name of a straggler. As Markdown.
+
+        Then what would help where ranks wait for gradients.
+        """
+        gains = [] if self.gains is None else ["", self.gains.sentence]
         if self.parts is None:
-            return [self.verdict.sentence]
+            return [self.verdict.sentence, *gains]
         straggler = [self.verdict.sentence, ""] if self.verdict.kind == "straggler" else []
-        return [*straggler, self.parts.sentence, "", *self.parts.table()]
+        return [*straggler, self.parts.sentence, "", *self.parts.table(), *gains]
 
     def document(self) -> dict[str, Any]:
         """For phases.json: minimum, median and maximum of each phase over the ranks, then each rank's means.
@@ -61,17 +69,25 @@ class Profile:
             "slowest": {"rank": slowest.rank, "host": slowest.host, "own_s": slowest.own_s},
             "phases": phases,
             **(self.parts.document() if self.parts else {}),
+            **({"gains": self.gains.document()} if self.gains else {}),
             "ranks": [{**asdict(means), "sum_s": means.sum_s} for means in self.ranks],
         }
 
 
-def over_ranks(comm: Comm, phases: Phases, remedies: Mapping[Phase, str] = REMEDIES) -> Profile | None:
+def over_ranks(
+    comm: Comm,
+    phases: Phases,
+    remedies: Mapping[Phase, str] = REMEDIES,
+    *,
+    summed: Summed | None = None,
+    sent_bytes: float | None = None,
+) -> Profile | None:
     """The profile of all ranks; None if their clocks are off or still warming up. Called by every rank.
 
-    `remedies` are what helps where the input limits the run.
+    `remedies` are what helps where the input limits the run; `sent_bytes` are this host's, per step.
     """
     own_means = phases.means()
     if own_means is None:
         return None
-    own = {"rank": comm.rank, "host": socket.gethostname(), **asdict(own_means)}
-    return Profile([RankMeans(**means) for means in comm.allgather(own)], remedies)
+    own = {"rank": comm.rank, "host": socket.gethostname(), "sent_bytes": sent_bytes, **asdict(own_means)}
+    return Profile([RankMeans(**means) for means in comm.allgather(own)], remedies, summed)

@@ -57,6 +57,7 @@ class RankMeans:
     phases_s: dict[Phase, float]
     alone_s: dict[Phase, float] | None = None  # as in StepMeans
     error_s: float | None = None
+    sent_bytes: float | None = None  # by its host, per step
 
     @property
     def sum_s(self) -> float:

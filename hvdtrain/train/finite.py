@@ -45,6 +45,11 @@ class Spike:
     usual: float  # median of the recent losses
 
 
+def block(first: int, size: int) -> str:
+    """Neighbouring ranks in words."""
+    return f"rank {first}" if size == 1 else f"ranks {first} to {first + size - 1}"
+
+
 def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members, norm_type: float = 2.0) -> Tensor:
     """The norm of all gradients together, of which each of `ranks` holds a part; NaN and infinity come through.
 

@@ -40,6 +40,7 @@ class Limits:
         """`most` are counts of the result that may not be exceeded, as unreadable_images."""
         self._max_skipped_steps = max_skipped_steps
         self._check_replicas_every = check_replicas_every
+        self._check_all = False  # where all ranks meet: those that step together have been compared
         self._most = most or {}
         self.skipped_in_a_row = 0
 
@@ -56,6 +57,13 @@ class Limits:
             )
         if self._check_replicas_every and step % self._check_replicas_every == 0:
             replicas.check_replicas(comm, model, step, together=together)
+            self._check_all = together.size < comm.size
+
+    def after_meeting(self, comm: Comm, model: nn.Module, step: int) -> None:
+        """Raise EndOfRun, on all ranks, where groups that have met are not equal again."""
+        if self._check_all:
+            replicas.check_replicas(comm, model, step)
+        self._check_all = False
 
     def look_at_once(self, step: int) -> bool:
         """Whether this step must be read before the next one is begun."""
@@ -169,7 +177,7 @@ def train_epoch(
         if meets:
             if step.rounds.apart:
                 phases.enter("sync")
-            end = step.rounds.meet(number, ends)
+            end = _meet(number, ends, step=step, limits=limits)
             window.waited_s += step.rounds.waited_s
         if is_due or end or decision.save:
             phases.enter("record")
@@ -210,6 +218,16 @@ def _read(
     except EndOfRun as end:
         return end
     return None
+
+
+def _meet(number: int, ends: EndOfRun | None, *, step: TrainingStep, limits: Limits) -> EndOfRun | None:
+    """All ranks become equal after a step; why the run ends with it, if it does."""
+    end = step.rounds.meet(number, ends)
+    try:
+        limits.after_meeting(step.comm, step.model, number)
+    except EndOfRun as differ:
+        return end or differ
+    return end
 
 
 def after(position: Position, report: Report, *, train_s: float) -> Position:

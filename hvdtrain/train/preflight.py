@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
 from hvdtrain.groups.comm import HostsComm, in_groups
-from hvdtrain.groups.power_sgd import PowerSGD, largest_rank
+from hvdtrain.groups.power_sgd import PowerSGD, largest_rank, sent_elements
 from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.agree import agreed, require_equal
@@ -221,6 +221,12 @@ def require_compressible(comm: Comm, config: RunConfig, model: nn.Module) -> Non
     agreed(comm, look)
 
 
+def gradient_bytes(model: nn.Module, how: str) -> int:
+    """Of the gradients that a rank sums at each step, as they travel: `how` is the compression."""
+    bytes_each = 2 if how == "fp16" else 4
+    return bytes_each * sent_elements(model, power_rank(how))
+
+
 def cuts_on_all(comm: Comm, config: RunConfig, blocks: Blocks) -> tuple[int, ...] | None:
     """Where --stages-at cuts these blocks, if it is given; BadInput where they cannot be cut so."""
     if config.stages == 1:
@@ -302,7 +308,7 @@ def step_of_run(
         )
     every, apart = rounds(config), EVERY_STEP
     if every is not None and isinstance(comm, HostsComm) and isinstance(sync, TwoLevelSync):
-        apart = LocalRounds(comm, sync, every=every, model=model, optimizer=optimizer, average=average, scaler=scaler)
+        apart = LocalRounds(comm, sync, every=every, optimizer=optimizer, average=average, scaler=scaler)
     return TrainingStep(
         model=model,
         task=task,

@@ -63,7 +63,7 @@ class Report:
     visited: int  # samples of the epoch at hand, by all ranks
     decision: Decision  # what is to be done now
     end: EndOfRun | None  # why the run ends here
-    behind: Behind | None = None  # a group of ranks for which the others wait
+    behind: Behind | None = None  # a group of ranks for which the others wait, when they begin to
 
     def scalars(self) -> dict[str, float]:
         """Its numbers, by the names of TensorBoard and metrics.jsonl; what could not be read is left out.
@@ -171,6 +171,7 @@ class Reports:
         names_by_rank = comm.allgather(list(host.names))
         self._gauges_of_all = [(rank, name) for rank, names in enumerate(names_by_rank) for name in names]
         self._first = sum(len(names) for names in names_by_rank[: comm.rank])
+        self._behind: int | None = None  # the first rank of the group that is known to be late
         self._hosts = comm.allgather(socket.gethostname()) if comm.near.size < comm.data.size else []
 
     def is_due(self, step: int, *, last: int) -> bool:
@@ -235,7 +236,7 @@ class Reports:
         near = self._comm.near
         if not self._hosts:
             return window.skipped, None
-        skipped = [[number, why.rank, why.source] for number, why in window.skipped]
+        skipped = [[number, asdict(why)] for number, why in window.skipped]
         first = near.rank == 0
         told = self._comm.allgather([skipped, window.waited_s, window.lasted_s()] if first else None)
         by_group = [one for one in told if one is not None]
@@ -244,13 +245,10 @@ class Reports:
         lag_s, rank = max(waits_s) - waits_s[last], last * near.size
         share = lag_s / max(lasted_s for *_, lasted_s in by_group)
         behind = Behind(step=step, host=self._hosts[rank], rank=rank, lag_s=lag_s, share=share)
-        all_skipped = []
-        for group, (skipped_there, *_) in enumerate(by_group):
-            ranks = f"ranks {group * near.size} to {(group + 1) * near.size - 1}"
-            all_skipped += [
-                (number, Skipped(rank=who, source=source, ranks=ranks)) for number, who, source in skipped_there
-            ]
-        return sorted(all_skipped, key=lambda one: one[0]), behind if share > BEHIND_SHARE else None
+        told_skipped = [(number, Skipped(**why)) for of_group, *_ in by_group for number, why in of_group]
+        all_skipped = dict.fromkeys(sorted(told_skipped, key=lambda one: one[0]))  # once what all have skipped together
+        known, self._behind = self._behind, rank if share > BEHIND_SHARE else None
+        return list(all_skipped), None if self._behind in (None, known) else behind
 
 
 def _on_rank_0(comm: Comm, spikes: Iterable[Spike]) -> list[Spike]:

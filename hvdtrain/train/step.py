@@ -24,7 +24,7 @@ from hvdtrain.stages.part import Part
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
 from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.finite import SUM, Skipped, failed_forward, failed_sum, not_finite, total_norm
+from hvdtrain.train.finite import SUM, Skipped, block, failed_forward, failed_sum, not_finite, total_norm
 from hvdtrain.train.task import Batch, Sums, Task, Totals, total
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -86,6 +86,8 @@ class Pending:
             skipped = failed_forward(self._comm, self._together, known.get("loss", 0.0), trouble)
             skipped = skipped or failed_sum(self._comm, bad_here)
         self._sync.update(overflowed=skipped is not None and skipped.source.startswith(SUM))
+        if skipped is not None and self._together.size < self._comm.size:
+            skipped = replace(skipped, ranks=block(self._comm.rank - self._together.rank, self._together.size))
         known = self._comm.stages.allgather(known)[-1]  # the loss is computed on the last stage
         return StepDone(totals=known, skipped=skipped, grad_norm=grad_norm)
 

@@ -116,7 +116,8 @@ class Runs:
 
     def history(self) -> list[dict[str, Any]]:
         """metrics.jsonl, without what depends on the machine."""
-        return [{name: one for name, one in line.items() if not _OF_THE_MACHINE.search(name)} for line in self.lines]
+        lines = [line for line in self.lines if line.get("event") != "behind"]
+        return [{name: one for name, one in line.items() if not _OF_THE_MACHINE.search(name)} for line in lines]
 
     def curves(self) -> dict[str, list[tuple[int, float]]]:
         """TensorBoard's points, however often they stand there, without what depends on the machine."""
@@ -176,9 +177,9 @@ def same_end(one: Runs, other: Runs, *, whole_history: bool = True) -> None:
     measured = [name for name in one.result if name.startswith(("eval_", "best_"))]
     for name in ("exit_reason", "steps", "epochs", "skipped_steps", *measured):
         assert one.result[name] == other.result[name], name
-    steps = [line["step"] for line in one.lines if "epoch" not in line]
-    assert steps == sorted(set(steps))
     histories = one.history(), other.history()
+    steps = [line["step"] for line in histories[0] if "epoch" not in line]
+    assert steps == sorted(set(steps))
     curves = one.curves(), other.curves()
     assert all(len(points) == len({step for step, _ in points}) for points in curves[0].values())
     if whole_history:

@@ -39,9 +39,7 @@ sync = comm.data.gradient_sync(model, compression="none")
 step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, find_nan=False)
 if every_steps:
     every = Every(steps=every_steps, from_epoch=from_epoch)
-    step.rounds = LocalRounds(
-        comm, sync, every=every, model=model, optimizer=optimizer, average=average, scaler=step.scaler
-    )
+    step.rounds = LocalRounds(comm, sync, every=every, optimizer=optimizer, average=average, scaler=step.scaler)
 assert every_steps or step.rounds is EVERY_STEP
 steps = -(-IMAGES // GLOBAL_BATCH)
 sizes = BatchSizes(micro_batch=GLOBAL_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_compress
 
-from hvdtrain.groups.power_sgd import PowerSGD, largest_rank
+from hvdtrain.groups.power_sgd import PowerSGD, largest_rank, sent_elements
 
 RANKS = 2
 
@@ -61,7 +61,8 @@ def test_matrices_of_that_rank_come_through_and_little_is_sent():
     model, sent = net(), Sent()
     own = gradients(1, thin=2)
     assert farthest(sums(model, sync_of(model, 2, sent), own), [2 * one for one in own]) < 1e-4
-    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40)
+    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40) == sent_elements(model, 2)
+    assert sent_elements(model, None) == sum(one.numel() for one in model.parameters())
     assert model[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -435,6 +435,20 @@ def test_replicas_are_checked_at_multiples(monkeypatch, every, checked):
     assert seen == [(comm, None, step) for step in checked]
 
 
+def test_all_ranks_are_compared_where_groups_meet_that_were_compared_each(monkeypatch):
+    seen = []
+    monkeypatch.setattr(replicas, "check_replicas", lambda *by, **over: seen.append((by[2], not over)))
+    ends, comm, group = limits(check_replicas_every=3), Rank(0, 4), Rank(0, 2)
+    for step in range(1, 9):
+        ends.after_step(comm, group, None, step, None)
+        if step % 2 == 0:
+            ends.after_meeting(comm, None, step)
+    assert seen == [(3, False), (4, True), (6, False), (6, True)]
+    ends.after_step(comm, comm, None, 9, None)
+    ends.after_meeting(comm, None, 10)
+    assert seen[4:] == [(9, False)]
+
+
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
 def test_pictures_are_normalised_and_in_their_memory_format(memory_format):
     mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.25, 2.0])

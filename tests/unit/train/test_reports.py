@@ -223,6 +223,59 @@ def test_a_rank_that_writes_nothing_makes_nothing_to_write_and_keeps_its_limits(
     silent.conclude("failed")
 
 
+class OfGroups(Rank):
+    """Rank 0 of two groups of two, which hears that of the other group."""
+
+    near = SimpleNamespace(rank=0, size=2)
+
+    def __init__(self, *told):
+        self._told = list(told)
+        super().__init__(0, 4, answers=self._answer)
+
+    def _answer(self, value):
+        if isinstance(value, str):
+            return ["one", "one", "two", "two"]
+        return [value, None, self._told.pop(0), None] if value else [[]] * 4
+
+
+def at_meetings(*other, waited_s=0.0, skipped=(), lasted_s=10.0):
+    """What rank 0 reports of windows in which it has waited so long; `other` is what the other group tells in each."""
+    reports = reports_of(OfGroups(*other), fixed())
+    made = []
+    for _ in other:
+        window = window_of(loss=1.0, right=1, count=1)
+        window.waited_s, window.skipped = waited_s, list(skipped)
+        window.lasted_s = lambda: lasted_s
+        made.append(report(reports, window))
+    return made
+
+
+def test_a_group_for_which_the_others_wait_is_named_with_its_lag_when_it_falls_behind():
+    in_time, late = [[], 2.5, 10.0], [[], 0.5, 10.0]
+    first, second, third, fourth, fifth = at_meetings(late, late, in_time, late, late, waited_s=2.5)
+    assert first.behind == fourth.behind
+    assert (first.behind.host, first.behind.rank, first.behind.lag_s, first.behind.share) == ("two", 2, 2.0, 0.2)
+    assert second.behind is third.behind is fifth.behind is None
+    assert first.events() == [
+        {"event": "behind", "step": 20, "host": "two", "rank": 2, "lag_s": 2.0, "share": 0.2},
+    ]
+    (here,) = at_meetings([[], 3.0, 10.0])
+    assert (here.behind.host, here.behind.rank) == ("one", 0)
+    (hardly,) = at_meetings([[], 1.0, 10.0])
+    assert hardly.behind is None
+
+
+def test_what_each_group_has_skipped_is_told_and_what_all_have_only_once():
+    mine, theirs = Skipped(rank=1, source="loss", ranks="ranks 0 to 1"), Skipped(rank=3, source="loss", ranks="2 to 3")
+    (apart,) = at_meetings([[[4, asdict(theirs)], [7, asdict(theirs)]], 0.0, 10.0], skipped=[(5, mine)])
+    assert apart.skipped == [(4, theirs), (5, mine), (7, theirs)]
+    assert apart.counts()["skipped_steps"] == 3
+    assert apart.events()[1] == {"event": "skipped", "step": 5, "rank": 1, "source": "loss", "ranks": "ranks 0 to 1"}
+    why = Skipped(rank=2, source="loss")
+    (together,) = at_meetings([[[5, asdict(why)]], 0.0, 10.0], skipped=[(5, why)])
+    assert together.skipped == [(5, why)]
+
+
 def test_nothing_counted_has_no_means():
     assert all(math.isnan(value) for value in task_of().metrics({}).values())
     assert added({"loss": 1.0, "count": 2.0}, {"loss": 2.0, "count": 1.0}) == {"loss": 3.0, "count": 3.0}
