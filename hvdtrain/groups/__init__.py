@@ -1,1 +1,1 @@
-"""Groups of ranks that a slow link joins: who is in them, sums in two levels, and rounds of their own."""
+"""What spares a slow link: groups of ranks, sums in two levels, rounds of their own, and thin gradients."""
