@@ -110,7 +110,7 @@ def learn(comm: Comm, config: EffnetConfig, split: Images, name: str, *, until: 
     step = effnet.step_for(comm, config, model, task, cpu, lr=lr.peak, sizes=sizes)
     sync = syncs(sizes.steps_per_epoch)[name](groups_of(len(ADDRESSES)), step.optimizer)
     sync.attach()
-    feed = Feed(split.train, task, comm.data, sizes, seed=config.seed, device=cpu)
+    feed = Feed(split.train, task, comm, sizes, seed=config.seed, device=cpu)
     limits = Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=0)
     reports = Reports(comm, Gauges(none), task, every_steps=sizes.steps_per_epoch, device=cpu)
     torch.manual_seed((config.seed << 16) + comm.rank)

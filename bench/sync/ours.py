@@ -15,7 +15,7 @@ class Ours(Sync):
         comm = connect(fusion_threshold_mb=0.0, cycle_time_ms=None)
         comm.start()
         model = nn.ParameterList(self.parameters)
-        self.buckets = comm.gradient_sync(model, compression="none")
+        self.buckets = comm.data.gradient_sync(model, compression="none")
         self.buckets.expect(1)
 
     def _before(self, *_: object) -> None:

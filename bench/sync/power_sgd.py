@@ -50,9 +50,9 @@ class _MpiGroup(dist.ProcessGroup):
     """Sums over an mpi4py communicator, at once."""
 
     def __init__(self, comm: Any) -> None:
-        super().__init__(comm.rank, comm.size)
+        super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._comm = comm
 
-    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         add_up(self._comm, tensors[0])
         return _Done(tensors)

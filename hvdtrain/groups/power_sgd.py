@@ -120,7 +120,7 @@ class _Sums(dist.ProcessGroup):
         super().__init__(0, ranks)  # type: ignore[call-arg]
         self._begin_sum = begin_sum
 
-    def allreduce(self, tensors: list[Tensor], _: Any = None) -> dist.Work:
+    def allreduce(self, tensors: list[Tensor], _: Any = None) -> dist.Work:  # type: ignore[override]
         total = tensors[0]
         if len(total):
             # Horovod remembers one shape for each name.
