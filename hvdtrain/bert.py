@@ -19,7 +19,7 @@ from hvdtrain.checkpoint.run_folder import has_checkpoints
 from hvdtrain.checkpoint.save_points import AgreedSavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
 from hvdtrain.ranks.agree import agreed
-from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.comm import Comm, stream
 from hvdtrain.ranks.replicas import whole_hash
 from hvdtrain.record.run import Run, opened
 from hvdtrain.safety import exits
@@ -42,6 +42,7 @@ from hvdtrain.train.preflight import (
     cuts_on_all,
     gradient_bytes,
     join_ranks,
+    join_replica_on_all,
     open_folder,
     own_device,
     part_of_run,
@@ -87,6 +88,9 @@ def main() -> None:
         part = part_of_run(
             comm, config, model, blocks, example(texts, sizes), device=device, cuts=cuts, folder=folder, phases=phases
         )
+        if config.tensor > 1:
+            join_replica_on_all(comm, device, folder)
+            models.slice_layers(model, comm.replica.rank, config.tensor)
         model.to(device)
         comm.data.broadcast_(model)
         step = step_of_run(
@@ -95,7 +99,7 @@ def main() -> None:
         feed = Feed(texts.train, task, comm, sizes, seed=config.seed, device=device, phases=phases)
         reports = Reports(comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device)
         limits = Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=config.check_replicas_every)
-        torch.manual_seed((config.seed << 16) + comm.rank)  # dropout differs between ranks
+        torch.manual_seed((config.seed << 16) + stream(comm))  # dropout differs between ranks
         parts = state_of(step, limits, reports, seed=config.seed)
         found = folder.resume_from
         position = Position() if found is None else feed.placed(resume(parts, found))
@@ -129,11 +133,15 @@ def main() -> None:
 
 
 def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) -> None:
-    """Raise BadInput where sequences are longer than the model has positions, or the export has no place."""
+    """Raise BadInput where the model has too few positions or cannot be sliced so, or the export has no place."""
+    sizes = sizes_of(config.model, vocabulary=config.vocab_size) if pretrained is None else pretrained.sizes
     if pretrained is not None:
         pretrained.require_room(config.max_tokens)
-    elif config.max_tokens > (positions := sizes_of(config.model, vocabulary=config.vocab_size).positions):
-        raise BadInput(f"--max-tokens {config.max_tokens}: {config.model} has {positions} positions; give no more")
+    elif config.max_tokens > sizes.positions:
+        raise BadInput(
+            f"--max-tokens {config.max_tokens}: {config.model} has {sizes.positions} positions; give no more"
+        )
+    models.require_slices(sizes, config.tensor)
     if config.export is not None and comm.rank == 0:
         own = has_checkpoints(config.runs_dir / config.experiment, config.run)  # what stands there then
         require_free(config.export, runs=config.runs_dir, replace=config.overwrite or own)
@@ -166,10 +174,10 @@ def example(texts: Texts, sizes: BatchSizes) -> list[Tensor]:
 
 
 def whole(comm: Comm, config: BertConfig, step: TrainingStep, texts: Texts, pretrained: Pretrained | None) -> Bert:
-    """What was evaluated, on rank 0 of all stages."""
-    if step.part is None:
+    """What was evaluated, on rank 0 of all parts of a replica."""
+    if comm.part == "all":
         return cast("Bert", step.evaluated)
-    weights = whole_on_0(comm, step.evaluated.state_dict())
+    weights = whole_on_0(comm, step.evaluated)
     model = build(config, texts, pretrained)
     if comm.rank == 0:
         model.load_state_dict(weights)

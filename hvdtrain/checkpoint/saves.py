@@ -90,8 +90,10 @@ class Saves:
                 self._writer.failed(position.step, failed)
             else:
                 about = {"position": asdict(position), **self._about, "tracker": self._memory()}
-                if self._parts.stages_at:
+                if self._comm.part == "stage":
                     about["stages_at"] = list(self._parts.stages_at)
+                if self._comm.part == "slice":
+                    about["slices"] = self._comm.replica.size
                 self._writer.save(position.step, {"state": state.shared(self._parts)}, about, ranks)
         self._faults.at("save", self._count)
         self._wait_for_rank_0()
@@ -120,7 +122,7 @@ class Saves:
 
     def save_best(self, position: Position, weights: torch.nn.Module, **metrics: float) -> None:
         """Keep the weights that were evaluated, apart from the checkpoints, with their metrics."""
-        whole = whole_on_0(self._comm, weights.state_dict())
+        whole = whole_on_0(self._comm, weights)
         if self._writer is not None:
             about = {**metrics, "epoch": position.epoch + 1}
             self._writer.save_best(position.step, {"weights": whole}, about)
@@ -155,13 +157,15 @@ def _tried(write: Callable[[], T], *, who: str = "") -> tuple[T | None, list[Any
 def resume(parts: State, found: files.Found) -> Position:
     """Bring a training back to a checkpoint: where it stands.
 
-    Rank 0 reads what ranks have in common and broadcasts it, and each reads its own file and that of its stage; where
-    the files are of another number of ranks or other stages, rank 0 reads one after the other, and each rank those of
-    all stages. Raises BadInput where the checkpoint cannot be read. That the settings fit was seen before the folder
+    Rank 0 reads what ranks have in common and broadcasts it, and each reads its own file and that of its part; where
+    the files are of another number of ranks or other parts, rank 0 reads one after the other, and each rank those of
+    all parts. Raises BadInput where the checkpoint cannot be read. That the settings fit was seen before the folder
     was opened.
     """
     position, comm = Position(**found.about["position"]), parts.comm
-    stages_at = tuple(found.about.get("stages_at", ()))
+    stages_at, slices = tuple(found.about.get("stages_at", ())), found.about.get("slices", 1)
+    own_slices = comm.replica.size if comm.part == "slice" else 1
+    saved_parts = max(len(stages_at) + 1, slices)
 
     def mean() -> bytes:
         return bytes(files.pack("mean", state.mean_of(files.load(found, files.own(rank)) for rank in found.ranks)))
@@ -169,14 +173,15 @@ def resume(parts: State, found: files.Found) -> Position:
     def bring_back() -> None:
         mine = files.load(found, files.own(comm.rank)) if is_same else files.unpack(found, "mean", mean_of_all)
         saved = files.unpack(found, "state", in_common)
-        if stages_at:
-            stages = [comm.stages.rank] if is_same else range(len(stages_at) + 1)
-            saved |= state.joined((files.load(found, files.own(stage)) for stage in stages), parts)
-        elif parts.stages_at:
-            saved = saved | state.joined([{"stage": state.by_name(saved)}], parts)
+        if saved_parts > 1:
+            needed = [comm.replica.rank] if fits else range(saved_parts)
+            saved |= state.joined((files.load(found, files.own(part)) for part in needed), parts, fits=fits)
+        elif comm.replica.size > 1:
+            saved |= state.joined([state.by_name(saved)], parts, fits=False)
         state.restore(parts, saved, mine, step=position.step)
 
-    is_same = found.is_of(comm.size) and stages_at == parts.stages_at
+    fits = (stages_at, slices) == (parts.stages_at, own_slices)
+    is_same = found.is_of(comm.size) and fits
     in_common = _broadcast(comm, lambda: files.read(found, "state"))
     mean_of_all = b"" if is_same else _broadcast(comm, lambda: _fitting(found, mean))
     agreed(comm, lambda: _fitting(found, bring_back))

@@ -1,7 +1,8 @@
 """All that training needs to go on exactly where it was, as tensors, numbers and words.
 
 What ranks have in common is rank 0's; each has random numbers, batch-norm statistics and whatever else is its own.
-Where a replica is cut into stages, those of the first replica have their parameters among what is their own, by name.
+Where a replica is cut into stages or slices, the ranks of the first one have their parameters among what is their own,
+by name.
 """
 
 import random
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.comm import Comm, stream
+from hvdtrain.tensor.linear import slices_of
 
 
 class Stateful(Protocol):
@@ -50,7 +52,7 @@ class State:
 def shared(state: State) -> dict[str, Any]:
     """What all ranks have alike; the tensors are those in use."""
     alike = {name: part.state_dict() for name, part in state.shared.items()}
-    if state.stages_at:
+    if state.comm.replica.size > 1:
         return alike
     return {
         **_of_model(state),
@@ -71,29 +73,47 @@ def _trained(state: State) -> dict[str, nn.Parameter]:
     return {names[id(one)]: one for group in state.optimizer.param_groups for one in group["params"]}
 
 
-def _of_stage(state: State) -> dict[str, Any]:
-    """What a stage has of the whole model, by names."""
+def _of_part(state: State) -> dict[str, Any]:
+    """What this rank has of the whole model, by names; `sliced` are the dimensions in which it has but a slice."""
     held = {name: state.optimizer.state.get(one, {}) for name, one in _trained(state).items()}
-    return {**_of_model(state), "held": held}
+    return {**_of_model(state), "held": held, "sliced": slices_of(state.model)}
 
 
 def by_name(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What a whole model's `shared` has, as a stage's own."""
+    """What a whole model's `shared` has, as the `own` of a part."""
     remembered = saved["optimizer"]["state"]
     held = {name: remembered.get(number, {}) for number, name in enumerate(saved["parameters"])}
-    return {"model": saved["model"], "average": saved["average"], "held": held}
+    return {"part": {"model": saved["model"], "average": saved["average"], "held": held, "sliced": {}}}
 
 
-def joined(of_stages: Iterable[Mapping[str, Any]], state: State) -> dict[str, Any]:
-    """What this rank needs of `own` parts of stages, as `shared` of a whole model has it."""
-    found: dict[str, Any] = {"model": {}, "average": {}, "held": {}}
-    for one in of_stages:
-        for name, wanted in _of_stage(state).items():
-            if found[name] is None or wanted is None or one["stage"][name] is None:
-                found[name] = None
-            else:
-                found[name] |= {key: value for key, value in one["stage"][name].items() if key in wanted}
-    return found
+def joined(of_parts: Iterable[Mapping[str, Any]], state: State, *, fits: bool) -> dict[str, Any]:
+    """What this rank needs of the `own` of parts, as `shared` of a whole model has it.
+
+    One after the other is looked at. Where they were cut as this run is, it `fits`, they are this rank's alone.
+    """
+    wanted, found, sliced = _of_part(state), dict[str, dict[str, list[Any]]](), dict[str, int]()
+    for one in of_parts:
+        part = one["part"]
+        sliced |= {} if fits else part["sliced"]
+        for kind in ("model", "average", "held"):
+            for name in wanted[kind] or ():
+                if part[kind] is not None and name in part[kind]:
+                    found.setdefault(kind, {}).setdefault(name, []).append(part[kind][name])
+    own = {} if fits else wanted["sliced"]
+    number, count = state.comm.replica.rank, state.comm.replica.size
+
+    def fitting(name: str, values: list[Any]) -> Any:
+        if isinstance(values[0], Mapping):  # what the optimizer remembers
+            return {key: fitting(name, [value[key] for value in values]) for key in values[0]}
+        if not isinstance(values[0], torch.Tensor) or values[0].dim() == 0:
+            return values[0]
+        whole = torch.cat(values, sliced[name]) if name in sliced else values[0]
+        return whole.chunk(count, own[name])[number] if name in own else whole
+
+    together = {
+        kind: {name: fitting(name, values) for name, values in by_name.items()} for kind, by_name in found.items()
+    }
+    return {"model": {}, "average": None, "held": {}, **together}
 
 
 def own(state: State) -> dict[str, Any]:
@@ -106,7 +126,7 @@ def own(state: State) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
         "buffers": [dict(model.named_buffers()) for model in state.models],
-        **({"stage": _of_stage(state)} if state.stages_at and state.comm.data.rank == 0 else {}),
+        **({"part": _of_part(state)} if state.comm.replica.size > 1 and state.comm.data.rank == 0 else {}),
         **{name: part.state_dict() for name, part in state.own.items()},
     }
 
@@ -155,7 +175,7 @@ def restore(state: State, saved: Mapping[str, Any], mine: Mapping[str, Any], *, 
         for name, buffer in model.named_buffers():
             buffer.copy_(values[name])
     if mine.keys() == {"buffers"}:
-        seeds = np.random.SeedSequence([state.seed, step, state.comm.rank])
+        seeds = np.random.SeedSequence([state.seed, step, stream(state.comm)])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         return
     _restore_random(mine, state.device)

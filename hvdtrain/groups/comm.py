@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hvdtrain.groups.members import MpiMembers
 from hvdtrain.groups.two_level import TwoLevelSync
-from hvdtrain.ranks.comm import Comm, Group, HorovodComm, Members, Reducer, SerialComm
+from hvdtrain.ranks.comm import Comm, Group, HorovodComm, Members, Reducer, ReplicaPart, SerialComm
 from hvdtrain.ranks.sync import GradientSync, Waiting
 from hvdtrain.safety.exits import BadInput
 
@@ -68,8 +68,12 @@ class HostsComm:
         return self._near
 
     @property
-    def stages(self) -> Members:
+    def replica(self) -> Members:
         return SerialComm()
+
+    @property
+    def part(self) -> ReplicaPart:
+        return "all"
 
     def allgather(self, value: Any) -> list[Any]:
         return self._all.allgather(value)

@@ -29,6 +29,8 @@ SHORT_WAIT_S = 0.005
 
 Reducer = Literal["bucket", "horovod"]
 
+ReplicaPart = Literal["all", "stage", "slice"]  # of a replica: some layers, or a slice of each layer
+
 
 class Members(Protocol):
     """Ranks that act together: all of them call each method, in the same order."""
@@ -90,8 +92,12 @@ class Comm(Members, Protocol):
         """Those of them that sum their gradients at every step: a block of consecutive ones, or all."""
 
     @property
-    def stages(self) -> Members:
+    def replica(self) -> Members:
         """The ranks that hold the parts of one replica: this one alone, as long as each holds all of it."""
+
+    @property
+    def part(self) -> ReplicaPart:
+        """What each of these holds."""
 
     def gather(self, content: bytes) -> list[bytes]:
         """On rank 0 the contents of all ranks, by rank; elsewhere an empty list."""
@@ -127,8 +133,12 @@ class SerialComm:
         return self
 
     @property
-    def stages(self) -> Members:
+    def replica(self) -> Members:
         return SerialComm()
+
+    @property
+    def part(self) -> ReplicaPart:
+        return "all"
 
     def allgather(self, value: Any) -> list[Any]:
         return [value]
@@ -197,8 +207,12 @@ class HorovodComm:
         return self
 
     @property
-    def stages(self) -> Members:
+    def replica(self) -> Members:
         return SerialComm()
+
+    @property
+    def part(self) -> ReplicaPart:
+        return "all"
 
     @property
     def over_mpi(self) -> Any:
@@ -303,6 +317,11 @@ class HorovodComm:
             rank_zeros=lambda names: list(json.loads(self.broadcast(json.dumps(names).encode()))),
             begin_sum=self.begin_sum,
         )
+
+
+def stream(comm: Comm) -> int:
+    """The number of this rank's random numbers: slices of a layer draw the same, since what they make is added up."""
+    return comm.data.rank if comm.part == "slice" else comm.rank
 
 
 def wait_until(is_done: Callable[[], bool], waiting: Waiting) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
+from hvdtrain.tensor.linear import slices_of
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
@@ -22,11 +23,12 @@ def parameter_hashes(model: nn.Module) -> dict[str, str]:
 
 
 def whole_hash(comm: Comm, model: nn.Module) -> str:
-    """One hash for all parameters, those of all stages: whether it is cut does not matter."""
-    hashes: dict[str, str] = {}
-    for theirs in comm.stages.allgather(parameter_hashes(model)):
-        hashes |= theirs
-    return weights_hash(hashes)
+    """One hash for all parameters, those of all parts: whether it is cut into stages does not matter."""
+    hashes: dict[str, dict[str, None]] = {}
+    for theirs in comm.replica.allgather(parameter_hashes(model)):
+        for name, own in theirs.items():
+            hashes.setdefault(name, {})[own] = None  # once where it is whole on several ranks
+    return weights_hash({name: "".join(parts) for name, parts in hashes.items()})
 
 
 def weights_hash(hashes: dict[str, str]) -> str:
@@ -46,21 +48,38 @@ def parameter_sums(model: nn.Module) -> Tensor:
     return torch.stack(sums)
 
 
+def held_before(comm: Comm, model: nn.Module) -> set[int]:
+    """The identities of parameters that a rank before this one holds too, where a replica's layers are sliced."""
+    if comm.part != "slice" or comm.replica.rank == 0:
+        return set()
+    sliced = slices_of(model)
+    return {id(parameter) for name, parameter in model.named_parameters() if name not in sliced}
+
+
 def check_replicas(comm: Comm, model: nn.Module, step: int, *, together: Members | None = None) -> None:
     """End the run on all ranks with status 4 where the parameters of a rank differ in a single bit from its replicas'.
 
-    The ranks are named that differ from what most have (on a tie, from the first), with the first parameter that does.
-    `together` are those of all ranks that are compared, where these are not all.
+    Or where what the slices of a replica have whole does. The ranks are named that differ from what most have (on a
+    tie, from the first), with the first parameter that does. `together` are those of all ranks that are compared, where
+    these are not all.
     """
     names = [name for name, _ in model.named_parameters()]
     ranks = comm if together is None else together
     sums = dict(zip(names, parameter_sums(model).tolist(), strict=True))
+    _require_alike(comm, ranks, sums, step, every=comm.replica.size)
+    if comm.part == "slice":
+        sliced = slices_of(model)
+        whole = {name: total for name, total in sums.items() if name not in sliced}
+        _require_alike(comm, ranks, whole, step, every=1)
+
+
+def _require_alike(comm: Comm, ranks: Members, sums: dict[str, int], step: int, *, every: int) -> None:
+    """EndOfRun on all `ranks` where one has other sums than those `every` so many ranks before and after it."""
     wholes = ranks.allgather(hashlib.sha256(json.dumps(list(sums.values())).encode()).hexdigest())
-    stages = comm.stages.size
-    differing = [stage for stage in range(stages) if len(set(wholes[stage::stages])) > 1]
+    differing = [part for part in range(every) if len(set(wholes[part::every])) > 1]
     if not differing:
         return
-    alike = range(differing[0], ranks.size, stages)  # the ranks that should be
+    alike = range(differing[0], ranks.size, every)  # the ranks that should be
     sums_by_rank = ranks.allgather(sums)
     counts = Counter(wholes[rank] for rank in alike)
     usual = max(alike, key=lambda rank: counts[wholes[rank]])  # the first that most are like
@@ -68,9 +87,9 @@ def check_replicas(comm: Comm, model: nn.Module, step: int, *, together: Members
     odd = [rank for rank in alike if wholes[rank] != wholes[usual]]
     name = next(name for name, total in sums_by_rank[odd[0]].items() if total != reference[name])
     named = ", ".join(str(comm.rank - ranks.rank + rank) for rank in odd)
-    of_stage = f" of stage {differing[0]}" if stages > 1 else ""
+    of_part = f" of {comm.part} {differing[0]}" if every > 1 else ""
     raise EndOfRun(
-        f"replicas differ after step {step}: rank {named} from the others{of_stage}, first in {name}; "
+        f"replicas differ after step {step}: rank {named} from the others{of_part}, first in {name}; "
         "start again from a checkpoint before this, and check that host's memory",
         status=REPLICAS_DIFFER,
         reason="replicas differ",

@@ -1,10 +1,10 @@
-"""Replicas of several ranks each: rank = replica x stages + stage, so that neighbours share a host.
+"""Replicas of several ranks each, which hold its stages, or slices of its layers; neighbours share a host.
 
-Horovod's world is then the replicas of one stage; what the stages of a replica, or all ranks, tell each other goes over
-mpi4py.
+With P such parts rank = replica x P + part. Horovod's world is then the replicas of one part; what the parts of a
+replica, or all ranks, tell each other goes over mpi4py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,25 @@ from typing import Any
 from torch import Tensor
 
 from hvdtrain.groups.members import MpiMembers
-from hvdtrain.ranks.comm import Comm, Group, HorovodComm
+from hvdtrain.ranks.comm import Comm, Group, HorovodComm, ReplicaPart
 from hvdtrain.ranks.sync import Waiting
 from hvdtrain.safety.exits import BadInput
 
+OPTIONS: Mapping[ReplicaPart, str] = {"all": "--stages", "stage": "--stages", "slice": "--tensor"}
 
-class StagedComm:
-    """All ranks of a run whose replicas are cut into stages."""
 
-    def __init__(self, world: HorovodComm, mpi: Any, stages: int) -> None:
-        replica, stage = divmod(world.rank, stages)
+class PartsComm:
+    """All ranks of a run whose replicas are cut into parts."""
+
+    def __init__(self, world: HorovodComm, mpi: Any, parts: int, part: ReplicaPart) -> None:
+        replica, own = divmod(world.rank, parts)
+        self.part: ReplicaPart = part
         self.rank, self.size = world.rank, world.size
         self.local_rank, self.local_size = world.local_rank, world.local_size
         self._world = world
         self._sums = MpiMembers(mpi)
-        self._data = HorovodComm(mpi.Split(stage, replica), is_world=False)
-        self._stages = MpiMembers(mpi.Split(replica, stage))
+        self._data = HorovodComm(mpi.Split(own, replica), is_world=False)
+        self._replica = MpiMembers(mpi.Split(replica, own))
 
     @property
     def waiting(self) -> Callable[[], AbstractContextManager[None]]:
@@ -35,7 +38,7 @@ class StagedComm:
 
     @waiting.setter
     def waiting(self, waiting: Waiting) -> None:
-        self._world.waiting = self._data.waiting = self._sums.waiting = self._stages.waiting = waiting
+        self._world.waiting = self._data.waiting = self._sums.waiting = self._replica.waiting = waiting
 
     @property
     def data(self) -> Group:
@@ -46,8 +49,8 @@ class StagedComm:
         return self._data
 
     @property
-    def stages(self) -> MpiMembers:
-        return self._stages
+    def replica(self) -> MpiMembers:
+        return self._replica
 
     def allgather(self, value: Any) -> list[Any]:
         return self._sums.allgather(value)
@@ -68,18 +71,19 @@ class StagedComm:
         return self._sums.begin_sum(values, name)
 
 
-def staged(comm: Comm, stages: int) -> Comm:
-    """The same ranks as replicas of so many stages each; BadInput on all of them where they cannot be."""
-    if stages == 1:
+def in_parts(comm: Comm, parts: int, part: ReplicaPart) -> Comm:
+    """The same ranks as replicas of so many parts each; BadInput on all of them where they cannot be."""
+    if parts == 1:
         return comm
-    if comm.size % stages:
-        below = comm.size // stages * stages
-        fitting = " or ".join(str(ranks) for ranks in (below, below + stages) if ranks)
-        fewer = max(count for count in range(1, comm.size + 1) if comm.size % count == 0 and count < stages)
+    option = OPTIONS[part]
+    if comm.size % parts:
+        below = comm.size // parts * parts
+        fitting = " or ".join(str(ranks) for ranks in (below, below + parts) if ranks)
+        fewer = max(count for count in range(1, comm.size + 1) if comm.size % count == 0 and count < parts)
         raise BadInput(
-            f"--stages {stages}: {comm.size} rank{'s' if comm.size > 1 else ''} cannot be replicas of {stages} ranks "
-            f"each: start {fitting}, or give --stages {fewer}"
+            f"{option} {parts}: {comm.size} rank{'s' if comm.size > 1 else ''} cannot be replicas of {parts} ranks "
+            f"each: start {fitting}, or give {option} {fewer}"
         )
     if not isinstance(comm, HorovodComm) or comm.over_mpi is None:
-        raise BadInput(f"--stages {stages} needs MPI between the ranks: start with mpirun or hvdlaunch")
-    return StagedComm(comm, comm.over_mpi, stages)
+        raise BadInput(f"{option} {parts} needs MPI between the ranks: start with mpirun or hvdlaunch")
+    return PartsComm(comm, comm.over_mpi, parts, part)

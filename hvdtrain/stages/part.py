@@ -129,7 +129,7 @@ def part_on_all(
     recompute: bool,
 ) -> Part:
     """This rank's stage, cut at `cuts` or by time; the model keeps only what it needs."""
-    stage, stages = comm.stages.rank, comm.stages.size
+    stage, stages = comm.replica.rank, comm.replica.size
     if cuts is None:
         cuts = fastest([passage.time_ms for passage in passages], stages)
     part = Part(
@@ -137,7 +137,7 @@ def part_on_all(
     )
     keep_only(model, part.own)
     names = [name for name, _ in model.named_parameters()]
-    others = [name for other, theirs in enumerate(comm.stages.allgather(names)) if other != stage for name in theirs]
+    others = [name for other, theirs in enumerate(comm.replica.allgather(names)) if other != stage for name in theirs]
     tied = tuple(name for name in names if name in others)
     assert not tied or stage in (0, stages - 1)
     return replace(part, tied=tied)

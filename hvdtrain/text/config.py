@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from hvdtrain.ranks.comm import ReplicaPart
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import model
-from hvdtrain.train import command_line, options
+from hvdtrain.train import command_line, optim, options
 from hvdtrain.train.command_line import AT_LEAST_1, PROBABILITY
 from hvdtrain.train.options import RunConfig
 
@@ -58,6 +59,8 @@ class BertConfig(RunConfig):
     """Tokens of a vocabulary that is learned, at most."""
     max_tokens: Annotated[int, AT_LEAST_1] = 128
     """Longer sequences are cut; of documents of text, into several."""
+    tensor: Annotated[int, AT_LEAST_1] = 1
+    """Slice each layer over this many neighbouring ranks, which have the same batches; replicas = ranks / tensor."""
     freeze_embeddings: bool = False
     """Train all but the embeddings."""
     dropout: Annotated[float | None, PROBABILITY] = None
@@ -66,6 +69,10 @@ class BertConfig(RunConfig):
     """End after so many steps, in place of epochs; without warmup-epochs the warm-up is the recipe's share of them."""
     export: Path | None = None
     """At the end write config.json, model.safetensors and vocab.txt into this folder, for transformers to load."""
+
+    @property
+    def parts(self) -> tuple[ReplicaPart, int]:
+        return super().parts if self.tensor == 1 else ("slice", self.tensor)
 
 
 def tiny() -> BertConfig:
@@ -131,6 +138,13 @@ def parse(argv: Sequence[str]) -> BertConfig:
         raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(DATA)}")
     if "batch_size_per_rank" in given and "global_batch_size" not in given:
         config = replace(config, global_batch_size=None)  # the recipe's
+    if config.tensor > 1 and config.stages > 1:
+        raise BadInput(f"--tensor {config.tensor} does not work with --stages {config.stages}: leave one of them out")
+    if config.tensor > 1 and optim.OPTIMIZERS[config.optimizer].layerwise:
+        raise BadInput(
+            f"--optimizer {config.optimizer} divides by the norms of whole layers, of which --tensor {config.tensor} "
+            "leaves each rank a slice: give adamw"
+        )
     options.check(config, given)
     _check_texts(config, given)
     for one, other in _EITHER:

@@ -3,8 +3,11 @@
 N sequences of a batch, L tokens of the longest, M masked, W width, A heads, V tokens of the vocabulary, K classes.
 """
 
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +15,7 @@ from torch import Tensor, nn
 
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.stages.blocks import Block, Blocks, Inputs
+from hvdtrain.tensor.linear import Column, Row, own_draws, to_slices
 
 NORM_EPS = 1e-12
 _WORDS = "bert.embeddings.word_embeddings"
@@ -83,15 +87,17 @@ class _SelfAttention(nn.Module):
         self.query = nn.Linear(sizes.width, sizes.width)
         self.key = nn.Linear(sizes.width, sizes.width)
         self.value = nn.Linear(sizes.width, sizes.width)
-        self._heads, self._dropout = sizes.heads, sizes.dropout
+        self.own_draws: Callable[[], AbstractContextManager[None]] = nullcontext  # around what is drawn for each head
+        self._of_head, self._dropout = sizes.width // sizes.heads, sizes.dropout
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         query, key, value = (
-            layer(hidden).unflatten(-1, (self._heads, -1)).transpose(1, 2)  # N A L W/A
+            layer(hidden).unflatten(-1, (-1, self._of_head)).transpose(1, 2)  # N A L W/A
             for layer in (self.query, self.key, self.value)
         )
         dropout = self._dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        with self.own_draws() if dropout else nullcontext():
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         return attended.transpose(1, 2).flatten(2)  # N L W
 
 
@@ -216,6 +222,29 @@ def _initialise(model: nn.Module, deviation: float) -> None:
 def freeze_embeddings(model: Bert) -> None:
     """Let no step change the embeddings of words, positions and segments, nor their norm."""
     model.bert.embeddings.requires_grad_(requires_grad=False)
+
+
+def require_slices(sizes: BertSizes, ranks: int) -> None:
+    """Raise BadInput where so many ranks cannot have an equal slice of each layer."""
+    for what, count in (("heads", sizes.heads), ("intermediate units", sizes.intermediate)):
+        if count % ranks:
+            fewer = max(few for few in range(1, ranks) if sizes.heads % few == 0 and sizes.intermediate % few == 0)
+            raise BadInput(f"--tensor {ranks} does not divide the model's {count} {what}: give --tensor {fewer}")
+
+
+def slice_layers(model: Bert, rank: int, ranks: int) -> None:
+    """Leave of each layer this rank's share of the heads and of the units between; the rest is whole on all ranks."""
+    layers: Iterable[Any] = model.bert.encoder["layer"].children()
+    for layer in layers:
+        attention, between = layer.attention["self"], layer.intermediate
+        for name in ("query", "key", "value"):
+            setattr(attention, name, Column(getattr(attention, name), rank, ranks))
+        between["dense"] = Column(between["dense"], rank, ranks)
+        for inputs_of in (attention, between["dense"]):
+            inputs_of.register_forward_pre_hook(to_slices)
+        for output in (layer.attention["output"], layer.output):
+            output.dense = Row(output.dense, rank, ranks)
+        attention.own_draws = partial(own_draws, rank)
 
 
 def blocks(model: Bert) -> Blocks:

@@ -87,22 +87,23 @@ def failed_forward(comm: Comm, together: Members, loss: float, trouble: float) -
 
     Batch norm over all ranks spreads one rank's trouble to all of them: then rank 0 stands for all.
     """
-    source, stages = None, comm.stages
+    source, replica = None, comm.replica
     if not math.isfinite(trouble):
         source = "batch norm" if math.isfinite(loss) else "loss"
-    if source is not None and stages.size > 1:
-        source = f"{'forward pass' if stages.rank < stages.size - 1 else source} of stage {stages.rank}"
+    if source is not None and comm.part == "stage" and replica.rank < replica.size - 1:
+        source = "forward pass"
+    if source is not None and replica.size > 1:
+        source = f"{source} of {comm.part} {replica.rank}"
     sources = enumerate(together.allgather(source), start=comm.rank - together.rank)
     return next((Skipped(rank=rank, source=theirs) for rank, theirs in sources if theirs is not None), None)
 
 
 def failed_sum(comm: Comm, bad_here: float) -> Skipped:
-    """All forward passes were finite, the summed gradients are not: on which stage first, if there are several."""
-    stages = comm.stages
-    if stages.size == 1:
+    """All forward passes were finite, the summed gradients are not: in which part of a replica, if it has several."""
+    if comm.replica.size == 1:
         return Skipped(rank=None, source=SUM)
-    bad = stages.allgather(bad_here)  # backward passes go from the last stage to the first
-    return Skipped(rank=None, source=f"{SUM} of stage {max(stage for stage, is_bad in enumerate(bad) if is_bad)}")
+    bad = comm.replica.allgather(bad_here)  # backward passes go from the last stage to the first
+    return Skipped(rank=None, source=f"{SUM} of {comm.part} {max(part for part, is_bad in enumerate(bad) if is_bad)}")
 
 
 class SpikeWatch:

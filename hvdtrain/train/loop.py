@@ -167,7 +167,7 @@ def train_epoch(
             lr=rate,
             measure=is_due,
         )
-        pending.append((number, sum(map(len, batch.micro_batches)) / step.comm.stages.size, taken))
+        pending.append((number, sum(map(len, batch.micro_batches)) / step.comm.replica.size, taken))
         visited += batch.global_size
         phases.enter("other")
         decision = decided()
@@ -271,7 +271,7 @@ def evaluate(
     if done:
         names, values = total(done)
         sums = dict(zip(names, group.allreduce(values).tolist(), strict=True))
-    return task.metrics(step.comm.stages.allgather(sums)[-1])
+    return task.metrics(step.comm.replica.allgather(sums)[-1])
 
 
 def follow(

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from hvdtrain.groups.rounds import Every
+from hvdtrain.ranks.comm import ReplicaPart
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.stages.comm import OPTIONS
 from hvdtrain.train import optim
 from hvdtrain.train.command_line import AT_LEAST_0, AT_LEAST_1, FOLDER_NAME, POSITIVE, Alone
 
@@ -159,6 +161,11 @@ class RunConfig:
     overwrite: bool = False
     """Replace a finished run of the same name."""
 
+    @property
+    def parts(self) -> tuple[ReplicaPart, int]:
+        """What each rank of a replica holds, and how many ranks that takes."""
+        return ("all", 1) if self.stages == 1 else ("stage", self.stages)
+
 
 def check(config: RunConfig, given: set[str]) -> None:
     """Raise BadInput for settings that cannot go together; `given` are the fields that the command line names."""
@@ -181,11 +188,14 @@ def check(config: RunConfig, given: set[str]) -> None:
         )
     if config.recompute and config.compile:
         raise BadInput("--recompute runs the model block by block, --compile all of it: leave one of them out")
-    if config.stages == 1:
-        if config.stages_at is not None:
-            raise BadInput(f"--stages-at {config.stages_at} says where --stages cuts: give that too")
-    else:
-        _check_stages(config)
+    if config.stages_at is not None and config.stages == 1:
+        raise BadInput(f"--stages-at {config.stages_at} says where --stages cuts: give that too")
+    if config.accumulate_steps < config.stages:
+        raise BadInput(
+            f"--accumulate-steps {config.accumulate_steps} is fewer micro-batches than --stages {config.stages}: give "
+            f"at least {config.stages}"
+        )
+    _check_parts(config)
     _check_sync(config)
     _check_compression(config)
     if config.seed >= 2**32:
@@ -212,7 +222,6 @@ def _check_compression(config: RunConfig) -> None:
         raise BadInput(f"{option}: choose none, fp16 or powersgd:R, as powersgd:2")
     refused = {
         "--precision fp16": config.precision == "fp16",  # what was left out has the loss's scale of then
-        f"--stages {config.stages}": config.stages > 1,
         f"--sync {config.sync}": config.sync != "flat",
         "--reducer horovod": config.reducer == "horovod",
         "--fusion-threshold-mb": config.fusion_threshold_mb is not None,
@@ -222,17 +231,16 @@ def _check_compression(config: RunConfig) -> None:
             raise BadInput(f"{other} does not work with {option}: leave one of them out")
 
 
-def _check_stages(config: RunConfig) -> None:
-    """Raise BadInput for what does not go with stages."""
-    option = f"--stages {config.stages}"
-    if config.accumulate_steps < config.stages:
-        raise BadInput(
-            f"--accumulate-steps {config.accumulate_steps} is fewer micro-batches than {option}: give at least "
-            f"{config.stages}"
-        )
+def _check_parts(config: RunConfig) -> None:
+    """Raise BadInput for what does not go with replicas of several ranks."""
+    part, count = config.parts
+    if part == "all":
+        return
+    option = f"{OPTIONS[part]} {count}"
     refused = {
         "--compile": config.compile,
-        "--find-nan": config.find_nan,  # without it a stage is named, too
+        f"--compression {config.compression}": power_rank(config.compression) is not None,
+        "--find-nan": config.find_nan,  # without it a part of a replica is named, too
         "--precision fp16": config.precision == "fp16",
         "--profile exact": config.profile == "exact",
         f"--sync {config.sync}": config.sync != "flat",

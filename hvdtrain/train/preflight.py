@@ -18,7 +18,7 @@ from hvdtrain.groups.power_sgd import PowerSGD, largest_rank, sent_elements
 from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.agree import agreed, require_equal
-from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.comm import Comm, ReplicaPart
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.ranks.sync import GradientSync
@@ -27,9 +27,9 @@ from hvdtrain.record.placement import planned
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.stages.blocks import Blocks, Inputs
-from hvdtrain.stages.comm import StagedComm, staged
+from hvdtrain.stages.comm import OPTIONS, PartsComm, in_parts
 from hvdtrain.stages.part import Part, measured_on_all, part_on_all, require_stages
-from hvdtrain.stages.point_to_point import join_stages
+from hvdtrain.stages.point_to_point import join_replica
 from hvdtrain.timing.passes import clock, least_steps
 from hvdtrain.timing.phases import OFF, WARMUP_STEPS, Phases
 from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
@@ -70,18 +70,19 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     settings = {option(name): str(value) for name, value in asdict(config).items()}
     of_packages = {f"the version of {name}": value for name, value in versions().items()}
     require_equal(comm, {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()})
-    require_groups(config.stages, os.environ.get("HVDLAUNCH_PLAN"))
+    part, parts = config.parts
+    require_groups(part, parts, os.environ.get("HVDLAUNCH_PLAN"))
     if config.sync == "two-level" or rounds(config) is not None:
         comm = agreed(comm, lambda: in_groups(comm, config.sync_group_size))
-    return staged(comm, config.stages), config
+    return in_parts(comm, parts, part), config
 
 
-def require_groups(stages: int, plan: str | None) -> None:
-    """Raise BadInput where hvdlaunch has placed other groups of ranks than the stages are."""
+def require_groups(part: ReplicaPart, parts: int, plan: str | None) -> None:
+    """Raise BadInput where hvdlaunch has placed other groups of ranks than the parts of a replica are."""
     placed = (planned(plan) or {}).get("ranks_per_replica")
-    if plan is not None and (placed or 1) != stages:
+    if plan is not None and (placed or 1) != parts:
         given = "without --ranks-per-replica" if placed is None else f"with --ranks-per-replica {placed}"
-        raise BadInput(f"--stages {stages}: hvdlaunch was started {given}: give it --ranks-per-replica {stages}")
+        raise BadInput(f"{OPTIONS[part]} {parts}: hvdlaunch was started {given}: give it --ranks-per-replica {parts}")
 
 
 def own_device(comm: Comm, precision: str) -> torch.device:
@@ -234,6 +235,19 @@ def cuts_on_all(comm: Comm, config: RunConfig, blocks: Blocks) -> tuple[int, ...
     return agreed(comm, lambda: require_stages(blocks, config.stages, config.stages_at))
 
 
+def join_replica_on_all(comm: Comm, device: torch.device, folder: RunFolder) -> None:
+    """Let torch.distributed's world be this rank's replica; BadInput where one of the first does not see the folder."""
+
+    def look() -> None:
+        if comm.data.rank == 0 and not folder.shared:
+            option = f"{OPTIONS[comm.part]} {comm.replica.size}"
+            raise BadInput(f"{option}: put --runs-dir where all ranks of a replica see it")
+
+    agreed(comm, look)
+    assert isinstance(comm, PartsComm)
+    join_replica(comm.replica, device)
+
+
 def part_of_run(
     comm: Comm,
     config: RunConfig,
@@ -255,20 +269,13 @@ def part_of_run(
         return None
     from hvdtrain.stages.pipeline import Pipeline  # a second of imports
 
-    assert isinstance(comm, StagedComm)
-
-    def look() -> None:
-        if comm.data.rank == 0 and not folder.shared:
-            raise BadInput(f"--stages {config.stages}: put --runs-dir where all ranks of a replica see it")
-
-    agreed(comm, look)
     recorded = () if folder.resume_from is None else tuple(folder.resume_from.about.get("stages_at", ()))
     if cuts is None and len(recorded) == config.stages - 1:
         cuts = recorded
-    join_stages(comm.stages, device)
+    join_replica_on_all(comm, device, folder)
     context = precision_context(device, config.precision)
     passages = measured_on_all(comm, model, blocks, example, device=device, context=context)
-    pipeline = Pipeline(comm.stages.rank, config.stages, device, order=config.pipeline_schedule, phases=phases)
+    pipeline = Pipeline(comm.replica.rank, config.stages, device, order=config.pipeline_schedule, phases=phases)
     return part_on_all(comm, model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=config.recompute)
 
 

@@ -196,7 +196,7 @@ class Reports:
         """
         comm, latest = self._comm, self._gauges.latest()
         counted = [*window.totals.values(), window.unreadable, len(window.spikes)]
-        if comm.stages.rank > 0:  # its replica is counted already
+        if comm.replica.rank > 0:  # its replica is counted already
             counted = [0.0] * len(counted)
         speeds = torch.zeros(comm.size, dtype=torch.float64)
         speeds[comm.rank] = window.units_per_s()
@@ -218,7 +218,7 @@ class Reports:
             unreadable=round(unreadable),
             skipped=skipped,
             loss_spikes=round(loss_spikes),
-            spikes=_on_rank_0(comm, [] if comm.stages.rank else window.spikes) if loss_spikes else [],
+            spikes=_on_rank_0(comm, [] if comm.replica.rank else window.spikes) if loss_spikes else [],
             lr=lr,
             grad_norm=grad_norm,
             loss_scale=loss_scale,

@@ -18,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.groups.rounds import EVERY_STEP, Rounds
 from hvdtrain.ranks.comm import Comm, Members, SerialComm
+from hvdtrain.ranks.replicas import held_before
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.stages.blocks import Blocks, run_all
 from hvdtrain.stages.part import Part
@@ -88,7 +89,7 @@ class Pending:
         self._sync.update(overflowed=skipped is not None and skipped.source.startswith(SUM))
         if skipped is not None and self._together.size < self._comm.size:
             skipped = replace(skipped, ranks=block(self._comm.rank - self._together.rank, self._together.size))
-        known = self._comm.stages.allgather(known)[-1]  # the loss is computed on the last stage
+        known = self._comm.replica.allgather(known)[-1]  # the loss is computed on the last stage
         return StepDone(totals=known, skipped=skipped, grad_norm=grad_norm)
 
 
@@ -125,9 +126,11 @@ class TrainingStep:
     recomputed: Blocks | None = None  # of the model: what is inside them is computed again in the backward pass
     part: Part | None = None  # this rank's stage, where a replica is cut into several; `model` is what it has of it
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
+    _twice: set[int] = field(init=False)  # identities of parameters that another rank of the replica counts already
 
     def __post_init__(self) -> None:
         self._statistics = batch_norm.running_statistics(self.model)
+        self._twice = held_before(self.comm, self.model) if self.part is None else self.part.twice(self.model)
 
     @property
     def evaluated(self) -> nn.Module:
@@ -194,7 +197,7 @@ class TrainingStep:
         # (gathered, not summed).
         trouble = torch.stack(troubles).sum()
         skip = bad_here = not_finite(gradients, SerialComm())
-        if self.part is not None:  # what one stage sees of its own forward pass is in no sum of another's gradients
+        if self.comm.replica.size > 1:  # what a part sees of its own forward pass is in no sum of another's gradients
             bad_here = not_finite([*gradients, trouble], SerialComm())
             skip = not_finite([*gradients, trouble], self.comm)
         grad_norm = self._norm() if measure else torch.full_like(skip, torch.nan)
@@ -216,13 +219,12 @@ class TrainingStep:
         return [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
 
     def _norm(self) -> Tensor:
-        """Of all gradients of the model, those of other stages among them."""
-        twice = set() if self.part is None else self.part.twice(self.model)
+        """Of all gradients of the model, those of the replica's other ranks among them."""
         groups = [
-            [one.grad for one in group["params"] if one.grad is not None and id(one) not in twice]
+            [one.grad for one in group["params"] if one.grad is not None and id(one) not in self._twice]
             for group in self.optimizer.param_groups
         ]
-        return total_norm(groups, self.comm.stages)
+        return total_norm(groups, self.comm.replica)
 
     def _through_stages(
         self, part: Part, micro_batches: Iterable[Batch], count: int, global_count: float

@@ -132,7 +132,7 @@ class Runs:
     def copied(self, folder: Path, **changes: Any) -> "Runs":
         """The same run in another place."""
         shutil.copytree(self.folder / "runs", folder / "runs")
-        return Runs(**{"folder": folder, "ranks": self.ranks, "words": self.words, **changes})
+        return Runs(**{"folder": folder, "ranks": self.ranks, "words": self.words, "script": self.script, **changes})
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Replicas of stages that are interrupted, as hvdlaunch and checkpoints see them."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -38,6 +39,27 @@ def test_the_stage_that_keeps_the_others_waiting_is_named(tmp_path, fault, said)
     assert f"hvdlaunch: rank {fault[fault.index('@rank') + 5]} on localhost {said}" in lines(done)
 
 
+# All stages of a replica, so that those of the other one come to Horovod's sums, each among its own replicas.
+ASLEEP = "sleep@rank2:step7,sleep@rank3:step7"
+
+
+@pytest.mark.slow
+def test_a_replica_that_does_not_come_to_the_sums_is_ended_by_the_watchdog(tmp_path):
+    done = finished(tmp_path, argv(*GROUPS, program=[*TRAIN, "--hang-timeout-s", "8"]), HVDTRAIN_FAULT=ASLEEP)
+    assert done.returncode != 0
+    hung = r"hvdlaunch: rank [23] on localhost hung at step 7: no progress for 0:00:08; it stood here:"
+    assert any(re.fullmatch(hung, line) for line in lines(done))
+
+
+@pytest.mark.slow
+def test_without_a_watchdog_horovod_ends_the_sums_of_each_stage(tmp_path):
+    stall = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "6"}
+    program = [*TRAIN, "--hang-timeout-s", "0"]
+    done = finished(tmp_path, argv(*GROUPS, program=program), HVDTRAIN_FAULT=ASLEEP, **stall)
+    assert done.returncode != 0
+    assert "HorovodInternalError" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_run_that_is_started_again_ends_as_if_nothing_had_been(tmp_path):
     folders = [tmp_path / "broken", tmp_path / "whole"]
@@ -57,7 +79,7 @@ def test_a_run_that_is_started_again_ends_as_if_nothing_had_been(tmp_path):
     assert (len(hashes), len(set(hashes))) == (8, 1)
 
 
-@pytest.mark.parametrize("task", ["mlm", slow("classify")])
+@pytest.mark.parametrize("task", [slow("mlm"), slow("classify")])
 def test_a_bert_in_stages_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, pools, task):
     """With dropout: each rank goes on with its own random numbers."""
     words = (*INTERRUPTED, "--stages", "2", "--task", task)

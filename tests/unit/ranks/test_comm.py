@@ -20,7 +20,7 @@ def test_serial_comm_is_alone_and_changes_nothing():
     assert (alone.rank, alone.size, alone.local_rank, alone.local_size) == (0, 1, 0, 1)
     assert alone.allgather({"a": 1}) == [{"a": 1}]
     assert (alone.gather(b"a"), alone.broadcast(b"a")) == ([b"a"], b"a")
-    assert (alone.data.size, alone.stages.size) == (1, 1)
+    assert (alone.data.size, alone.replica.size) == (1, 1)
     alone.start()
     values = torch.tensor([1.0, 2.0])
     assert alone.allreduce(values).tolist() == alone.allreduce(values, "some.name").tolist() == [1.0, 2.0]

@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.stages.comm import staged
+from hvdtrain.stages.comm import in_parts
 from hvdtrain.stages.part import require_stages
 from hvdtrain.text import config as texts
 from hvdtrain.train.preflight import require_groups
@@ -25,12 +25,12 @@ from tests.unit.stages.test_blocks import effnet
     ],
 )
 def test_ranks_that_are_no_replicas_of_so_many_stages(ranks, stages, message):
-    assert refused(lambda: staged(Rank(0, ranks), stages)) == message
+    assert refused(lambda: in_parts(Rank(0, ranks), stages, "stage")) == message
 
 
 def test_without_stages_all_is_as_it_was():
     alone = SerialComm()
-    assert staged(alone, 1) is alone
+    assert in_parts(alone, 1, "all") is alone
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def plan(ranks_per_replica):
     ],
 )
 def test_other_groups_than_the_launchers(stages, placed, message):
-    assert refused(lambda: require_groups(stages, plan(placed))) == message
+    assert refused(lambda: require_groups("stage" if stages > 1 else "all", stages, plan(placed))) == message
 
 
 def test_the_launchers_groups_and_no_launcher():
-    require_groups(4, plan(4))
-    require_groups(1, plan(None))
-    require_groups(4, None)
+    require_groups("slice", 4, plan(4))
+    require_groups("all", 1, plan(None))
+    require_groups("stage", 4, None)

@@ -1,0 +1,166 @@
+"""What stages cost and save: memory, a limit of memory, idle time, and their speed beside replicas.
+
+    python bench/pipeline.py                  all four, one after the other
+    python bench/pipeline.py memory bubble    these
+    python bench/pipeline.py replicas         on a machine that does nothing else
+
+memory: the most of a rank, above what it held before there was a model. The whole model is in it, of which each rank
+keeps its stage, the optimizer's memory, and the activations of a step. limit: a model that one process cannot train in
+so much memory, and two stages can (cgroups of version 1, as root). bubble: stages that sleep, against the theory's
+(S - 1) / (M + S - 1). replicas: two ranks as two stages against two replicas of the whole model, at the same global
+batch and in turns.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pairs import HERE, Table, environment, in_turns, job, middle, mpirun, ratio
+
+PROGRAM = str(HERE / "pipeline_rank.py")
+GROUPS = Path("/sys/fs/cgroup/memory")
+CASES = ("bert_base", "efficientnet_b7")
+
+
+def ranks(stages: int, what: str, *words: str, np: int | None = None) -> list[dict[str, Any]]:
+    """What each rank has measured."""
+    found: list[dict[str, Any]] = job(mpirun(np or stages), [PROGRAM, what, "--stages", str(stages), *words])["ranks"]
+    return found
+
+
+def memory() -> None:
+    """Stages, recompute and the two schedules."""
+    table = Table(
+        name="pipeline_memory",
+        question="The most memory of each rank above its start, MiB, 8 micro-batches of 2 (64 tokens; 64 x 64 pixels):",
+        columns=["model", "stages", "schedule", "recompute", "ranks", "most"],
+    )
+    for model in CASES:
+        for stages in (1, 2, 4):
+            for order in ("1f1b", "gpipe") if stages > 1 else ("1f1b",):
+                for recompute in ([], ["--recompute"]):
+                    found = ranks(stages, "steps", "--model", model, "--steps", "1", "--order", order, *recompute)
+                    held = [round(one["above_start_mib"]) for one in found]
+                    table.add(
+                        model=model,
+                        stages=stages,
+                        schedule="-" if stages == 1 else order,
+                        recompute="yes" if recompute else "no",
+                        ranks=", ".join(map(str, held)),
+                        most=max(held),
+                    )
+    table.write()
+
+
+def limit() -> None:
+    """One process and two stages, each rank in a cgroup of its own."""
+    table = Table(
+        name="pipeline_limit",
+        question="bert_base with AdamW, 8 micro-batches of 2, each rank in so much memory:",
+        columns=["stages", "limit MiB", "ended"],
+    )
+    if os.geteuid() or not (GROUPS / "cgroup.procs").is_file():
+        sys.exit(f"no cgroups of memory can be made here ({GROUPS}, as root): nothing was measured")
+    words = ["--model", "bert_base", "--steps", "2"]
+    needed = [max(one["peak_mib"] for one in ranks(stages, "steps", *words)) for stages in (1, 2)]
+    limit_mib = round(sum(needed) / 2)
+    for stages in (1, 2):
+        status = limited(stages, limit_mib, words)
+        table.add(**{"stages": stages, "limit MiB": limit_mib, "ended": "trained" if status == 0 else f"{status}"})
+    table.about = {"peaks without a limit": [round(mib) for mib in needed]}
+    table.write()
+
+
+def limited(stages: int, limit_mib: int, words: list[str]) -> int:
+    """The exit status of a job whose ranks may each hold so much."""
+    groups = [GROUPS / f"hvdtrain-bench-{rank}" for rank in range(stages)]
+    for group in groups:
+        group.mkdir(exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text(str(limit_mib * 2**20))
+    enter = f'echo $$ > {GROUPS}/hvdtrain-bench-$OMPI_COMM_WORLD_RANK/cgroup.procs; exec "$0" "$@"'
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            program = [sys.executable, PROGRAM, f"{folder}/answer.json", "steps", "--stages", str(stages), *words]
+            launch = [*mpirun(stages), "sh", "-c", enter, *program]
+            return subprocess.run(launch, env=environment(), stdout=subprocess.DEVNULL, check=False).returncode
+    finally:
+        for group in groups:
+            group.rmdir()
+
+
+def bubble() -> None:
+    """Idle shares over all ranks and steps."""
+    table = Table(
+        name="pipeline_bubble",
+        question="The idle share of stages that sleep 20 ms forward and 40 ms backward, in the mean over stages:",
+        columns=["stages", "micro-batches", "theory", "1f1b", "gpipe"],
+    )
+    for stages in (2, 4):
+        for count in (2, 4, 8, 16, 32):
+            row: dict[str, Any] = {"stages": stages, "micro-batches": count}
+            row["theory"] = round((stages - 1) / (count + stages - 1), 3)
+            for order in ("1f1b", "gpipe"):
+                if order == "1f1b" and count < stages:
+                    row[order] = "as gpipe"
+                    continue
+                words = ["--micro-batches", str(count), "--order", order, "--steps", "5"]
+                by_rank = [one["idle"] for one in ranks(stages, "sleep", *words)]
+                row[order] = middle([sum(of_step) / stages for of_step in zip(*by_rank, strict=True)])
+            table.add(**row)
+    table.write()
+
+
+def replicas(rounds: int) -> None:
+    """Step by step in turns, the same samples."""
+    table = Table(
+        name="pipeline_replicas",
+        question="The time of a step of 2 stages over that of 2 replicas, the same global batch of 16:",
+        columns=["model", "stages ms", "replicas ms", "stages / replicas"],
+        about={"rounds": rounds},
+    )
+    for model in ("bert_mini", "efficientnet_b0"):
+        words = ["--model", model, "--steps", "8"]
+        sides = {
+            "stages": partial(ranks, 2, "steps", *words, "--micro-batches", "8"),
+            "replicas": partial(ranks, 1, "steps", *words, "--micro-batches", "4", np=2),
+        }
+        times_ms = {
+            side: [1000 * middle(found[0]["step_s"]).median for found in answers]
+            for side, answers in in_turns(sides, rounds).items()
+        }
+        table.add(
+            model=model,
+            **{
+                "stages ms": f"{middle(times_ms['stages']).median:.0f}",
+                "replicas ms": f"{middle(times_ms['replicas']).median:.0f}",
+                "stages / replicas": ratio(times_ms["stages"], times_ms["replicas"]),
+            },
+        )
+    table.write()
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("what", nargs="*", metavar="WHAT", help="memory, limit, bubble, replicas")
+    arguments.add_argument("--rounds", type=int, default=9, help="of replicas")
+    chosen = arguments.parse_args()
+    benches: dict[str, Callable[[], None]] = {
+        "memory": memory,
+        "limit": limit,
+        "bubble": bubble,
+        "replicas": partial(replicas, chosen.rounds),
+    }
+    if unknown := set(chosen.what) - benches.keys():
+        arguments.error(f"{min(unknown)} is none of {', '.join(benches)}")
+    for name in chosen.what or benches:
+        benches[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Layers of which each rank of a replica holds a slice."""

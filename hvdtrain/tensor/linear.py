@@ -1,0 +1,100 @@
+"""Linear layers of which each rank of a replica holds a slice (Shoeybi et al. 2019), in torch.distributed's world.
+
+T ranks of a replica, I inputs and O outputs of a whole layer.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class _ToSlices(torch.autograd.Function):
+    """The same on all ranks, to slices that each add to its gradient."""
+
+    @staticmethod
+    def forward(_: Any, whole: Tensor) -> Tensor:
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        return _summed(gradients[0])
+
+
+class _FromSlices(torch.autograd.Function):
+    """The sum of what the slices have made, the same on all ranks."""
+
+    @staticmethod
+    def forward(_: Any, part: Tensor) -> Tensor:
+        return _summed(part)
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def _summed(part: Tensor) -> Tensor:
+    """In fp32, whatever it comes in."""
+    total = part.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    if total.numel():
+        dist.all_reduce(total)
+    return total.to(part.dtype)
+
+
+class Column(nn.Linear):
+    """O/T of the outputs, from all inputs, which must have come through `to_slices`."""
+
+    def __init__(self, whole: nn.Linear, rank: int, ranks: int) -> None:
+        super().__init__(whole.in_features, whole.out_features // ranks, device="meta")
+        self.weight = _share(whole.weight, 0, rank, ranks)  # (O/T, I)
+        self.bias = _share(whole.bias, 0, rank, ranks)
+
+
+class Row(nn.Linear):
+    """All outputs, from I/T of the inputs: the sum over the ranks."""
+
+    def __init__(self, whole: nn.Linear, rank: int, ranks: int) -> None:
+        super().__init__(whole.in_features // ranks, whole.out_features, device="meta")
+        self.weight = _share(whole.weight, 1, rank, ranks)  # (O, I/T)
+        self.bias = whole.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        part = F.linear(inputs, self.weight)
+        whole: Tensor = _FromSlices.apply(part.float())  # type: ignore[no-untyped-call]
+        return (whole + self.bias).to(part.dtype)
+
+
+def _share(whole: Tensor, dim: int, rank: int, ranks: int) -> nn.Parameter:
+    return nn.Parameter(whole.detach().chunk(ranks, dim)[rank].clone())
+
+
+def to_slices(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A forward pre-hook of modules whose first layers are columns."""
+    return _ToSlices.apply(inputs[0]), *inputs[1:]  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def own_draws(rank: int) -> Iterator[None]:
+    """Random numbers of this rank alone; those after it are the same on all ranks again.
+
+    They follow from the common ones, so that a forward pass that is computed again draws the same.
+    """
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+        torch.manual_seed(seed + rank)
+        yield
+
+
+def slices_of(model: nn.Module) -> dict[str, int]:
+    """The parameters of which this rank has a slice, and in which dimension; the others are whole on all ranks."""
+    found: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Column):
+            found |= {f"{name}.weight": 0, f"{name}.bias": 0}
+        if isinstance(module, Row):
+            found[f"{name}.weight"] = 1
+    return found
