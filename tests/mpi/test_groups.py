@@ -11,7 +11,7 @@ from tests.mpi.conftest import PROGRAMS, slow
 from tests.mpi.interrupted import TINY, same_end
 from tests.steps import images_of, split
 
-IMAGES, GLOBAL_BATCH, EPOCHS, LR = 50, 12, 2, 0.05
+IMAGES, GLOBAL_BATCH, MICRO_BATCH, EPOCHS, LR, CLIP_NORM = 50, 12, 2, 2, 0.05, 1.45
 TRAIN = [*TINY, "--batch-size-per-rank", "32", "--epochs", "2"]
 
 
@@ -32,6 +32,7 @@ class PlainGroup:
 
     def __init__(self):
         torch.manual_seed(0)
+        self.norms = []
         self.model = net()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4)
         for one in self.model.parameters():
@@ -42,6 +43,7 @@ class PlainGroup:
         self.optimizer.zero_grad()
         pictures = tensors["images"][samples].float() / 255
         functional.cross_entropy(self.model(pictures), tensors["labels"][samples]).backward()
+        self.norms.append(torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM).item())
         self.optimizer.step()
 
     def tensors(self):
@@ -58,7 +60,7 @@ def meet(groups):
 
 
 def expected(ranks, every_steps, from_epoch, group_size):
-    """Weights and momenta of local SGD, one group after the other."""
+    """Weights and momenta of local SGD with clipped gradients, one group after the other."""
     groups = [PlainGroup() for _ in range(ranks // group_size)]
     numbers = itertools.count(1)
     for epoch in range(EPOCHS):
@@ -75,6 +77,7 @@ def expected(ranks, every_steps, from_epoch, group_size):
                 group.step(torch.cat([batch[shard(len(batch), rank, ranks)] for rank in own]))
             if number % every_steps == 0 or place == batches[-1]:
                 meet(groups)
+    assert min(groups[0].norms) < CLIP_NORM < max(groups[0].norms)
     parts = groups[0].tensors()
     half = len(parts) // 2
     return [torch.cat([one.detach().flatten() for one in some]) for some in (parts[:half], parts[half:])]
@@ -118,9 +121,13 @@ def nans(steps):
     return ",".join(f"nan@rank1:step{step}" for step in steps)
 
 
-def test_a_group_that_skips_a_step_is_equal_to_the_others_where_they_meet(runs):
+@pytest.mark.parametrize(
+    "words",
+    [[], slow(["--find-nan", "--optimizer", "adamw", "--precision", "bf16", "--clip-norm", "1"])],
+)
+def test_a_group_that_skips_a_step_is_equal_to_the_others_where_they_meet(runs, words):
     run = runs(2, LOCAL)
-    said = run.finish("--check-replicas-every", "2", HVDTRAIN_FAULT=nans([1, 2, 3]))
+    said = run.finish("--check-replicas-every", "2", *words, HVDTRAIN_FAULT=nans([1, 2, 3]))
     assert "step 2 skipped on rank 1: the loss of rank 1 not finite" in said
     skipped = [(line["step"], line["rank"], line["ranks"]) for line in run.lines if line.get("event") == "skipped"]
     assert skipped == [(step, 1, "rank 1") for step in (1, 2, 3)]
@@ -128,6 +135,7 @@ def test_a_group_that_skips_a_step_is_equal_to_the_others_where_they_meet(runs):
     assert len(run.weights) == 1
 
 
+@pytest.mark.slow
 def test_a_group_that_skips_too_many_steps_ends_the_run_where_all_meet(runs):
     run = runs(2, LOCAL)
     run.finish("--max-skipped-steps", "3", status=3, HVDTRAIN_FAULT=nans(range(6, 13)))
@@ -139,9 +147,8 @@ def test_a_group_that_skips_too_many_steps_ends_the_run_where_all_meet(runs):
     ("words", "line"),
     [
         (["--sync", "local", "--sync-every", "4"], "--sync spares the link between hosts, and all 2 ranks are on "),
-        (["--sync", "two-level", "--sync-group-size", "2"], "--sync-group-size 2: 2 ranks make groups of 1"),
-        (["--sync", "local", "--sync-every", "99", "--sync-group-size", "1"], "--sync-every 99: an epoch has "),
-        (["--sync", "local", "--sync-every", "2", "--sync-group-size", "1", "--sync-bn"], "--sync-bn "),
+        slow(["--sync", "two-level", "--sync-group-size", "2"], "--sync-group-size 2: 2 ranks make groups of 1"),
+        slow(["--sync", "local", "--sync-every", "99", "--sync-group-size", "1"], "--sync-every 99: an epoch has "),
     ],
 )
 def test_a_wrong_choice_is_one_line(run, words, line):

@@ -21,7 +21,7 @@ from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, train_epoch
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.reports import Reports
-from tests.mpi.test_groups import EPOCHS, GLOBAL_BATCH, IMAGES, LR, images, net
+from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
 from tests.steps import CPU, rate_of, step_of, task_of
 
 folder, every_steps, from_epoch, group_size = Path(sys.argv[1]), *map(int, sys.argv[2:])
@@ -36,13 +36,13 @@ task = task_of(data)
 optimizer = optim.OPTIMIZERS["sgd"].build(optim.parameter_groups(model, 5e-4, decay_all=True), LR)
 average = MovingAverage(model, horizon_steps=5)
 sync = comm.data.gradient_sync(model, compression="none")
-step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, find_nan=False)
+step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, clip_norm=CLIP_NORM)
 if every_steps:
     every = Every(steps=every_steps, from_epoch=from_epoch)
     step.rounds = LocalRounds(comm, sync, every=every, optimizer=optimizer, average=average, scaler=step.scaler)
 assert every_steps or step.rounds is EVERY_STEP
 steps = -(-IMAGES // GLOBAL_BATCH)
-sizes = BatchSizes(micro_batch=GLOBAL_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)
+sizes = BatchSizes(micro_batch=MICRO_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)
 feed = Feed(data.train, task, comm, sizes, seed=7, device=CPU)
 for epoch in range(EPOCHS):
     for _ in train_epoch(
