@@ -156,6 +156,8 @@ def test_recipes_carry_their_own_name():
 WITH_IT = {  # what an option does not stand without
     "fusion_groups": {"reducer": "horovod"},
     "stages": {"accumulate_steps": 2},
+    "sync_every": {"sync": "local"},
+    "sync_group_size": {"sync": "two-level"},
     "stages_at": {"stages": 2, "accumulate_steps": 2},
 }
 
