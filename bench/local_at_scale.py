@@ -47,8 +47,6 @@ WAYS = {
     "local 16, 8 x 8": Way(every="16"),
     "local 4, 8 x 8": Way(every="4"),
     "local 16@5, 8 x 8": Way(every="16@5"),
-    "local 2, 8 x 8 x 8": Way(accumulate=8, every="2"),
-    "flat, 8 x 8": Way(),
 }
 
 

@@ -63,7 +63,7 @@ class Report:
     visited: int  # samples of the epoch at hand, by all ranks
     decision: Decision  # what is to be done now
     end: EndOfRun | None  # why the run ends here
-    behind: Behind | None = None  # a group of ranks for which the others wait, when they begin to
+    behind: Behind | None = None  # a group of ranks for which the others wait; not at each report
 
     def scalars(self) -> dict[str, float]:
         """Its numbers, by the names of TensorBoard and metrics.jsonl; what could not be read is left out.
@@ -171,7 +171,7 @@ class Reports:
         names_by_rank = comm.allgather(list(host.names))
         self._gauges_of_all = [(rank, name) for rank, names in enumerate(names_by_rank) for name in names]
         self._first = sum(len(names) for names in names_by_rank[: comm.rank])
-        self._behind: int | None = None  # the first rank of the group that is known to be late
+        self._behind: Behind | None = None  # the group that was named last, as long as it stays late
         self._hosts = comm.allgather(socket.gethostname()) if comm.near.size < comm.data.size else []
 
     def is_due(self, step: int, *, last: int) -> bool:
@@ -203,9 +203,11 @@ class Reports:
         readings = torch.zeros(len(self._gauges_of_all), dtype=torch.float64)
         readings[self._first : self._first + len(latest)] = torch.tensor(latest, dtype=torch.float64)
         mine = torch.cat([torch.tensor(counted, dtype=torch.float64), speeds, readings])
+        came_at_s = time.perf_counter()
         sums, speeds, readings = (
             comm.allreduce(mine.to(self._device)).cpu().split([len(counted), len(speeds), len(readings)])
         )
+        window.waited_s += time.perf_counter() - came_at_s  # groups that step apart meet here, too
         *of_totals, unreadable, loss_spikes = sums.tolist()
         skipped, behind = self._of_groups(window, step)
         totals = dict(zip(window.totals, of_totals, strict=True))
@@ -247,8 +249,18 @@ class Reports:
         behind = Behind(step=step, host=self._hosts[rank], rank=rank, lag_s=lag_s, share=share)
         told_skipped = [(number, Skipped(**why)) for of_group, *_ in by_group for number, why in of_group]
         all_skipped = dict.fromkeys(sorted(told_skipped, key=lambda one: one[0]))  # once what all have skipped together
-        known, self._behind = self._behind, rank if share > BEHIND_SHARE else None
-        return list(all_skipped), None if self._behind in (None, known) else behind
+        return list(all_skipped), self._named(behind)
+
+    def _named(self, behind: Behind) -> Behind | None:
+        """A late group when it begins to be late, and when it falls behind twice as far as when it was named."""
+        if behind.share <= BEHIND_SHARE:
+            self._behind = None
+            return None
+        known = self._behind
+        if known is not None and known.rank == behind.rank and behind.lag_s < 2 * known.lag_s:
+            return None
+        self._behind = behind
+        return behind
 
 
 def _on_rank_0(comm: Comm, spikes: Iterable[Spike]) -> list[Spike]:
