@@ -22,7 +22,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.record import peaks
 from hvdtrain.stages.comm import PartsComm, in_parts
-from hvdtrain.stages.part import Part, measured_on_all, part_on_all
+from hvdtrain.stages.part import Part, measured_on_all, part_on_all, require_stages
 from hvdtrain.stages.pipeline import Pipeline
 from hvdtrain.stages.point_to_point import join_replica
 from hvdtrain.text import config as texts
@@ -72,6 +72,7 @@ def main() -> None:
     arguments.add_argument("--tokens", type=int, default=64)
     arguments.add_argument("--pixels", type=int, default=64)
     arguments.add_argument("--order", choices=("1f1b", "gpipe"), default="1f1b")
+    arguments.add_argument("--at", help="as --stages-at; by time if not given")
     arguments.add_argument("--recompute", action="store_true")
     arguments.add_argument("--steps", type=int, default=2, help="after one that is not measured")
     chosen = arguments.parse_args()
@@ -126,7 +127,13 @@ def steps(comm: Comm, config: Any, chosen: argparse.Namespace) -> dict[str, Any]
         comm.allgather(None)
         times_s.append(time.perf_counter() - started_s)
     peak_mib = peaks.of_process(CPU)["resident_mib"]
-    return {"peak_mib": peak_mib, "above_start_mib": peak_mib - started_mib, "step_s": times_s[1:]}
+    starts = [] if part is None else part.starts[1:]
+    return {
+        "peak_mib": peak_mib,
+        "above_start_mib": peak_mib - started_mib,
+        "step_s": times_s[1:],
+        "at": ",".join(map(str, starts)),
+    }
 
 
 def cut(
@@ -141,7 +148,8 @@ def cut(
         comm, model, blocks, inputs, device=CPU, context=precision_context(CPU, config.precision)
     )
     pipeline = Pipeline(comm.replica.rank, chosen.stages, CPU, order=chosen.order)
-    return part_on_all(comm, model, blocks, passages, cuts=None, pipeline=pipeline, recompute=config.recompute)
+    cuts = require_stages(blocks, chosen.stages, chosen.at)
+    return part_on_all(comm, model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=config.recompute)
 
 
 class Sleeping(torch.autograd.Function):

@@ -110,9 +110,7 @@ def joined(of_parts: Iterable[Mapping[str, Any]], state: State, *, fits: bool) -
         whole = torch.cat(values, sliced[name]) if name in sliced else values[0]
         return whole.chunk(count, own[name])[number] if name in own else whole
 
-    together = {
-        kind: {name: fitting(name, values) for name, values in by_name.items()} for kind, by_name in found.items()
-    }
+    together = {kind: {name: fitting(name, values) for name, values in named.items()} for kind, named in found.items()}
     return {"model": {}, "average": None, "held": {}, **together}
 
 

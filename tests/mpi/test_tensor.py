@@ -109,7 +109,7 @@ def test_checkpoints_of_one_process_go_on_in_slices_and_back(tmp_path, pools):
     for folder in folders:
         texts.put(folder / "texts", train=50, longest=60)
     Runs(folder=folders[0], ranks=1, words=words, script="bert").finish_in(pools)
-    for ranks, place, saved in ((1, "step6", 5), (2, "step6", 10), (1, None, 20)):
+    for ranks, place, saved in ((1, "step6", 5), (2, "step11", 10), (1, None, 20)):
         more = ("--tensor", "2") if ranks == 2 else ()
         run = Runs(folder=folders[1], ranks=ranks, words=(*words, *more), script="bert")
         if place is None:
