@@ -55,6 +55,9 @@ OPTIONS = [
     ("--no-channels-last", False),
     ("--compile", True),
     ("--compression fp16", "fp16"),
+    ("--sync two-level", "two-level"),
+    ("--sync-every 16@5 --sync local", "16@5"),
+    ("--sync-group-size 4 --sync two-level", 4),
     ("--reducer horovod", "horovod"),
     ("--fusion-threshold-mb 0", 0.0),
     ("--fusion-threshold-mb 64", 64.0),
@@ -155,6 +158,8 @@ def test_recipes_carry_their_own_name():
 
 WITH_IT = {  # what an option does not stand without
     "fusion_groups": {"reducer": "horovod"},
+    "sync_every": {"sync": "local"},
+    "sync_group_size": {"sync": "two-level"},
     "stages": {"accumulate_steps": 2},
     "sync_every": {"sync": "local"},
     "sync_group_size": {"sync": "two-level"},
