@@ -24,10 +24,6 @@ OPTIONS = [
     ("--recompute", True),
     ("--stages 2 --accumulate-steps 2", 2),
     ("--stages-at 3 --stages 2 --accumulate-steps 2", "3"),
-    ("--sync two-level", "two-level"),
-    ("--sync-every 4 --sync local", "4"),
-    ("--sync-group-size 2 --sync two-level", 2),
-    ("--compression powersgd:2", "powersgd:2"),
     ("--optimizer adamw", "adamw"),
     ("--optimizer lars", "lars"),
     ("--optimizer lamb", "lamb"),
@@ -55,6 +51,7 @@ OPTIONS = [
     ("--no-channels-last", False),
     ("--compile", True),
     ("--compression fp16", "fp16"),
+    ("--compression powersgd:2", "powersgd:2"),
     ("--sync two-level", "two-level"),
     ("--sync-every 16@5 --sync local", "16@5"),
     ("--sync-group-size 4 --sync two-level", 4),
@@ -158,8 +155,6 @@ def test_recipes_carry_their_own_name():
 
 WITH_IT = {  # what an option does not stand without
     "fusion_groups": {"reducer": "horovod"},
-    "sync_every": {"sync": "local"},
-    "sync_group_size": {"sync": "two-level"},
     "stages": {"accumulate_steps": 2},
     "sync_every": {"sync": "local"},
     "sync_group_size": {"sync": "two-level"},
