@@ -10,6 +10,7 @@ from hvdtrain.timing.verdict import RankMeans
 # Of a step that waits for gradients for less than this share, no other way is named.
 LEAST_SHARE = 0.05
 ROUND_STEPS = 16  # of --sync local, where it is named
+ROUND_SENDS = 2  # times the gradients: parameters, and at least one thing that the optimizer remembers of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def gains_of(ranks: Sequence[RankMeans], summed: Summed) -> Gains | None:
     What is exposed is the least `sync` of all ranks, as in a verdict, and nothing can save more than that. Bytes are in
     proportion to it: fp16 halves them. Between H hosts a host must send 2 (H - 1) / H of the gradients (Patarasuk and
     Yuan 2009, with hosts for ranks), and two levels send no more; what it does send depends on the ranks per host and
-    on how MPI sums, so it is counted. Rounds of k steps send once where k steps did.
+    on how MPI sums, so it is counted. Rounds send twice as much, once in k steps.
     """
     step_s = median(means.sum_s for means in ranks)
     exposed_s = min(means.phases_s["sync"] for means in ranks)
@@ -74,7 +75,7 @@ def gains_of(ranks: Sequence[RankMeans], summed: Summed) -> Gains | None:
         needed_bytes = 2 * (hosts - 1) / hosts * summed.gradient_bytes
         saved_s["--sync two-level"] = exposed_s * (1 - needed_bytes / sent_bytes)
     if summed.sync != "local" and hosts > 1:
-        saved_s[f"--sync local --sync-every {ROUND_STEPS}"] = exposed_s * (1 - 1 / ROUND_STEPS)
+        saved_s[f"--sync local --sync-every {ROUND_STEPS}"] = exposed_s * (1 - ROUND_SENDS / ROUND_STEPS)
     if summed.compression == "none":
         saved_s["--compression fp16"] = exposed_s / 2
     worth = {by: seconds for by, seconds in saved_s.items() if seconds >= LEAST_SHARE * step_s}
