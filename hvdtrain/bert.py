@@ -107,7 +107,8 @@ def main() -> None:
         about |= {"cut_texts": texts.cut, "unknown_tokens": texts.unknown}
         how = compression(config, device)
         derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": how, **about}
-        derived |= {"gradient_bytes": gradient_bytes(model, how)} if part is None else {"stages_at": parts.stages_at}
+        derived |= {"gradient_bytes": gradient_bytes(model, how)} if comm.replica.size == 1 else {}
+        derived |= {"stages_at": parts.stages_at} if part is not None else {}
         run.begin(
             asdict(config),
             derived,

@@ -76,7 +76,7 @@ def main() -> None:
         phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=readers)
         task = image_task(config, images, device)
         lr = learning_rate(config, samples=len(images.train), steps_per_epoch=sizes.steps_per_epoch)
-        example = torch.rand(sizes.micro_batch, 3, images.height, images.height)
+        example = torch.rand(max(2, sizes.micro_batch), 3, images.height, images.height)
         example = example.contiguous(memory_format=config.memory_format)
         part = part_of_run(
             comm, config, model, blocks, [example], device=device, cuts=cuts, folder=folder, phases=phases
@@ -97,7 +97,8 @@ def main() -> None:
         position = Position() if found is None else feed.placed(resume(parts, found))
         how = compression(config, device)
         derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": how}
-        derived |= {"gradient_bytes": gradient_bytes(model, how)} if part is None else {"stages_at": parts.stages_at}
+        derived |= {"gradient_bytes": gradient_bytes(model, how)} if comm.replica.size == 1 else {}
+        derived |= {"stages_at": parts.stages_at} if part is not None else {}
         run.begin(
             asdict(config),
             derived,

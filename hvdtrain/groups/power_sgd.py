@@ -52,8 +52,12 @@ class PowerSGD:
             part.view_as(gradient)
             for part, gradient in zip(flat.split([one.numel() for one in gradients]), gradients, strict=True)
         ]
-        before = {name: memory.clone() for name, memory in self.state_dict().items() if name != "error"}
-        before |= {"error": self._state.error_dict[0]} if before else {}  # the hook makes a new one
+        # The hook makes a new error, and changes the others where they lie.
+        before = {
+            name: memory[0] if name == "error" else memory[0].clone()
+            for name, memory in self._memories().items()
+            if memory
+        }
         bucket: Any = _Bucket(flat, parts)
         powerSGD_hook(self._state, bucket).wait()
         torch._foreach_copy_(gradients, parts)
@@ -62,7 +66,7 @@ class PowerSGD:
     def _forget(self, before: dict[str, Tensor], *, bad: Tensor) -> None:
         """Remember nothing of a sum that is not finite, which all ranks see and skip: it would come again for ever."""
         for name, memory in self._memories().items():
-            if before:
+            if name in before:
                 memory[0] = torch.where(bad, before[name], memory[0])
             elif bad.item():
                 memory.clear()
@@ -76,12 +80,14 @@ class PowerSGD:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has left out, and the last matrices, with which the next ones begin."""
-        return {name: memory[0] for name, memory in self._memories().items() if memory}
+        found = {name: memory[0] for name, memory in self._memories().items() if memory}
+        return found and {**found, "rank": self._state.matrix_approximation_rank}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         device = self._parameters[0].device
+        same = state.get("rank") == self._state.matrix_approximation_rank  # else new matrices begin
         for name, memory in self._memories().items():
-            if name in state:
+            if name in state and (same or name == "error"):
                 memory[0] = state[name].to(device)
 
 

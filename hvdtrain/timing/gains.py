@@ -71,12 +71,14 @@ def gains_of(ranks: Sequence[RankMeans], summed: Summed) -> Gains | None:
     counted = [means.sent_bytes for means in ranks if means.sent_bytes is not None]
     sent_bytes = max(counted) if hosts > 1 and len(counted) == len(ranks) else None
     saved_s: dict[str, float] = {}
-    if summed.sync == "flat" and sent_bytes is not None:
-        needed_bytes = 2 * (hosts - 1) / hosts * summed.gradient_bytes
+    regroups = not summed.compression.startswith("powersgd")  # which --sync does not go with
+    if summed.sync == "flat" and regroups and sent_bytes is not None:
+        whole = 2 if summed.compression == "fp16" else 1  # groups send fp32 to each other
+        needed_bytes = 2 * (hosts - 1) / hosts * summed.gradient_bytes * whole
         saved_s["--sync two-level"] = exposed_s * (1 - needed_bytes / sent_bytes)
-    if summed.sync != "local" and hosts > 1:
+    if summed.sync != "local" and regroups and hosts > 1:
         saved_s[f"--sync local --sync-every {ROUND_STEPS}"] = exposed_s * (1 - ROUND_SENDS / ROUND_STEPS)
-    if summed.compression == "none":
+    if summed.compression == "none" and summed.sync != "two-level":
         saved_s["--compression fp16"] = exposed_s / 2
     worth = {by: seconds for by, seconds in saved_s.items() if seconds >= LEAST_SHARE * step_s}
     if not worth:

@@ -40,12 +40,14 @@ class Limits:
         """`most` are counts of the result that may not be exceeded, as unreadable_images."""
         self._max_skipped_steps = max_skipped_steps
         self._check_replicas_every = check_replicas_every
-        self._check_all = False  # where all ranks meet: those that step together have been compared
+        self._check_all = False  # where all ranks meet next
         self._most = most or {}
         self.skipped_in_a_row = 0
 
     def after_step(self, comm: Comm, together: Members, model: nn.Module, step: int, skipped: Skipped | None) -> None:
         """Raise EndOfRun where a limit is reached after step 1, 2, ..., on all ranks that step together."""
+        is_checked = bool(self._check_replicas_every) and step % self._check_replicas_every == 0
+        self._check_all |= is_checked and together.size < comm.size  # of all groups, also of one that ends here
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
             look = "give --find-nan to know whose" if skipped.rank is None else "look at that rank's data"
@@ -55,9 +57,8 @@ class Limits:
                 status=TOO_MANY_SKIPPED,
                 reason="too many skipped steps",
             )
-        if self._check_replicas_every and step % self._check_replicas_every == 0:
+        if is_checked:
             replicas.check_replicas(comm, model, step, together=together)
-            self._check_all = together.size < comm.size
 
     def after_meeting(self, comm: Comm, model: nn.Module, step: int) -> None:
         """Raise EndOfRun, on all ranks, where groups that have met are not equal again."""
@@ -172,7 +173,8 @@ def train_epoch(
         phases.enter("other")
         decision = decided()
         while pending and (len(pending) > 1 or is_due or decision.save or limits.look_at_once(number)):
-            ends = _read(*pending.popleft(), step=step, window=window, limits=limits, spikes=reports.spikes) or ends
+            end = _read(*pending.popleft(), step=step, window=window, limits=limits, spikes=reports.spikes)
+            ends = ends or end
         end = None
         if meets:
             if step.rounds.apart:

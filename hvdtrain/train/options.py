@@ -263,6 +263,14 @@ def _check_sync(config: RunConfig) -> None:
     """Raise BadInput for settings of --sync that cannot go together."""
     if config.sync == "flat" and config.sync_group_size is not None:
         raise BadInput(f"--sync-group-size {config.sync_group_size} is for --sync two-level or local: give one of them")
+    refused = {
+        "--compression fp16": config.compression == "fp16" and config.sync == "two-level",  # it is of the groups alone
+        "--profile exact": config.profile == "exact" and config.sync == "local",  # all ranks meet after each part
+        "--timeline": config.timeline and config.sync != "flat",
+    }
+    for other, is_given in refused.items():
+        if is_given:
+            raise BadInput(f"{other} does not work with --sync {config.sync}: leave one of them out")
     if config.sync != "local":
         if config.sync_every is not None:
             raise BadInput(f"--sync-every {config.sync_every} is for --sync local: give that too")

@@ -207,7 +207,7 @@ def _unmeasured_steps(config: RunConfig) -> int:
 
 def compression(config: RunConfig, device: torch.device) -> str:
     """How gradients travel."""
-    return config.compression or ("fp16" if device.type == "cuda" else "none")
+    return config.compression or ("fp16" if device.type == "cuda" and config.sync != "two-level" else "none")
 
 
 def require_compressible(comm: Comm, config: RunConfig, model: nn.Module) -> None:

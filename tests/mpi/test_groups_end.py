@@ -34,10 +34,11 @@ def test_a_rank_that_stalls_inside_its_group_is_named_and_the_run_ends(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_bit_that_flips_inside_a_group_ends_the_run_where_all_meet(runs):
+@pytest.mark.parametrize("step", [2, 4])  # at the first check of a round, and at a later one
+def test_a_bit_that_flips_inside_a_group_ends_the_run_where_all_meet(runs, step):
     run = runs(4, (*TRAIN, "2"))
-    said = run.finish("--check-replicas-every", "2", status=4, HVDTRAIN_FAULT="bitflip@rank3:step4")
-    assert "replicas differ after step 4: rank 3 from the others" in said
+    said = run.finish("--check-replicas-every", "2", status=4, HVDTRAIN_FAULT=f"bitflip@rank3:step{step}")
+    assert f"replicas differ after step {step}: rank 3 from the others" in said
     assert (run.result["exit_reason"], run.result["steps"]) == ("replicas differ", 5)
 
 

@@ -1,5 +1,7 @@
 """Two ranks with the same gradients: a sum is twice what was sent."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -103,9 +105,34 @@ def test_it_goes_on_from_a_checkpoint_with_the_same_bits():
     for step in range(3):
         sums(model, sync, gradients(step))
     resumed = sync_of(other, 2)
-    resumed.load_state_dict({name: value.clone() for name, value in sync.state_dict().items()})
+    resumed.load_state_dict(copy.deepcopy(sync.state_dict()))
     for step in range(3, 6):
         assert farthest(sums(model, sync, gradients(step)), sums(other, resumed, gradients(step))) == 0
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_it_goes_on_with_another_rank_and_what_was_left_out(rank, bad):
+    model = net()
+    sync = sync_of(model, 2)
+    for step in range(3):
+        sums(model, sync, gradients(step))
+    left = sync.state_dict()["error"].clone()
+    resumed = sync_of(model, rank)
+    resumed.load_state_dict(sync.state_dict())
+    own = gradients(3)
+    if bad:
+        own[2][3, 4] = torch.nan
+        sums(model, resumed, own)
+        own = gradients(3)
+    found = sums(model, resumed, own)
+    wanted = [2 * one.flatten() for one in own]
+    assert (
+        farthest(
+            [torch.cat([one.flatten() for one in found]) + resumed.state_dict()["error"]], [torch.cat(wanted) + left]
+        )
+        < 1e-4
+    )
 
 
 def test_a_parameter_without_a_gradient_sends_zeros():

@@ -27,6 +27,22 @@ LOCAL = ["--sync", "local", "--sync-every"]
             ["--sync", "two-level", "--stages", "2", "--accumulate-steps", "2"],
             "--sync two-level does not work with --stages 2: leave one of them out",
         ),
+        (
+            ["--sync", "two-level", "--compression", "fp16"],
+            "--compression fp16 does not work with --sync two-level: leave one of them out",
+        ),
+        (
+            [*LOCAL, "4", "--profile", "exact"],
+            "--profile exact does not work with --sync local: leave one of them out",
+        ),
+        (
+            ["--sync", "two-level", "--timeline"],
+            "--timeline does not work with --sync two-level: leave one of them out",
+        ),
+        (
+            ["--sync", "two-level", "--compression", "powersgd:2"],
+            "--sync two-level does not work with --compression powersgd:2: leave one of them out",
+        ),
     ],
 )
 def test_a_wrong_choice_is_one_line(parse, words, line):
