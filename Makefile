@@ -5,7 +5,9 @@ NP ?= 2
 SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
-VENV := source .venv/bin/activate &&
+# MPI=5 takes Open MPI 5, with an environment of its own, in place of the system's or Open MPI 4.
+export MPI
+VENV := source .venv$(MPI:%=-mpi%)/bin/activate &&
 
 .PHONY: setup train train-bert test test-slow test-long test-cluster image test-image lint board bench book-table soak lock clean
 
@@ -81,6 +83,7 @@ lock:
 	$(UV) pyproject.toml --group horovod --output-file requirements.lock
 	$(UV) --group dev --constraint requirements.lock --output-file requirements-dev.lock
 	$(UV) --group mpi --output-file requirements-mpi.lock
+	$(UV) --group mpi5 --output-file requirements-mpi5.lock
 
 clean:
 	rm -rf .venv build *.egg-info

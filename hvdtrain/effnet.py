@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.checkpoint.save_points import AgreedSavePoints
+from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
+from hvdtrain.elastic.progress import Progress
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.replicas import whole_hash
@@ -28,7 +29,7 @@ from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
-from hvdtrain.train.order import BatchSizes
+from hvdtrain.train.order import BatchSizes, cut_anew
 from hvdtrain.train.preflight import (
     compression,
     cuts_on_all,
@@ -37,6 +38,7 @@ from hvdtrain.train.preflight import (
     open_folder,
     own_device,
     part_of_run,
+    recovery_of_run,
     require_batches,
     require_compressible,
     step_clock,
@@ -71,7 +73,9 @@ def main() -> None:
     cuts = cuts_on_all(comm, config, blocks)
     require_compressible(comm, config, model)
     folder = open_folder(comm, config, sizes, samples=len(images.train), unit=ImageTask.unit)
-    with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
+    with opened(
+        comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline, elastic=config.elastic
+    ) as run:
         readers = data.readers(comm, config)
         phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=readers)
         task = image_task(config, images, device)
@@ -113,8 +117,36 @@ def main() -> None:
         if part is not None:
             run.console.say(part.sentence())
         saves = saves_of(run, folder, parts, keep=config.keep)
-        train(config, step, feed, images, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
-        run.conclude(f"test {task.in_words(run.tracker.last_test)}", weights_sha256=whole_hash(comm, model))
+        points = AgreedSavePoints(
+            comm, run.leave, every_s=config.checkpoint_every_s, every_steps=config.checkpoint_every_steps
+        )
+        progress = Progress(position)
+        recovery = recovery_of_run(comm, config, step, parts, progress, saves=saves, run=run)
+        while not run.concluded:
+            try:
+                recovery.settle(reports.meet_anew)
+                train(
+                    config,
+                    step,
+                    feed,
+                    images,
+                    progress,
+                    lr=lr,
+                    limits=limits,
+                    reports=reports,
+                    saves=saves,
+                    points=points,
+                    run=run,
+                )
+                run.conclude(f"test {task.in_words(run.tracker.last_test)}", weights_sha256=whole_hash(comm, model))
+            except recovery.losses:
+                position = recovery.close_up()
+                sizes = cut_anew(config, sizes, samples=len(images.train), ranks=comm.data.size)
+                lr = learning_rate(config, samples=len(images.train), steps_per_epoch=sizes.steps_per_epoch)
+                feed.cut(sizes)
+                points.go_on()
+                saves.go_on(global_batch=sizes.global_batch)
+                progress.go_on(feed.placed(position))
 
 
 def cut(comm: Comm, config: EffnetConfig, images: Images) -> BatchSizes:
@@ -154,18 +186,17 @@ def train(
     step: TrainingStep,
     feed: Feed,
     images: Images,
-    position: Position,
+    progress: Progress,
     *,
     lr: LearningRate,
     limits: Limits,
     reports: Reports,
     saves: Saves,
+    points: SavePoints,
     run: Run,
 ) -> None:
     """From where the run stands to its end, with a checkpoint there; EndOfRun where all ranks leave before."""
-    points = AgreedSavePoints(
-        step.comm, run.leave, every_s=config.checkpoint_every_s, every_steps=config.checkpoint_every_steps
-    )
+    position = progress.position
     first_epoch = position.epoch
     for epoch in range(first_epoch, config.epochs):
         coming = train_epoch(
@@ -178,8 +209,9 @@ def train(
             save_points=points,
             watchdog=run.watch,
             faults=run.faults,
+            progress=progress,
         )
-        position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run)
+        position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run, progress=progress)
         run.profile(step.phases)
         run.faults.at("eval", epoch + 1 - first_epoch)
         position = end_epoch(
@@ -193,6 +225,7 @@ def train(
             save_points=points,
             run=run,
         )
+        progress.go_on(position)
     step.phases.close()
     run.profile(step.phases, last=True)
     saves.save(position)

@@ -2,20 +2,26 @@
 # Make .venv: packages with hashes, one MPI, Horovod built for both, and a proof that they work together.
 #
 #     scripts/setup.sh          PYTHON=python3.12 chooses the interpreter
+#     MPI=5 scripts/setup.sh    .venv-mpi5 with Open MPI 5, whose ranks outlive one that dies (--elastic)
 #
 # Nothing is done when nothing changed. What is missing on the machine is named before anything is downloaded.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-venv=$PWD/.venv
-stamp=$venv/setup.stamp
 say() { printf 'setup: %s\n' "$*" >&2; }
 refuse() { say "$*"; exit 2; }
+case ${MPI:-} in
+    "" | 5) venv=$PWD/.venv${MPI:+-mpi$MPI} ;;
+    *) refuse "MPI=$MPI is no MPI that can be set up: MPI=5 is Open MPI 5; without MPI the system's is taken, or Open MPI 4" ;;
+esac
+stamp=$venv/setup.stamp
 
 # An active environment must not lend its mpirun or its nvcc: the machine decides.
 PATH=$(printf '%s' "$PATH" | tr : '\n' | grep -vxF -e "$venv/bin" -e "${VIRTUAL_ENV:-$venv}/bin" | paste -sd :)
 
-if command -v mpirun >/dev/null && command -v mpicxx >/dev/null; then
+if [ "${MPI:-}" = 5 ]; then
+    mpi="Open MPI from requirements-mpi5.lock"
+elif command -v mpirun >/dev/null && command -v mpicxx >/dev/null; then
     mpi="the system's, $(command -v mpirun)"
 else
     mpi="Open MPI from requirements-mpi.lock"
@@ -53,14 +59,14 @@ fi
 
 rm -f "$stamp"
 if ! [ -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$version" ]; then
-    say "Python $version at $(command -v "$python") -> .venv"
+    say "Python $version at $(command -v "$python") -> ${venv##*/}"
     "$python" -m venv --clear "$venv"
 fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 say "MPI: $mpi"
 locks=(requirements.lock requirements-dev.lock)
 case $mpi in Open*)
-    locks+=(requirements-mpi.lock)
+    locks+=("${mpi##* }")
     PATH=$venv/bin:$PATH
     ;;
 esac
@@ -73,4 +79,4 @@ pip install --quiet --no-deps --no-build-isolation --editable .
 say "proof: a 2-rank all-reduce through mpi4py and through Horovod"
 "$venv/bin/python" scripts/check_mpi.py
 printf '%s\n' "$state" >"$stamp"
-say "ready: . .venv/bin/activate"
+say "ready: . ${venv##*/}/bin/activate"

@@ -74,6 +74,13 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
     return Opened(lock=lock, nonce=nonce, goes_on=goes_on, has_saved=has_saved)
 
 
+def taken_over(folder: Path) -> list[int]:
+    """The lock of a folder whose writer has died, as a file descriptor; none where this host does not get it."""
+    with contextlib.suppress(OSError, BadInput):
+        return [_locked(folder, 0.0)]
+    return []
+
+
 def clear(folder: Path, *, goes_on: bool, keep_checkpoints: bool) -> None:
     """Make an open folder ready for a new run, or for one that goes on; called by rank 0 only.
 

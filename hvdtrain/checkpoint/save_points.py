@@ -68,3 +68,7 @@ class AgreedSavePoints:
 
     def saved(self) -> None:
         self._saved_at = time.monotonic()
+
+    def go_on(self) -> None:
+        """Ranks were lost, perhaps between their questions."""
+        self._asked_at = None

@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -52,18 +53,27 @@ class Saves:
         """
         self._parts = parts
         self._comm = parts.comm
-        self._about = about
+        self._about = dict(about)
         self._memory = memory
         self._folder = folder
         self._shared = shared
         self._faults = faults
         self._count = 0
         self._taken = self._written = newest
-        self._writer = None
+        self._new_writer = partial(Writer, folder, keep=keep, guard=guard, committed=self._committed)
+        self._writer: Writer | None = None
         if self._comm.rank == 0:
-            self._writer = Writer(folder, keep=keep, guard=guard, committed=self._committed, newest=newest)
+            self._writer = self._new_writer(newest=newest)
             if newest is not None:
                 exits.report(checkpoint=str(newest))
+
+    def go_on(self, **about: Any) -> None:
+        """Some ranks were lost; what is said of the run in manifests has changed so. The lowest rank writes."""
+        self._about |= about
+        self._taken = None
+        if self._comm.rank == 0 and self._writer is None:
+            self._written = max((step for step, _ in files.numbered(self._folder, "step")), default=None)
+            self._writer = self._new_writer(newest=self._written)
 
     def _committed(self, step: int) -> None:
         self._written = step

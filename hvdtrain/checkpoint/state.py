@@ -162,13 +162,7 @@ def restore(state: State, saved: Mapping[str, Any], mine: Mapping[str, Any], *, 
     With that mean random numbers are new ones, drawn from the seed, the step and the rank, and what else was a rank's
     own begins anew.
     """
-    _restore_parameters(state.model, saved["model"])
-    if state.average is not None and saved["average"] is not None:
-        _restore_parameters(state.average, saved["average"])
-    _restore_optimizer(state.optimizer, _numbered(saved["held"], state) if "held" in saved else saved["optimizer"])
-    for name, part in state.shared.items():
-        if saved[name]:  # else the part did nothing, as a scaler without fp16
-            part.load_state_dict(saved[name])
+    restore_shared(state, saved)
     for model, values in zip(state.models, mine["buffers"], strict=True):
         for name, buffer in model.named_buffers():
             buffer.copy_(values[name])
@@ -179,6 +173,17 @@ def restore(state: State, saved: Mapping[str, Any], mine: Mapping[str, Any], *, 
     _restore_random(mine, state.device)
     for name, part in state.own.items():
         part.load_state_dict(mine[name])
+
+
+def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
+    """Bring back `shared` alone."""
+    _restore_parameters(state.model, saved["model"])
+    if state.average is not None and saved["average"] is not None:
+        _restore_parameters(state.average, saved["average"])
+    _restore_optimizer(state.optimizer, _numbered(saved["held"], state) if "held" in saved else saved["optimizer"])
+    for name, part in state.shared.items():
+        if saved[name]:  # else the part did nothing, as a scaler without fp16
+            part.load_state_dict(saved[name])
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:

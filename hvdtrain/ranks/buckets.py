@@ -123,6 +123,15 @@ class BucketSync:
         self._new.clear()
         self._came.clear()
 
+    def begin_anew(self, ranks: int) -> None:
+        """Forget the sums of a step that was not finished, and the buckets: so many ranks agree on new ones."""
+        for part in self._parts:
+            part.bucket = part.place = part.parameter.grad = None
+            self._new[part.name] = part
+        self._buckets.clear()
+        self._came.clear()
+        self._wire.resize(ranks)
+
     def update(self, *, overflowed: bool) -> None:
         self._wire.update(overflowed=overflowed)
 

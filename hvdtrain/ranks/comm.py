@@ -183,8 +183,8 @@ class HorovodComm:
     def __init__(self, mpi: Any, *, is_world: bool = True) -> None:
         """`mpi` is MPI's world, or a part of it that has Horovod for itself."""
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._mpi = mpi
         self._of_horovod = () if is_world else (mpi,)
+        self._mpi = mpi
         if mpi is None:
             self.start()
             import horovod.torch as hvd
@@ -192,11 +192,17 @@ class HorovodComm:
             self.rank, self.size = hvd.rank(), hvd.size()
             self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         else:
-            from mpi4py import MPI
+            self._take_places(mpi)
 
-            host = mpi.Split_type(MPI.COMM_TYPE_SHARED)
-            self.rank, self.size = mpi.rank, mpi.size
-            self.local_rank, self.local_size = host.rank, host.size
+    def _take_places(self, mpi: Any) -> None:
+        """Be the ranks of this communicator."""
+        from mpi4py import MPI
+
+        host = mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        self._mpi = mpi
+        self.rank, self.size = mpi.rank, mpi.size
+        self.local_rank, self.local_size = host.rank, host.size
+        host.Free()
 
     @property
     def data(self) -> Group:
@@ -235,14 +241,14 @@ class HorovodComm:
                 return contents if self.rank == 0 else []
             return self._mpi.gather(content) or []
 
-    def broadcast(self, content: bytes) -> bytes:
-        length = self.allgather(len(content))[0]
-        whole = content if self.rank == 0 else bytearray(length)
+    def broadcast(self, content: bytes, root: int = 0) -> bytes:
+        length = self.allgather(len(content))[root]
+        whole = content if self.rank == root else bytearray(length)
         with self.waiting():
             for start in range(0, length, _CHUNK_BYTES):
                 chunk = memoryview(whole)[start : start + _CHUNK_BYTES]
                 if self._mpi is not None:
-                    self._mpi.Bcast(chunk)
+                    self._mpi.Bcast(chunk, root)
                 else:
                     _broadcast_by_horovod(chunk)
         return bytes(whole)
@@ -254,6 +260,12 @@ class HorovodComm:
             hvd.init(*self._of_horovod)
         if timeline is not None:
             hvd.start_timeline(str(timeline))
+
+    def stop(self) -> None:
+        """End Horovod, which `start` may start again."""
+        import horovod.torch as hvd
+
+        hvd.shutdown()
 
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         import horovod.torch as hvd
@@ -322,6 +334,14 @@ class HorovodComm:
 def stream(comm: Comm) -> int:
     """The number of this rank's random numbers: slices of a layer draw the same, since what they make is added up."""
     return comm.data.rank if comm.part == "slice" else comm.rank
+
+
+def losses() -> tuple[type[Exception], ...]:
+    """What collectives raise where a rank is lost."""
+    from horovod.common.exceptions import HorovodInternalError
+    from mpi4py import MPI
+
+    return HorovodInternalError, MPI.Exception
 
 
 def wait_until(is_done: Callable[[], bool], waiting: Waiting) -> None:

@@ -29,9 +29,13 @@ class Wire:
         """`compression` is 'none' or 'fp16'; the first does not scale."""
         self._half = compression == "fp16"
         self._scales = self._half and not loss_is_scaled
-        self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
+        self.resize(ranks)
         self._scale = self._first_scale
         self._calm_steps = 0  # since the scale has changed
+
+    def resize(self, ranks: int) -> None:
+        """Let the scale grow as high as so many ranks want it."""
+        self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
         """A contiguous tensor to be summed, and what `decompress` needs."""

@@ -32,6 +32,8 @@ class Console:
                 whose = "" if event["rank"] is None else f" of rank {event['rank']}"
                 who = event.get("ranks", "all ranks")
                 self.say(f"step {event['step']} skipped on {who}: the {event['source']}{whose} not finite")
+            elif event["event"] == "lost":
+                self.say(_lost(event))
             elif event["event"] == "behind":
                 whom = f"host {event['host']} (rank {event['rank']} and those with it)"
                 waited = f"{event['lag_s']:.1f} s, {event['share']:.0%} of their time,"
@@ -39,6 +41,10 @@ class Console:
             else:
                 jump = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
                 self.say(f"step {event['step']}: the loss of rank {event['rank']} jumped {jump}")
+
+    def show(self) -> None:
+        """Say from now on what rank 0 has said."""
+        self._shown = True
 
     def epoch_done(self, line: str) -> None:
         """One epoch more."""
@@ -48,3 +54,10 @@ class Console:
     def close(self) -> None:
         """Leave the bar as it is."""
         self._bar.close()
+
+
+def _lost(event: Mapping[str, Any]) -> str:
+    ranks, hosts = event["ranks"], ", ".join(event["hosts"])
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    left = "1 rank goes" if event["np"] == 1 else f"{event['np']} ranks go"
+    return f"step {event['step']}: {who} on {hosts} lost; {left} on after {event['recovery_s']:.2f} s"

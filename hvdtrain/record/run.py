@@ -36,6 +36,7 @@ class Run:
     console: Console
     device: torch.device
     leave: Event  # set when this rank was asked to save and leave
+    concluded = False
 
     def __init__(self, comm: Comm, folder: Path, watch: Watchdog, faults: Faults) -> None:
         self.folder = folder
@@ -43,6 +44,7 @@ class Run:
         self.faults = faults
         self._comm = comm
         self._summed: Summed | None = None
+        self._rank = comm.rank  # names this rank's files, also where it becomes another
 
     def begin(
         self,
@@ -70,7 +72,10 @@ class Run:
             **{name: known[name] for name in ("model", "data", "recipe", "epochs", "global_batch")},
             "logs": os.environ.get("HVDLAUNCH_LOGS"),
         }
-        self.tracker = Tracker(self.folder, writes=comm.rank == 0, measures=measures, result=result, memory=memory)
+        counts = ("lost_ranks", "recoveries") if settings.get("elastic") else ()
+        self.tracker = Tracker(
+            self.folder, writes=comm.rank == 0, measures=measures, result=result, counts=counts, memory=memory
+        )
         self.tracker.rank_facts(comm.rank, **facts)
         if comm.rank == 0:
             found = environment()
@@ -92,6 +97,12 @@ class Run:
             exits.report(saves="yes")
         self.faults.at("start")
 
+    def lead(self) -> None:
+        """Write and say from now on what rank 0 has written and said, which is lost."""
+        self.tracker.lead()
+        self.console.show()
+        exits.lead()
+
     def profile(self, phases: Phases, *, last: bool = False) -> None:
         """What the clocks of all ranks have measured so far; the `last` time with a picture and the verdict."""
         (first, before), now = self._began, sent_bytes()
@@ -110,7 +121,7 @@ class Run:
     def conclude(self, line: str, *, weights_sha256: str) -> None:
         """The run has done all its epochs: each rank's last facts, the result, and the last line."""
         self.console.close()
-        self.tracker.rank_facts(self._comm.rank, weights_sha256=weights_sha256)
+        self.tracker.rank_facts(self._rank, weights_sha256=weights_sha256)
         self.end(exits.FINISHED)
         if self._comm.rank == 0:
             ranks = f"{self._comm.size} rank{'s' if self._comm.size > 1 else ''}"
@@ -121,23 +132,27 @@ class Run:
                 f"{self.folder}",
                 flush=True,
             )
+        self.concluded = True
 
     def end(self, reason: str) -> None:
         """Write the result, with the most memory that the ranks have held; each rank's own is in its file."""
         mine = peaks.of_process(self.device)
-        self.tracker.rank_facts(self._comm.rank, memory=mine)
+        self.tracker.rank_facts(self._rank, memory=mine)
         self.tracker.result["memory"] = peaks.highest(self._comm.allgather(mine))
         self.tracker.conclude(reason)
 
 
 @contextmanager
-def opened(comm: Comm, folder: Path, *, hang_timeout_s: float | None, timeline: bool) -> Iterator[Run]:
+def opened(
+    comm: Comm, folder: Path, *, hang_timeout_s: float | None, timeline: bool, elastic: bool = False
+) -> Iterator[Run]:
     """Start the watchdog and then Horovod, with `timeline` in the run folder; at the end write why the run ended.
 
     The watchdog comes before the first collective, the faults to inject before anything can fail, and nothing is closed
-    where a rank fails: its hook writes the last words then.
+    where a rank fails: its hook writes the last words then. The ranks of an `elastic` run outlive one whose watchdog
+    ends it.
     """
-    watch = watchdog.watch(folder, comm.rank, hang_timeout_s=hang_timeout_s)
+    watch = watchdog.watch(folder, comm.rank, hang_timeout_s=hang_timeout_s, by_signal=elastic)
     watch.starting()
     comm.waiting = watch.collective
     faults = agreed(comm, lambda: Faults.parse(os.environ, comm.rank))

@@ -74,8 +74,10 @@ class Tracker:
         writes: bool,
         measures: Measures,
         result: dict[str, Any],
+        counts: Sequence[str] = (),
         memory: Mapping[str, Any] | None = None,
     ) -> None:
+        """`counts` are what else is counted over the run, restarts included."""
         self.folder = folder
         self.measures = measures
         # What goes on in a run that is resumed.
@@ -89,6 +91,7 @@ class Tracker:
             "loss_spikes": 0,
             f"unreadable_{measures.unit}": 0,
             "resumed": 0,
+            **dict.fromkeys(counts, 0),
         }
         self.result = {
             **result,
@@ -106,7 +109,7 @@ class Tracker:
         self.guard = Guard()
         events_file, lines_bytes, events_bytes = events.file_name(), None, None
         if memory is not None:
-            self.result |= {name: memory["result"][name] for name in self._kept}
+            self.result |= {name: memory["result"].get(name, start) for name, start in self._kept.items()}
             self.result["resumed"] += 1
             self._started -= memory["wall_time_s"]
             self._count = memory["count"]
@@ -115,12 +118,36 @@ class Tracker:
             lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
         self._facts: dict[str, Any] = {}
         if writes:
-            self._lines = RecordFile(folder / "metrics.jsonl", self.guard, keep=lines_bytes)
-            self._events = RecordFile(folder / events_file, self.guard, keep=events_bytes)
-            self._events_file = events_file
-            if not self._events.size():
-                self._events.append(events.version())
-            self._try(folder / "result.json", reserve)
+            self._open(events_file, lines_bytes, events_bytes)
+
+    def _open(self, events_file: str, lines_bytes: int | None = None, events_bytes: int | None = None) -> None:
+        self._lines = RecordFile(self.folder / "metrics.jsonl", self.guard, keep=lines_bytes)
+        self._events = RecordFile(self.folder / events_file, self.guard, keep=events_bytes)
+        self._events_file = events_file
+        if not self._events.size():
+            self._events.append(events.version())
+        self._try(self.folder / "result.json", reserve)
+
+    def lead(self) -> None:
+        """Write from now on what rank 0 has written, which is lost; this rank has counted what it has counted."""
+        self.writes = self._resumed = True
+        found = sorted(path.name for path in self.folder.glob("events.out.tfevents.*"))
+        self._open(found[-1] if found else events.file_name())
+
+    def counted(self) -> dict[str, Any]:
+        """What a rank that may lead must know, as JSON."""
+        return {"result": {name: self.result[name] for name in self._kept}, "count": self._count}
+
+    def go_on_from(self, counted: Mapping[str, Any]) -> None:
+        """Take over what another rank has counted."""
+        self.result |= counted["result"]
+        self._count = counted["count"]
+
+    def happened(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+        """Rank 0 writes down what has happened, and these numbers, at the step of `count`."""
+        if self.writes:
+            self._line(event)
+            self._events.append(events.scalars(scalars, self.result["steps"]))
 
     def describe(self, *, columns: Sequence[events.Column], command: Sequence[str], **documents: Any) -> None:
         """Write each document as <name>.json, and show it and the command on TensorBoard's text page.

@@ -29,6 +29,7 @@ REPLICAS_DIFFER = 4
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
 
 
+_leads = False  # this rank has taken the place of rank 0
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _REPORTING = threading.Lock()  # another thread reports checkpoints
 
@@ -49,6 +50,26 @@ class EndOfRun(Exception):  # noqa: N818 (ends a run, on all ranks together)
 def launched_rank() -> int:
     """The rank of this process, from its launcher's environment, before MPI has started; 0 without a launcher."""
     return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
+
+
+def _at_once(status: int) -> NoReturn:
+    """End this process, without MPI_Finalize."""
+    os._exit(status)
+
+
+_end = _at_once
+
+
+def lead() -> None:
+    """Tell from now on what rank 0 has told, which is lost."""
+    global _leads  # noqa: PLW0603 (as all here, of the process)
+    _leads = True
+
+
+def end_by(end: Callable[[int], NoReturn]) -> None:
+    """From now on a failure, and a signal to end, ends this process so."""
+    global _end  # noqa: PLW0603
+    _end = end
 
 
 def report(**facts: str) -> None:
@@ -73,7 +94,7 @@ def run(main: Callable[[], None]) -> NoReturn:
         _ignore_requests_to_leave()
     except (BadInput, EndOfRun) as error:
         _ignore_requests_to_leave()
-        if launched_rank() == 0:
+        if launched_rank() == 0 or _leads:
             line = f"hvdtrain: {' '.join(str(error).split())}"
             print(line, file=sys.stderr, flush=True)
             report(said=line)
@@ -121,7 +142,7 @@ def on_early_end(
                 continue
             interrupted |= number == signal.SIGINT
             _try(before_leaving, "interrupted" if interrupted else "terminated")
-            os._exit(128 + (signal.SIGINT if interrupted else number))
+            _end(128 + (signal.SIGINT if interrupted else number))
 
     threading.Thread(target=watch, name="stop-signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # launch.rank.bind has blocked it until now
@@ -140,7 +161,7 @@ def _leave_with_traceback(
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            os._exit(128 + signal.SIGINT)
+            _end(128 + signal.SIGINT)
         stack = "".join(traceback.format_exception(kind, error, trace))
         at = "" if step is None else f" at step {step()}" if step() is not None else " before the first step"
         reason = " ".join(f"{kind.__name__}: {error}".split())
@@ -151,6 +172,6 @@ def _leave_with_traceback(
         print(message, file=sys.stderr, flush=True)
         _try(before_leaving, "failed")
         sys.stdout.flush()
-        os._exit(FAILED)
+        _end(FAILED)
 
     return hook

@@ -8,6 +8,7 @@ The line is `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded with spaces bef
     waiting     inside a collective, for the other ranks
     evaluating  in the evaluation after that step
     saving      in the checkpoint after that step
+    recovering  closing up after other ranks were lost
     left        it ended by itself
 
 It is written through a shared mapping, so that it survives however the process ends. To read it, split the text at
@@ -27,6 +28,7 @@ import contextlib
 import faulthandler
 import math
 import mmap
+import signal
 import statistics
 import sys
 import time
@@ -43,6 +45,7 @@ TIMES_MEDIAN = 10
 LEAST_S = 60.0
 # For reading, a first step, the first batch of an evaluation, a checkpoint, and everything before the first step.
 SLOW_S = 600.0
+RECOVERY_S = 40.0  # for those that are left to close up after ranks were lost
 SLOW_TIMES = 10  # the same, as a multiple of --hang-timeout-s
 # The culprit began its work no later than the others began to wait for it, so its timer fires first.
 PATIENCE_S = 0.5
@@ -72,6 +75,9 @@ class Watchdog(Protocol):
 
     def saving(self, step: int) -> None:
         """The checkpoint after this step; on all ranks, since they wait for each other."""
+
+    def recovering(self, step: int | None) -> None:
+        """Ranks were lost after this step, None before the first; those that are left close up."""
 
     def waiting(self, step: int | None) -> None:
         """In a collective, None before the first step; the limit is that of the others' work plus PATIENCE_S.
@@ -108,6 +114,9 @@ class _Off:
     def saving(self, step: int) -> None:
         self.step = step
 
+    def recovering(self, step: int | None) -> None:
+        pass
+
     def waiting(self, step: int | None) -> None:
         pass
 
@@ -121,12 +130,16 @@ class _Off:
 OFF: Watchdog = _Off()
 
 
-def watch(run_folder: Path, rank: int, *, hang_timeout_s: float | None) -> Watchdog:
+def watch(run_folder: Path, rank: int, *, hang_timeout_s: float | None, by_signal: bool = False) -> Watchdog:
     """The watchdog of one rank, one per process; OFF for a timeout of 0.
+
+    `by_signal` ends the process by SIGALRM: that is what MPI tells ranks that outlive it.
 
     Without a timeout the limit of a step is TIMES_MEDIAN times the median of the last 50, at least LEAST_S.
     """
-    return OFF if hang_timeout_s == 0 else RankWatchdog(run_folder / "ranks", rank, hang_timeout_s=hang_timeout_s)
+    if hang_timeout_s == 0:
+        return OFF
+    return RankWatchdog(run_folder / "ranks", rank, hang_timeout_s=hang_timeout_s, by_signal=by_signal)
 
 
 def slow_s(hang_timeout_s: float | None) -> float:
@@ -137,11 +150,14 @@ def slow_s(hang_timeout_s: float | None) -> float:
 class RankWatchdog:
     """Writes the line and arms the timer; if the disk is full it goes on without the line, and stacks go to stderr."""
 
-    def __init__(self, folder: Path, rank: int, *, hang_timeout_s: float | None) -> None:
+    def __init__(self, folder: Path, rank: int, *, hang_timeout_s: float | None, by_signal: bool = False) -> None:
         self._line = _shared_line(folder / f"rank-{rank}.at")
         self._errors = None
         with contextlib.suppress(OSError):
             self._errors = (folder / f"rank-{rank}.err").open("a")  # keeps what is already in it
+        self._by_signal = by_signal
+        if by_signal:
+            faulthandler.register(signal.SIGALRM, file=self._errors or sys.stderr, chain=True)
         self._timeout_s = hang_timeout_s
         self._durations_s: deque[float] = deque(maxlen=50)
         self.step: int | None = None
@@ -183,6 +199,9 @@ class RankWatchdog:
     def saving(self, step: int) -> None:
         self._begin(step, "saving", self._long_limit_s())
 
+    def recovering(self, step: int | None) -> None:
+        self._begin(step, "recovering", RECOVERY_S)
+
     def waiting(self, step: int | None) -> None:
         self._note(step, "waiting")
         self._wait()
@@ -205,7 +224,10 @@ class RankWatchdog:
 
     def left(self, step: int | None) -> None:
         self._silent = True
-        faulthandler.cancel_dump_traceback_later()
+        if self._by_signal:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        else:
+            faulthandler.cancel_dump_traceback_later()
         self._until_s = math.inf
         self._note(step, "left")
 
@@ -246,6 +268,10 @@ class RankWatchdog:
         if self._is_overdue():
             return
         self._until_s = math.inf
+        if self._by_signal:
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
+            self._until_s = time.monotonic() + limit_s
+            return
         with contextlib.suppress(RuntimeError):  # no thread can be started: better no limit than no training
             faulthandler.dump_traceback_later(limit_s, exit=True, file=self._errors or sys.stderr)
             self._until_s = time.monotonic() + limit_s

@@ -26,7 +26,7 @@ class MovingAverage(nn.Module):
         super().__init__()
         self.module = copy.deepcopy(model)
         self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64, device=next(model.parameters()).device))
-        self._least = 1 / max(1.0, horizon_steps)
+        self.remember(horizon_steps=horizon_steps)
         self._averages, self._currents = _averaged(self.module), _averaged(model)
         averaged = {id(tensor) for tensor in (*self._averages, *self._currents)}
         self._others = [
@@ -34,6 +34,10 @@ class MovingAverage(nn.Module):
             for own, buffer in zip(self.module.buffers(), model.buffers(), strict=True)
             if id(own) not in averaged
         ]
+
+    def remember(self, *, horizon_steps: float) -> None:
+        """Have a memory of so many steps from now on."""
+        self._least = 1 / max(1.0, horizon_steps)
 
     @torch.no_grad()
     def follow(self, not_finite: Tensor, *, steps: int = 1) -> None:
@@ -77,4 +81,9 @@ def averages_of_run(model: nn.Module, config: RunConfig, *, steps_per_epoch: int
             layer.momentum = max(layer.momentum, 1 / max(1.0, most_steps * config.accumulate_steps))
     if not config.ema_epochs:
         return None
-    return MovingAverage(model, horizon_steps=min(config.ema_epochs * steps_per_epoch, most_steps))
+    return MovingAverage(model, horizon_steps=horizon_steps(config, steps_per_epoch))
+
+
+def horizon_steps(config: RunConfig, steps_per_epoch: int) -> float:
+    """The memory that the settings ask for, as far as the run is long enough."""
+    return min(config.ema_epochs, MOST_OF_RUN * config.epochs) * steps_per_epoch

@@ -127,14 +127,19 @@ class Feed:
     ) -> None:
         """The samples are divided among `comm.data`."""
         self.split = split
-        self.sizes = sizes
         self._task = task
-        self._rank, self._ranks = comm.data.rank, comm.data.size
-        first = self._rank - comm.near.rank
-        self._near = range(first, first + comm.near.size) if comm.near.size < self._ranks else None
+        self._comm = comm
+        self.cut(sizes)
         self._seed = seed
         self._device = device
         self._phases = phases
+
+    def cut(self, sizes: BatchSizes) -> None:
+        """Cut what is left of an epoch so, over the ranks that there are now."""
+        comm, self.sizes = self._comm, sizes
+        self._rank, self._ranks = comm.data.rank, comm.data.size
+        first = self._rank - comm.near.rank
+        self._near = range(first, first + comm.near.size) if comm.near.size < self._ranks else None
 
     def placed(self, position: Position) -> Position:
         """Where these batches go on from there: with others than before, what is left of the epoch is cut anew."""

@@ -117,7 +117,7 @@ class SpikeWatch:
     SMALLEST = 10
 
     def __init__(self, rank: int) -> None:
-        self._rank = rank
+        self.rank = rank
         self.recent: deque[float] = deque(maxlen=50)
 
     def see(self, step: int, loss: float) -> Spike | None:
@@ -127,7 +127,7 @@ class SpikeWatch:
             usual = statistics.median(self.recent)
             deviation = 1.4826 * statistics.median(abs(recent - usual) for recent in self.recent)
             if loss - usual > max(self.DEVIATIONS * deviation, 0.5 * abs(usual)):
-                spike = Spike(step=step, rank=self._rank, loss=loss, usual=usual)
+                spike = Spike(step=step, rank=self.rank, loss=loss, usual=usual)
         self.recent.append(loss)
         return spike
 

@@ -14,6 +14,7 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER, SavePoints
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
+from hvdtrain.elastic.progress import Progress, Unreported
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.record.run import Run
@@ -130,6 +131,7 @@ def train_epoch(
     save_points: SavePoints = NEVER,
     watchdog: Watchdog = OFF,
     faults: Faults = NONE,
+    progress: Progress | None = None,
 ) -> Iterator[Report]:
     """Visit each training sample once that is left of an epoch; report at report and save points and at the end.
 
@@ -138,7 +140,7 @@ def train_epoch(
     epoch ends early.
 
     What became of a step is read while the next one is under way, so that a GPU does not wait for the host, or at once
-    where a report, a checkpoint or a limit depends on it.
+    where a report, a checkpoint or a limit depends on it. `progress` is kept up to date for whoever goes on from there.
     """
     phases = step.phases
     step.model.train()
@@ -150,6 +152,8 @@ def train_epoch(
     step.rounds.begin(start.epoch, start.step)
     ends: EndOfRun | None = None  # for the ranks that step together, until all meet
     pending: deque[tuple[int, float, Pending]] = deque()
+    progress = progress or Progress(start)
+    progress.unreported = lambda: _unreported(window, pending)
     coming = feed.inputs(batches, start.epoch, watchdog)
     for number, (batch, inputs) in enumerate(coming, start=start.step + 1):
         watchdog.working(number)
@@ -170,6 +174,7 @@ def train_epoch(
         )
         pending.append((number, sum(map(len, batch.micro_batches)) / step.comm.replica.size, taken))
         visited += batch.global_size
+        progress.took(number, visited)
         phases.enter("other")
         decision = decided()
         while pending and (len(pending) > 1 or is_due or decision.save or limits.look_at_once(number)):
@@ -232,6 +237,14 @@ def _meet(number: int, ends: EndOfRun | None, *, step: TrainingStep, limits: Lim
     return end
 
 
+def _unreported(window: Window, pending: deque[tuple[int, float, Pending]]) -> Unreported:
+    """What this rank knows of the steps of a window, with those that it has not looked at yet."""
+    while pending:
+        number, count, taken = pending.popleft()
+        window.add(number, taken.read_alone(), count=count)
+    return window.unreported()
+
+
 def after(position: Position, report: Report, *, train_s: float) -> Position:
     """Where the run stands after a report."""
     totals = added(position.totals, report.totals)
@@ -277,7 +290,14 @@ def evaluate(
 
 
 def follow(
-    reports: Iterable[Report], position: Position, *, limits: Limits, saves: Saves, save_points: SavePoints, run: Run
+    reports: Iterable[Report],
+    position: Position,
+    *,
+    limits: Limits,
+    saves: Saves,
+    save_points: SavePoints,
+    run: Run,
+    progress: Progress | None = None,
 ) -> Position:
     """Go through an epoch, recording its reports and saving where all ranks have decided so: where the run then stands.
 
@@ -291,6 +311,8 @@ def follow(
             run.tracker.report(report.scalars(), happened=happened)
             run.console.events(happened)
         position = after(position, report, train_s=time.perf_counter() - started)
+        if progress is not None:
+            progress.told(position)
         if report.end is not None:
             raise report.end
         limits.after_report(run.tracker.result)

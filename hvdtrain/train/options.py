@@ -52,6 +52,8 @@ class RunConfig:
         "timeline",
         "pipeline_schedule",
         "recompute",
+        "elastic",
+        "min_np",
     )
 
     recipe: str = "scaled"
@@ -129,6 +131,10 @@ class RunConfig:
     """Pause between Horovod's rounds; Horovod's own if not given."""
     deterministic: bool = False
     """Weights that are bit-equal whenever the run is repeated or resumed; slower."""
+    elastic: bool = False
+    """When a rank dies the others go on in place, from the last step; needs Open MPI 5 and mpirun --with-ft ulfm."""
+    min_np: Annotated[int, AT_LEAST_1] = 1
+    """With elastic: save and end where fewer ranks are left."""
     resume: Literal["auto", "never"] = "auto"
     """auto goes on from the run's newest valid checkpoint, if it has any; never starts anew."""
     checkpoint_every_s: Annotated[float, AT_LEAST_0] = 300.0
@@ -198,6 +204,7 @@ def check(config: RunConfig, given: set[str]) -> None:
     _check_parts(config)
     _check_sync(config)
     _check_compression(config)
+    _check_elastic(config)
     if config.seed >= 2**32:
         raise BadInput(f"--seed {config.seed} must be less than 2**32")
     if optim.OPTIMIZERS[config.optimizer].layerwise and config.precision == "fp16":
@@ -249,6 +256,24 @@ def _check_parts(config: RunConfig) -> None:
     for other, is_given in refused.items():
         if is_given:
             raise BadInput(f"{other} does not work with {option}: leave one of them out")
+
+
+def _check_elastic(config: RunConfig) -> None:
+    """Raise BadInput for what cannot go on without one of its ranks."""
+    if not config.elastic:
+        if config.min_np > 1:
+            raise BadInput(f"--min-np {config.min_np} is for --elastic: give that too")
+        return
+    refused = {
+        f"--stages {config.stages}": config.stages > 1,
+        f"--sync {config.sync}": config.sync != "flat",
+        "--reducer horovod": config.reducer == "horovod",
+        "--profile exact": config.profile == "exact",
+        "--timeline": config.timeline,
+    }
+    for other, is_given in refused.items():
+        if is_given:
+            raise BadInput(f"--elastic does not work with {other}: leave one of them out")
 
 
 def rounds(config: RunConfig) -> Every | None:

@@ -13,17 +13,25 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
+from hvdtrain.checkpoint.saves import Saves
+from hvdtrain.checkpoint.state import State
+from hvdtrain.elastic import recovery
+from hvdtrain.elastic.comm import ElasticComm, outliving
+from hvdtrain.elastic.progress import Progress
+from hvdtrain.elastic.recovery import Recovery, Survivors
 from hvdtrain.groups.comm import HostsComm, in_groups
 from hvdtrain.groups.power_sgd import PowerSGD, largest_rank, sent_elements
 from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.agree import agreed, require_equal
+from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.comm import Comm, ReplicaPart
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.record.environment import code_hash, versions
 from hvdtrain.record.placement import planned
+from hvdtrain.record.run import Run
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.stages.blocks import Blocks, Inputs
@@ -74,6 +82,8 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     require_groups(part, parts, os.environ.get("HVDLAUNCH_PLAN"))
     if config.sync == "two-level" or rounds(config) is not None:
         comm = agreed(comm, lambda: in_groups(comm, config.sync_group_size))
+    if config.elastic:
+        comm = agreed(comm, lambda: outliving(comm, os.environ))
     return in_parts(comm, parts, part), config
 
 
@@ -277,6 +287,23 @@ def part_of_run(
     passages = measured_on_all(comm, model, blocks, example, device=device, context=context)
     pipeline = Pipeline(comm.replica.rank, config.stages, device, order=config.pipeline_schedule, phases=phases)
     return part_on_all(comm, model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=config.recompute)
+
+
+def recovery_of_run(
+    comm: Comm,
+    config: RunConfig,
+    step: TrainingStep,
+    parts: State,
+    progress: Progress,
+    *,
+    saves: Saves,
+    run: Run,
+) -> Recovery:
+    """What brings the ranks that are left to where `progress` stands, when others are lost."""
+    if not isinstance(comm, ElasticComm) or not isinstance(step.sync, BucketSync):
+        return recovery.OFF
+    step.undoable = True
+    return Survivors(comm, parts, step.sync, progress, undo=step.undo, saves=saves, run=run, min_np=config.min_np)
 
 
 def step_of_run(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hvdtrain.checkpoint.save_points import Decision
+from hvdtrain.elastic.progress import Unreported
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.record import gauges
 from hvdtrain.record.gauges import Gauges
@@ -149,6 +150,15 @@ class Window:
         taken = dict.fromkeys(done.totals, 0.0) if done.skipped else done.totals  # all ranks have the same names
         self.totals = added(self.totals, taken)
 
+    def unreported(self) -> Unreported:
+        """What is known of it, for ranks that go on without one that was lost."""
+        return Unreported(
+            totals=self.totals,
+            unreadable=self.unreadable,
+            loss_spikes=len(self.spikes),
+            skipped_steps=len(self.skipped),
+        )
+
     def lasted_s(self) -> float:
         """By this rank's clock, since the window was made."""
         return time.perf_counter() - self._since
@@ -168,11 +178,22 @@ class Reports:
         self._gauges = host
         self._task = task
         self._device = device
-        names_by_rank = comm.allgather(list(host.names))
-        self._gauges_of_all = [(rank, name) for rank, names in enumerate(names_by_rank) for name in names]
-        self._first = sum(len(names) for names in names_by_rank[: comm.rank])
         self._behind: Behind | None = None  # the group that was named last, as long as it stays late
+        self.meet()
         self._hosts = comm.allgather(socket.gethostname()) if comm.near.size < comm.data.size else []
+
+    def meet(self) -> None:
+        """Learn which gauges the ranks read."""
+        names_by_rank = self._comm.allgather(list(self._gauges.names))
+        self._gauges_of_all = [(rank, name) for rank, names in enumerate(names_by_rank) for name in names]
+        self._first = sum(len(names) for names in names_by_rank[: self._comm.rank])
+
+    def meet_anew(self) -> None:
+        """The same after ranks were lost; who is now the first of its host reads its gauges."""
+        self.spikes.rank = self._comm.rank
+        reader = host_gauges(self._comm, self._device, known=self._gauges)
+        self._gauges = reader
+        self.meet()
 
     def is_due(self, step: int, *, last: int) -> bool:
         """Whether to report after this step, `last` being the last one of the epoch."""
@@ -269,11 +290,13 @@ def _on_rank_0(comm: Comm, spikes: Iterable[Spike]) -> list[Spike]:
     return [Spike(**spike) for of_rank in contents for spike in json.loads(of_rank)]
 
 
-def host_gauges(comm: Comm, device: torch.device) -> Gauges:
-    """The first local rank of each host reads the GPUs of all ranks there."""
+def host_gauges(comm: Comm, device: torch.device, *, known: Gauges | None = None) -> Gauges:
+    """The first local rank of each host reads the GPUs of all ranks there; `known` ones, if it has any."""
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     host = socket.gethostname()
     here = [theirs for where, theirs in comm.allgather([host, uuid]) if where == host and theirs is not None]
+    if known is not None and known.names:
+        return known
     if comm.local_rank != 0:
         return Gauges(gauges.none)
     return Gauges(gauges.of_host(here, each=comm.size <= MOST_CURVES))

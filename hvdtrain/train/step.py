@@ -92,6 +92,15 @@ class Pending:
         known = self._comm.replica.allgather(known)[-1]  # the loss is computed on the last stage
         return StepDone(totals=known, skipped=skipped, grad_norm=grad_norm)
 
+    def read_alone(self) -> StepDone:
+        """The same as this rank knows it, who cannot ask the others why they have skipped the step."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        *totals, was_skipped, _, trouble, grad_norm = self._values.tolist()
+        skipped = Skipped(rank=None, source=SUM) if was_skipped else None
+        self._sync.update(overflowed=bool(was_skipped) and math.isfinite(trouble))
+        return StepDone(totals=dict(zip(self._names, totals, strict=True)), skipped=skipped, grad_norm=grad_norm)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _LastPass:
@@ -125,8 +134,10 @@ class TrainingStep:
     phases: Phases = OFF
     recomputed: Blocks | None = None  # of the model: what is inside them is computed again in the backward pass
     part: Part | None = None  # this rank's stage, where a replica is cut into several; `model` is what it has of it
+    undoable: bool = False  # a rank may be lost in a step, which the others then undo
     _statistics: list[Tensor] = field(init=False)  # batch norm's running ones
     _twice: set[int] = field(init=False)  # identities of parameters that another rank of the replica counts already
+    _begun_with: tuple[Tensor, list[Tensor]] | None = field(init=False, default=None)  # these, and the random state
 
     def __post_init__(self) -> None:
         self._statistics = batch_norm.running_statistics(self.model)
@@ -163,6 +174,8 @@ class TrainingStep:
         gradients are those of the mean loss. `measure` asks for the gradients' norm.
         """
         statistics = before = self._flat_statistics()
+        if self.undoable:
+            self._begun_with = before, _random_state()
         last_pass = None
         done: list[Sums] = []
         troubles: list[Tensor] = []
@@ -209,8 +222,19 @@ class TrainingStep:
         self.scaler.update()
         if self.average is not None and not self.rounds.apart:
             self.average.follow(skip)
+        self._begun_with = None
         values = torch.cat([totals, torch.stack([skip, bad_here, trouble, grad_norm]).double()])
         return Pending(self.comm, self.together, self.sync, names, values, found=found, device=self.device)
+
+    def undo(self) -> None:
+        """Be as before a step whose sums failed; as after it where nothing has failed."""
+        if self.scaler.is_enabled():
+            self.scaler._per_optimizer_states.clear()  # else it takes gradients for unscaled
+        if self._begun_with is not None:
+            statistics, random = self._begun_with
+            self._set_statistics(statistics)
+            _restore_random_state(random)
+            self._begun_with = None
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

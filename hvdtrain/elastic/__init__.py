@@ -1,0 +1,1 @@
+"""Ranks that outlive others: how they go on in place, as fewer."""

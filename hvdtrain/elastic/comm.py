@@ -1,0 +1,105 @@
+"""Ranks of which some may be lost: those that are left close up, by the ULFM of Open MPI 5.
+
+After a loss the pending collectives of the others fail. Then all of them call `close_up`: it revokes the communicator,
+so that nobody waits in it any more, and shrinks it to those that are left, in their old order; the lowest of them is
+the new rank 0.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from hvdtrain.ranks.comm import Comm, HorovodComm, losses
+from hvdtrain.safety import exits
+from hvdtrain.safety.exits import BadInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A rank as it was launched: its number stays, though its place among those that are left may not."""
+
+    launched: int
+    host: str
+    pid: int
+
+
+class ElasticComm(HorovodComm):
+    """All ranks that are left of a run."""
+
+    def __init__(self, mpi: Any) -> None:
+        """`mpi` is MPI's world."""
+        super().__init__(mpi.Dup(), is_world=False)
+        self.losses = losses()
+        self._begun: set[Callable[[], Tensor]] = set()  # sums that this rank has not waited for yet
+        self._me = Member(launched=self.rank, host=socket.gethostname(), pid=os.getpid())
+        self.members = self._members()
+
+    def _members(self) -> list[Member]:
+        """By rank."""
+        return [Member(**one) for one in self.allgather(asdict(self._me))]
+
+    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        begun = super().begin_sum(values, name)
+        self._begun.add(begun)
+        return partial(self._end_sum, begun)
+
+    def _end_sum(self, begun: Callable[[], Tensor]) -> Tensor:
+        self._begun.remove(begun)
+        return begun()
+
+    def close_up(self) -> list[Member]:
+        """Become the ranks that are left: those that were lost. Raises one of `losses` where another is lost in it.
+
+        Then all that are left call it again.
+        """
+        while self._begun:
+            with suppress(*self.losses):
+                self._begun.pop()()
+        self.stop()
+        broken = self._mpi
+        if not broken.Is_revoked():
+            broken.Revoke()
+        self._mpi = broken.Shrink()
+        broken.Free()
+        self._take_places(self._mpi)
+        self._of_horovod = (self._mpi,)
+        left = self._members()
+        self.meet()  # Horovod does not bear that a rank is lost while it starts
+        self.start()
+        self.meet()
+        lost = [one for one in self.members if one not in left]
+        self.members = left
+        return lost
+
+    def meet(self) -> None:
+        """Return on all ranks, or raise one of `losses` on all of them."""
+        with self.waiting():
+            self._mpi.Agree(1)
+
+    def abort(self, status: int) -> NoReturn:
+        """End the processes of all ranks."""
+        self._mpi.Abort(status)
+        raise AssertionError
+
+
+def outliving(comm: Comm, environment: Mapping[str, str]) -> ElasticComm:
+    """The same ranks, which outlive others; BadInput where their MPI or its mpirun does not let them."""
+    if not isinstance(comm, HorovodComm) or comm.over_mpi is None:
+        raise BadInput(
+            "--elastic needs several ranks with MPI between them: start with hvdlaunch run --elastic, or mpirun"
+        )
+    if environment.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
+        raise BadInput(
+            "--elastic needs an MPI whose ranks outlive each other: set up Open MPI 5 (MPI=5 make setup), and start "
+            "with hvdlaunch run --elastic, or mpirun --with-ft ulfm"
+        )
+    os.environ["HOROVOD_ELASTIC"] = "1"  # Horovod raises an error where it would end the process
+    elastic = ElasticComm(comm.over_mpi)
+    exits.end_by(elastic.abort)  # until the training goes on without others: they would wait for ever
+    return elastic
