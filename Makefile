@@ -1,4 +1,4 @@
-# make train | train-bert | test | test-slow | test-long | test-cluster | image | test-image | lint | board | bench |
+# make train | train-bert | test | test-slow | test-long | test-elastic | test-cluster | image | test-image | lint | board | bench |
 #      book-table | soak | lock | setup | clean
 SHELL := /bin/bash
 NP ?= 2
@@ -9,7 +9,7 @@ ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --ba
 export MPI
 VENV := source .venv$(MPI:%=-mpi%)/bin/activate &&
 
-.PHONY: setup train train-bert test test-slow test-long test-cluster image test-image lint board bench book-table soak lock clean
+.PHONY: setup train train-bert test test-slow test-long test-elastic test-cluster image test-image lint board bench book-table soak lock clean
 
 setup:
 	@scripts/setup.sh
@@ -33,6 +33,11 @@ test-slow: setup
 # Those that CI has no time for; each says why.
 test-long: setup
 	$(VENV) pytest -m long
+
+# Ranks that outlive others: after MPI=5 make setup.
+test-elastic:
+	@MPI=5 scripts/setup.sh
+	source .venv-mpi5/bin/activate && pytest tests/mpi/test_elastic.py -m 'mpi or slow'
 
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
 test-cluster: setup

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.run_folder import has_checkpoints
-from hvdtrain.checkpoint.save_points import AgreedSavePoints
+from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
+from hvdtrain.elastic.progress import Progress
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm, stream
 from hvdtrain.ranks.replicas import whole_hash
@@ -39,6 +40,7 @@ from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of
 from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.preflight import (
     compression,
+    cut_anew,
     cuts_on_all,
     gradient_bytes,
     join_ranks,
@@ -46,6 +48,7 @@ from hvdtrain.train.preflight import (
     open_folder,
     own_device,
     part_of_run,
+    recovery_of_run,
     require_batches,
     require_compressible,
     step_clock,
@@ -79,7 +82,9 @@ def main() -> None:
     cuts = cuts_on_all(comm, config, blocks)
     require_compressible(comm, config, model)
     folder = open_folder(comm, config, sizes, samples=len(texts.train), unit=Labels.unit, content=texts.sha256)
-    with opened(comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline) as run:
+    with opened(
+        comm, folder.path, hang_timeout_s=config.hang_timeout_s, timeline=config.timeline, elastic=config.elastic
+    ) as run:
         phases = step_clock(config, folder.path, comm, device, watchdog=run.watch, readers=0)
         task = text_task(config, texts)
         lr = learning_rate(
@@ -127,10 +132,39 @@ def main() -> None:
         if part is not None:
             run.console.say(part.sentence())
         saves = saves_of(run, folder, parts, keep=config.keep)
-        train(config, step, feed, texts, position, lr=lr, limits=limits, reports=reports, saves=saves, run=run)
-        if config.export is not None:
-            export_on_all(comm, config.export, whole(comm, config, step, texts, pretrained), texts)
-        run.conclude(f"test {task.in_words(run.tracker.last_test)}", weights_sha256=whole_hash(comm, model))
+        points = AgreedSavePoints(
+            comm, run.leave, every_s=config.checkpoint_every_s, every_steps=config.checkpoint_every_steps
+        )
+        progress = Progress(position)
+        recovery = recovery_of_run(comm, config, step, parts, progress, saves=saves, run=run)
+        while not run.concluded:
+            try:
+                recovery.settle(reports.meet_anew)
+                train(
+                    config,
+                    step,
+                    feed,
+                    texts,
+                    progress,
+                    lr=lr,
+                    limits=limits,
+                    reports=reports,
+                    saves=saves,
+                    points=points,
+                    run=run,
+                )
+                if config.export is not None:
+                    export_on_all(comm, config.export, whole(comm, config, step, texts, pretrained), texts)
+                run.conclude(f"test {task.in_words(run.tracker.last_test)}", weights_sha256=whole_hash(comm, model))
+            except recovery.losses:
+                position = recovery.close_up()
+                sizes = cut_anew(config, sizes, step, feed)
+                lr = learning_rate(
+                    config, samples=len(texts.train), steps_per_epoch=sizes.steps_per_epoch, max_steps=config.max_steps
+                )
+                points.go_on()
+                saves.go_on(global_batch=sizes.global_batch)
+                progress.go_on(feed.placed(position))
 
 
 def check_room(comm: Comm, config: BertConfig, pretrained: Pretrained | None) -> None:
@@ -190,18 +224,17 @@ def train(
     step: TrainingStep,
     feed: Feed,
     texts: Texts,
-    position: Position,
+    progress: Progress,
     *,
     lr: LearningRate,
     limits: Limits,
     reports: Reports,
     saves: Saves,
+    points: SavePoints,
     run: Run,
 ) -> None:
     """From where the run stands to its end, with a checkpoint there; EndOfRun where all ranks leave before."""
-    points = AgreedSavePoints(
-        step.comm, run.leave, every_s=config.checkpoint_every_s, every_steps=config.checkpoint_every_steps
-    )
+    position = progress.position
     first_epoch = position.epoch
     for epoch in range(first_epoch, config.epochs):
         coming = train_epoch(
@@ -215,8 +248,9 @@ def train(
             save_points=points,
             watchdog=run.watch,
             faults=run.faults,
+            progress=progress,
         )
-        position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run)
+        position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run, progress=progress)
         run.profile(step.phases)
         run.faults.at("eval", epoch + 1 - first_epoch)
         position = end_epoch(
@@ -230,6 +264,7 @@ def train(
             save_points=points,
             run=run,
         )
+        progress.go_on(position)
     step.phases.close()
     run.profile(step.phases, last=True)
     saves.save(position)

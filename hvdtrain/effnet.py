@@ -29,9 +29,10 @@ from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
-from hvdtrain.train.order import BatchSizes, cut_anew
+from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.preflight import (
     compression,
+    cut_anew,
     cuts_on_all,
     gradient_bytes,
     join_ranks,
@@ -141,9 +142,8 @@ def main() -> None:
                 run.conclude(f"test {task.in_words(run.tracker.last_test)}", weights_sha256=whole_hash(comm, model))
             except recovery.losses:
                 position = recovery.close_up()
-                sizes = cut_anew(config, sizes, samples=len(images.train), ranks=comm.data.size)
+                sizes = cut_anew(config, sizes, step, feed)
                 lr = learning_rate(config, samples=len(images.train), steps_per_epoch=sizes.steps_per_epoch)
-                feed.cut(sizes)
                 points.go_on()
                 saves.go_on(global_batch=sizes.global_batch)
                 progress.go_on(feed.placed(position))

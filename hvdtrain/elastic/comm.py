@@ -7,6 +7,7 @@ the new rank 0.
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,6 +19,9 @@ from torch import Tensor
 from hvdtrain.ranks.comm import Comm, HorovodComm, losses
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
+
+# Before Horovod starts anew: where a rank is lost in that moment it waits for ever, and ranks often die together.
+SETTLE_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +41,12 @@ class ElasticComm(HorovodComm):
         super().__init__(mpi.Dup(), is_world=False)
         self.losses = losses()
         self._begun: set[Callable[[], Tensor]] = set()  # sums that this rank has not waited for yet
-        self._me = Member(launched=self.rank, host=socket.gethostname(), pid=os.getpid())
+        self.me = Member(launched=self.rank, host=socket.gethostname(), pid=os.getpid())
         self.members = self._members()
 
     def _members(self) -> list[Member]:
         """By rank."""
-        return [Member(**one) for one in self.allgather(asdict(self._me))]
+        return [Member(**one) for one in self.allgather(asdict(self.me))]
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         begun = super().begin_sum(values, name)
@@ -70,7 +74,8 @@ class ElasticComm(HorovodComm):
         self._take_places(self._mpi)
         self._of_horovod = (self._mpi,)
         left = self._members()
-        self.meet()  # Horovod does not bear that a rank is lost while it starts
+        time.sleep(SETTLE_S)
+        self.meet()
         self.start()
         self.meet()
         lost = [one for one in self.members if one not in left]

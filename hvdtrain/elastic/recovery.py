@@ -23,6 +23,7 @@ from hvdtrain.checkpoint import files, folder, state
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
+from hvdtrain.elastic import stopped
 from hvdtrain.elastic.comm import ElasticComm, Member
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.ranks import replicas
@@ -32,7 +33,7 @@ from hvdtrain.safety import exits
 from hvdtrain.safety.exits import FAILED, EndOfRun
 
 # From a loss to the next step, on any number of ranks; then all of them end, and the run may be started again.
-LIMIT_S = 30.0
+LIMIT_S = 20.0
 
 
 class Recovery(Protocol):
@@ -78,14 +79,22 @@ class Survivors:
         saves: Saves,
         run: Run,
         min_np: int,
+        hang_timeout_s: float | None,
     ) -> None:
-        """`undo` brings this rank back to its last completed step; with fewer ranks than `min_np` the run ends."""
+        """`undo` brings this rank back to its last completed step; with fewer ranks than `min_np` the run ends.
+
+        A rank of this host that is stopped ends after half of the timeout of a step, 10 s if not given.
+        """
         self.losses = comm.losses
         self._comm, self._parts, self._sync, self._progress = comm, parts, sync, progress
         self._undo, self._saves, self._run, self._min_np = undo, saves, run, min_np
         self._locks: list[int] = []
         self._unsettled = False
+        if hang_timeout_s != 0:
+            here = [one.pid for one in comm.members if one.host == comm.me.host and one != comm.me]
+            stopped.watch(here, limit_s=stopped.LIMIT_S if hang_timeout_s is None else hang_timeout_s / 2)
         exits.end_by(_kill)
+        exits.never_finalize()
 
     def close_up(self) -> Position:
         began_s = time.monotonic()

@@ -57,7 +57,20 @@ def _at_once(status: int) -> NoReturn:
     os._exit(status)
 
 
-_end = _at_once
+def _flushed(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _at_once(status)
+
+
+_end: Callable[[int], NoReturn] = _at_once
+_leave: Callable[[int], NoReturn] = sys.exit
+
+
+def never_finalize() -> None:
+    """From now on this process ends without MPI_Finalize, which may wait for ranks that are lost."""
+    global _leave  # noqa: PLW0603
+    _leave = _flushed
 
 
 def lead() -> None:
@@ -99,8 +112,8 @@ def run(main: Callable[[], None]) -> NoReturn:
             print(line, file=sys.stderr, flush=True)
             report(said=line)
         # MPI_Finalize, on the way out, waits for rank 0, so no other rank's status ends the job before its line is out.
-        sys.exit(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
-    sys.exit(0)
+        _leave(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
+    _leave(0)
 
 
 def _ignore_requests_to_leave() -> None:

@@ -45,7 +45,7 @@ TIMES_MEDIAN = 10
 LEAST_S = 60.0
 # For reading, a first step, the first batch of an evaluation, a checkpoint, and everything before the first step.
 SLOW_S = 600.0
-RECOVERY_S = 40.0  # for those that are left to close up after ranks were lost
+RECOVERY_S = 30.0  # for those that are left to close up after ranks were lost
 SLOW_TIMES = 10  # the same, as a multiple of --hang-timeout-s
 # The culprit began its work no later than the others began to wait for it, so its timer fires first.
 PATIENCE_S = 0.5

@@ -52,7 +52,8 @@ def parse(
     """The settings of a command line, and the fields that it names.
 
     `--recipe` chooses the function that returns the defaults, `recipe` where it is not given; the launcher's seed is
-    the default of `--seed`. Raises BadInput, one line that names option and value.
+    the default of `--seed`, and it says whether the run is elastic. Raises BadInput, one line that names option and
+    value.
     """
     words = [_with_dashes(word) for word in argv]
     chooser = _Parser(add_help=False, allow_abbrev=False)
@@ -60,7 +61,7 @@ def parse(
     name = chooser.parse_known_args([word for word in words if word not in ("-h", "--help")])[0].recipe
     if name not in recipes:
         raise BadInput(f"--recipe {name!r} is unknown: choose one of {', '.join(recipes)}")
-    defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed))
+    defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed), **_elastic_of_launcher())
     parser = _parser(defaults, prog)
     if {"-h", "--help"} & set(words):
         if launched_rank() == 0:
@@ -149,3 +150,13 @@ def _seed_of_launcher(default: int) -> int:
     if not (seed.isascii() and seed.isdecimal()):
         raise BadInput(f"HVDLAUNCH_SEED {seed!r} must be a number of at least 0: correct it in the environment")
     return int(seed)
+
+
+def _elastic_of_launcher() -> dict[str, Any]:
+    """What an elastic run of hvdlaunch gives: the fewest ranks that may go on."""
+    least = os.environ.get("HVDLAUNCH_ELASTIC")
+    if least is None:
+        return {}
+    if not (least.isascii() and least.isdecimal() and int(least)):
+        raise BadInput(f"HVDLAUNCH_ELASTIC {least!r} must be a number of at least 1: correct it in the environment")
+    return {"elastic": True, "min_np": int(least)}

@@ -68,14 +68,6 @@ def batch_sizes(config: RunConfig, *, samples: int, ranks: int) -> BatchSizes:
     )
 
 
-def cut_anew(config: RunConfig, sizes: BatchSizes, *, samples: int, ranks: int) -> BatchSizes:
-    """How as many ranks as are left cut an epoch that others have cut into `sizes`.
-
-    The global batch stays where the settings name it: then each takes more micro-batches. Else the batch per rank does.
-    """
-    return sizes if config.global_batch_size is not None else batch_sizes(config, samples=samples, ranks=ranks)
-
-
 def permutation(samples: int, *, seed: int, epoch: int) -> Tensor:
     """The order in which an epoch visits the samples; the same on every rank and for every number of ranks."""
     return torch.from_numpy(np.random.default_rng([seed, epoch, _PERMUTATION]).permutation(samples))

@@ -42,8 +42,9 @@ from hvdtrain.timing.passes import clock, least_steps
 from hvdtrain.timing.phases import OFF, WARMUP_STEPS, Phases
 from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
 from hvdtrain.train import optim
-from hvdtrain.train.average import averages_of_run
+from hvdtrain.train.average import averages_of_run, horizon_steps
 from hvdtrain.train.command_line import option
+from hvdtrain.train.feed import Feed
 from hvdtrain.train.options import RunConfig, power_rank, rounds
 from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.step import TrainingStep, precision_context
@@ -289,6 +290,19 @@ def part_of_run(
     return part_on_all(comm, model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=config.recompute)
 
 
+def cut_anew(config: RunConfig, sizes: BatchSizes, step: TrainingStep, feed: Feed) -> BatchSizes:
+    """Cut what is left of the run over the ranks that are left, where others have cut it into `sizes`.
+
+    The global batch stays where the settings name it: then each takes more micro-batches. Else the batch per rank does.
+    """
+    if config.global_batch_size is None:
+        sizes = batch_sizes(config, samples=len(feed.split), ranks=step.comm.data.size)
+    feed.cut(sizes)
+    if step.average is not None:
+        step.average.remember(horizon_steps=horizon_steps(config, sizes.steps_per_epoch))
+    return sizes
+
+
 def recovery_of_run(
     comm: Comm,
     config: RunConfig,
@@ -303,7 +317,17 @@ def recovery_of_run(
     if not isinstance(comm, ElasticComm) or not isinstance(step.sync, BucketSync):
         return recovery.OFF
     step.undoable = True
-    return Survivors(comm, parts, step.sync, progress, undo=step.undo, saves=saves, run=run, min_np=config.min_np)
+    return Survivors(
+        comm,
+        parts,
+        step.sync,
+        progress,
+        undo=step.undo,
+        saves=saves,
+        run=run,
+        min_np=config.min_np,
+        hang_timeout_s=config.hang_timeout_s,
+    )
 
 
 def step_of_run(

@@ -181,7 +181,9 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
         help="start ranks that measure each host, every two hosts, GPUs and all together",
     )
     _add_nccl_debug(check)
-    check.set_defaults(bind="numa", show="0", np=None, topology=[], nsys=False, no_check=False, measured=None)
+    check.set_defaults(
+        bind="numa", show="0", elastic=False, np=None, topology=[], nsys=False, no_check=False, measured=None
+    )
 
 
 def _add_measured(command: argparse.ArgumentParser) -> None:
@@ -333,7 +335,7 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(topology=[], nsys=False, measured=None)
+    command.set_defaults(topology=[], nsys=False, measured=None, elastic=False)
 
 
 def _add_sbatch_options(run: argparse.ArgumentParser) -> None:
@@ -377,7 +379,12 @@ def _add_ends(run: argparse.ArgumentParser) -> None:
         "--min-np",
         type=values.count,
         metavar="M",
-        help="with --restarts: go on with as few ranks as these; default: as many as at first",
+        help="with --restarts: go on with as few ranks as these; default: as many as at first; with --elastic: 1",
+    )
+    run.add_argument(
+        "--elastic",
+        action="store_true",
+        help="ranks that are left go on in place when one dies, with Open MPI 5; default: a failure ends all",
     )
     run.add_argument(
         "--grace-s",

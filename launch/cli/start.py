@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from launch.cli import mistakes
@@ -54,9 +54,10 @@ def run(options: argparse.Namespace) -> int:
         return _plan(options)
     request = _request(options)
     _require_leave_of_root(options)
+    environment = _environment(options)
     if policy is not None:
-        return supervise.supervise(_request_reader(options, request), policy, os.environ)
-    environment = nccl.with_log(os.environ, Path.cwd()) if options.nccl_debug else os.environ
+        return supervise.supervise(_request_reader(options, request), policy, environment)
+    environment = nccl.with_log(environment, Path.cwd()) if options.nccl_debug else environment
     prepared = prepare.prepare(request, environment, Path.cwd())
     for remark in prepared.plan.remarks:
         print(f"hvdlaunch: {harmless(remark)}", file=sys.stderr, flush=True)
@@ -130,7 +131,8 @@ def _request(options: argparse.Namespace) -> RunRequest:
         network=options.network,
         exports=tuple(options.exports),
         as_root=options.allow_run_as_root,
-        show=options.show,
+        show="all" if options.elastic else options.show,  # whoever leads after rank 0 is seen, too
+        elastic=options.elastic,
         reach=Ssh(
             agent=agent_of(os.environ, options.ssh_options),
             options=tuple(options.ssh_options),
@@ -140,6 +142,11 @@ def _request(options: argparse.Namespace) -> RunRequest:
         check=not options.no_check,
         measured=measured_links(options),
     )
+
+
+def _environment(options: argparse.Namespace) -> Mapping[str, str]:
+    """Ours, in which an elastic program finds with how few ranks it may go on."""
+    return {**os.environ, "HVDLAUNCH_ELASTIC": str(options.min_np or 1)} if options.elastic else os.environ
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
@@ -163,7 +170,7 @@ def _topologies(given: Collection[str]) -> dict[str, Topology]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    print(plan_text(prepare.prepare(_request(options), os.environ, Path.cwd())))
+    print(plan_text(prepare.prepare(_request(options), _environment(options), Path.cwd())))
     if not options.topology:
         _remind_root(options)
     return 0
@@ -186,13 +193,14 @@ def _remind_root(options: argparse.Namespace) -> None:
 def _restart_policy(options: argparse.Namespace) -> supervise.RestartPolicy | None:
     if options.restarts < 0:
         raise CommandError(f"--restarts {options.restarts}: give a number of at least 0")
-    if options.min_np is not None and not options.restarts:
-        raise CommandError("--min-np is for a run that is started again: add --restarts N")
+    if options.min_np is not None and not (options.restarts or options.elastic):
+        raise CommandError("--min-np is for a run that is started again: add --restarts N, or --elastic")
     if options.min_np is not None and options.np is not None and options.min_np > options.np:
         raise CommandError(f"--min-np {options.min_np}: give a number from 1 to -np, which is {options.np}")
     if not options.restarts:
         return None
-    return supervise.RestartPolicy(restarts=options.restarts, min_np=options.min_np, grace_s=options.grace_s)
+    min_np = options.min_np or (1 if options.elastic else None)
+    return supervise.RestartPolicy(restarts=options.restarts, min_np=min_np, grace_s=options.grace_s)
 
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:

@@ -57,12 +57,13 @@ RUNTIMES = {
 def argv(plan: Plan, launcher: Launcher) -> list[str]:
     """The command as a list of words."""
     # -P: a launch.py of the user's in the working folder is not ours.
+    outlive = _outliving(launcher) if plan.elastic else []
     program = [launcher.python, "-P", "-m", "launch.rank.bind", "--", *plan.program]
     ranks = ["-np", str(len(plan.slots)), "-H", to_option(hosts_of(plan.slots))]
     if launcher.horovodrun is None:
         root = ["--allow-run-as-root"] if plan.as_root else []
         exports = [word for name in plan.exports for word in ("-x", name)]
-        return [launcher.mpi.path, *root, *ranks, *BINDING, *_parameters(plan, launcher), *exports, *program]
+        return [launcher.mpi.path, *root, *outlive, *ranks, *BINDING, *_parameters(plan, launcher), *exports, *program]
     # horovodrun hands these to a shell: every word is quoted. An MPI that ssh finds first must not start instead.
     prefix = ["--prefix", str(PurePath(launcher.mpi.path).parent.parent)] if plan.network else []
     return [
@@ -75,6 +76,18 @@ def argv(plan: Plan, launcher: Launcher) -> list[str]:
         f"--mpi-args={shlex.join([*prefix, *_parameters(plan, launcher)])}",
         *program,
     ]
+
+
+def _outliving(launcher: Launcher) -> list[str]:
+    """What lets ranks outlive one that dies; CommandError where this MPI cannot."""
+    if launcher.horovodrun is not None:
+        raise CommandError("--elastic does not work with --launcher horovodrun: leave that out")
+    if (launcher.mpi.name, launcher.mpi.version[0]) != ("Open MPI", 5):
+        raise CommandError(
+            f"--elastic: {launcher.mpi.path} is {launcher.mpi}, whose ranks do not outlive one that dies: MPI=5 make "
+            "setup, and start from its environment"
+        )
+    return ["--with-ft", "ulfm"]
 
 
 # launch.rank.bind binds, to the cores of the plan.

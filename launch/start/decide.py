@@ -77,6 +77,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         environment=dict(environment) if shared is None else inherited(environment, exports),
         as_root=request.as_root,
         show=request.show,
+        elastic=request.elastic,
         remarks=tuple(remarks),
         topologies={host: topologies[host] for host in used},
     )

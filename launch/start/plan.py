@@ -28,6 +28,7 @@ class Plan:
     as_root: bool
     show: Show
     remarks: tuple[str, ...]  # what the user should know, one line each
+    elastic: bool = False  # ranks that are left go on when one dies
     topologies: Mapping[str, Topology] = field(default_factory=dict)  # of the hosts that have ranks
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from launch.choose.measured import GpuLinks
 from launch.choose.placement import Binding, ranks_per_host, require_enough_named, require_whole_replicas
-from launch.errors import PlacementError
+from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
 from launch.hosts.slurm import from_slurm, gpus_of_one_task
 from launch.machine.local import DRIVER_TIMEOUT_S
@@ -35,6 +35,7 @@ class RunRequest:
     exports: tuple[str, ...]
     as_root: bool
     show: Show = "0"
+    elastic: bool = False  # ranks that are left go on when one dies
     reach: Ssh = SSH
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
     per_host: int | None = None  # slots of each host; None: those of the list
@@ -84,6 +85,8 @@ def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapp
     """
     require_plain_job(environment)
     exported(environment, request.exports)
+    if request.elastic and request.ranks_per_replica is not None:
+        raise CommandError("--elastic does not work with --ranks-per-replica: leave one of them out")
     known = hosts or (Host(name="any", slots=max(request.np or 1, 1), counted=request.np is not None),)
     if not all(host.counted for host in known):
         return

@@ -17,6 +17,8 @@ from launch.watch.stops import GRACE_S, Stops
 from launch.watch.story import Story
 from launch.watch.words import FOLDER, Logs
 
+ENDS = ("finished", "preempted")  # exit reasons of a status of 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
@@ -44,9 +46,16 @@ def run(prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = No
     story = Story({slot.host for slot in prepared.plan.slots})
     with Stops(grace_s=grace_s) as stops:
         status, report = _watch(prepared, Path(folder), story, stops, out)
-    if status == 0 and story.lost:
-        status = 1  # Open MPI 5.0.11 ends with 0 when it has lost a host
+    if status == 0 and not _has_ended(prepared, story, report):
+        status = 1
     return _result(prepared, status, story, report, stops)
+
+
+def _has_ended(prepared: PreparedRun, story: Story, report: Report) -> bool:
+    """Whether a status of 0 is to be believed: Open MPI 5.0.11 ends with it when it has lost a host, or all ranks."""
+    if prepared.plan.elastic and report.run_folder is not None:
+        return report.exit_reason in ENDS
+    return story.lost is None
 
 
 def _watch(

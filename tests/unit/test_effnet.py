@@ -8,6 +8,8 @@ import torch
 
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.save_points import NEVER
+from hvdtrain.elastic.progress import Progress
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import faults, watchdog
@@ -233,11 +235,12 @@ def test_a_run_that_goes_on_trains_the_epochs_that_are_left(tmp_path, done):
         training.step,
         training.feed,
         training.images,
-        Position(step=4 * done, epoch=done),
+        Progress(Position(step=4 * done, epoch=done)),
         lr=training.lr,
         limits=training.limits,
         reports=training.reports,
         saves=SimpleNamespace(save=saved.append, save_best=lambda *_, **__: None, wait=lambda _: True),
+        points=NEVER,
         run=run,
     )
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"][done:]

@@ -35,6 +35,14 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*TOPO, "a\nb"), "unrecognized arguments: a b; see hvdlaunch topo --help"),
         (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: give a number of at least 0"),
         (("run", "-np", "2", "--min-np", "1", *PROGRAM), "--min-np is for a run that is started again: add --restarts"),
+        (
+            ("run", "-np", "2", "--elastic", "--min-np", "3", *PROGRAM),
+            "--min-np 3: give a number from 1 to -np, which is 2",
+        ),
+        (
+            ("run", "-np", "2", "--elastic", "--ranks-per-replica", "2", *PROGRAM),
+            "--elastic does not work with --ranks-per-replica: leave one of them out",
+        ),
         (("run", "-np", "2", "--restarts", "1", "--min-np", "0", *PROGRAM), "argument --min-np: '0' is no whole"),
         (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "to -np, which is 2"),
         (("run", "-np", "2", "--grace-s", "-1", *PROGRAM), "--grace-s -1: give a number of seconds, at least 0"),

@@ -190,6 +190,22 @@ def test_hosts_are_named_once_with_their_ranks():
     assert hostfile.to_option(command.hosts_of(plan(where=THREE).slots)) == "h1:2,h2.cluster.example:1"
 
 
+def test_ranks_outlive_one_that_dies_with_open_mpi_5():
+    words = rendered(MPI5, elastic=True).argv
+    assert words[words.index("--with-ft") + 1] == "ulfm"
+    assert words.index("--with-ft") < words.index("launch.rank.bind")
+    assert "--with-ft" not in rendered(MPI5).argv
+
+
+@pytest.mark.parametrize(
+    ("mpi", "horovodrun", "reason"),
+    [(MPI4, None, "whose ranks do not outlive one that dies: MPI=5 make setup"), (MPI5, HOROVODRUN, "horovodrun")],
+)
+def test_other_launchers_of_an_elastic_run_are_refused(mpi, horovodrun, reason):
+    with pytest.raises(CommandError, match=reason):
+        rendered(mpi, horovodrun=horovodrun, elastic=True)
+
+
 if __name__ == "__main__":
     GOLDEN.mkdir(exist_ok=True)
     for golden_name, golden_text in golden_texts().items():

@@ -76,7 +76,9 @@ def handlers():
 PREPARED = SimpleNamespace(
     argv=["mpirun"],
     environment={"HVDLAUNCH_JOB": "mine"},
-    plan=SimpleNamespace(network=None, slots=[SimpleNamespace(rank=rank, host="h1") for rank in range(3)]),
+    plan=SimpleNamespace(
+        network=None, elastic=False, slots=[SimpleNamespace(rank=rank, host="h1") for rank in range(3)]
+    ),
     launcher=SimpleNamespace(reach=SimpleNamespace(ask=lambda *_, **__: '""'), python="python"),
 )
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
@@ -187,3 +189,17 @@ def test_a_launcher_that_cannot_start_leaves_the_signals_as_they_were(monkeypatc
     monkeypatch.setattr(run, "Launcher", cannot)
     with pytest.raises(ProcessError):
         run.run(PREPARED)
+
+
+@pytest.mark.parametrize(("reason", "status"), [("finished", 0), ("preempted", 0), ("failed", 1), (None, 1)], ids=str)
+def test_a_status_0_of_an_elastic_run_is_believed_if_it_has_come_to_its_end(
+    launcher, monkeypatch, capsys, reason, status
+):
+    """Of Open MPI 5's mpirun: that no rank is left is no failure."""
+    monkeypatch.setattr(run, "explain", lambda *_, **__: "all are gone")
+    launcher.after = {(): 0}
+    launcher.report = {"run_folder": "/runs/mine"} | ({} if reason is None else {"exit_reason": reason})
+    elastic = SimpleNamespace(**vars(PREPARED.plan) | {"elastic": True})
+    done = run.run(SimpleNamespace(**vars(PREPARED) | {"plan": elastic}))
+    assert done.status == status
+    assert bool(capsys.readouterr().err) == (reason in ("preempted", "failed", None))

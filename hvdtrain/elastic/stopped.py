@@ -1,0 +1,43 @@
+"""A rank that is stopped is no dead one, and its own watchdog is stopped with it: its neighbours on the host end it."""
+
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+
+import psutil
+
+LIMIT_S = 10.0
+_LOOK_EVERY_S = 0.5
+
+
+class Stopped:
+    """How long processes of this host have been stopped, as seen by one that was not stopped itself."""
+
+    def __init__(self, pids: Iterable[int], *, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._stopped_s: dict[psutil.Process, float] = {}
+        for pid in pids:
+            with suppress(psutil.Error):
+                self._stopped_s[psutil.Process(pid)] = 0.0
+
+    def look(self, since_s: float) -> None:
+        """End those that are stopped for longer than the limit; the last look was `since_s` ago."""
+        for process, before_s in list(self._stopped_s.items()):
+            try:
+                is_stopped = process.status() == psutil.STATUS_STOPPED
+                self._stopped_s[process] = before_s + since_s if is_stopped else 0.0
+                if self._stopped_s[process] > self._limit_s:
+                    process.kill()
+            except psutil.Error:  # it has ended
+                del self._stopped_s[process]
+
+
+def watch(pids: Iterable[int], *, limit_s: float) -> None:
+    """Have a thread look at these processes."""
+    stopped, pause = Stopped(pids, limit_s=limit_s), threading.Event()
+
+    def keep_looking() -> None:
+        while not pause.wait(_LOOK_EVERY_S):
+            stopped.look(_LOOK_EVERY_S)
+
+    threading.Thread(target=keep_looking, name="stopped", daemon=True).start()

@@ -1,0 +1,56 @@
+"""hvdtrain.effnet, whose ranks also note which training images they read for which step, and which steps they took.
+
+A step that was undone has the number of another one: `closed` counts how often ranks were lost before.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from hvdtrain import effnet
+from hvdtrain.elastic.progress import Progress
+from hvdtrain.elastic.recovery import Survivors
+from hvdtrain.safety import exits
+from hvdtrain.train.feed import Resident
+
+TRAINING_IMAGES = 1438  # of the digits
+
+batches, took, go_on, close_up = Resident.batches, Progress.took, Progress.go_on, Survivors.close_up
+folder = Path(sys.argv.pop(1))
+folder.mkdir(exist_ok=True)
+notes = (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.jsonl").open("a", buffering=1)
+run = {"closed": 0}  # and its progress
+
+
+def note(what, **more):
+    position = run["progress"].position
+    place = {"closed": run["closed"], "step": position.step, "epoch": position.epoch}
+    notes.write(json.dumps({"what": what, **place, **more}) + "\n")
+
+
+def noted(self, indices, *rest):
+    for samples, batch in zip(indices, batches(self, indices, *rest), strict=True):
+        if len(self) == TRAINING_IMAGES:
+            note("read", samples=samples.tolist())
+        yield batch
+
+
+def going_on(self, position):
+    run["progress"] = self
+    go_on(self, position)
+
+
+def noting_step(self, step, visited):
+    note("took")
+    took(self, step, visited)
+
+
+def closing(self):
+    position = close_up(self)
+    run["closed"] += 1
+    return position
+
+
+Resident.batches, Progress.took, Progress.go_on, Survivors.close_up = noted, noting_step, going_on, closing
+exits.run(effnet.main)
