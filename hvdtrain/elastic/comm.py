@@ -5,6 +5,7 @@ so that nobody waits in it any more, and shrinks it to those that are left, in t
 the new rank 0.
 """
 
+import hashlib
 import os
 import socket
 import time
@@ -12,13 +13,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 
 from hvdtrain.ranks.comm import Comm, HorovodComm, losses
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
+
+T = TypeVar("T")
 
 # Before Horovod starts anew: where a rank is lost in that moment it waits for ever, and ranks often die together.
 SETTLE_S = 0.1
@@ -47,6 +50,27 @@ class ElasticComm(HorovodComm):
     def _members(self) -> list[Member]:
         """By rank."""
         return [Member(**one) for one in self.allgather(asdict(self.me))]
+
+    def allgather(self, value: Any) -> list[Any]:
+        return self._whole(lambda: super(ElasticComm, self).allgather(value))
+
+    def gather(self, content: bytes) -> list[bytes]:
+        return self._whole(lambda: super(ElasticComm, self).gather(content))
+
+    def _whole(self, gather: Callable[[], list[T]]) -> list[T]:
+        """What it returns; a loss where it cannot be read: Open MPI 5.0.11 may leave out a lost rank's part."""
+        try:
+            return gather()
+        except self.losses:
+            raise
+        except Exception as error:
+            raise self.losses[0]("a gather came back torn") from error
+
+    def broadcast(self, content: bytes, root: int = 0) -> bytes:
+        whole = super().broadcast(content, root)
+        if len(set(self.allgather(hashlib.sha256(whole).hexdigest()))) > 1:
+            raise self.losses[0]("a broadcast came back torn")
+        return whole
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         begun = super().begin_sum(values, name)
