@@ -66,7 +66,7 @@ MUTANTS = [
     Mutant(
         "hvdtrain/vision/preprocessing.py", "0 < w <= width and 0 < h <= height", "0 < w <= width or 0 < h <= height"
     ),
-    Mutant("hvdtrain/train/average.py", "config.ema_epochs * steps_per_epoch", "config.ema_epochs"),
+    Mutant("hvdtrain/train/average.py", "config.epochs) * steps_per_epoch", "config.epochs)"),
     Mutant("hvdtrain/train/average.py", "max(layer.momentum, 1", "min(layer.momentum, 1"),
     Mutant("hvdtrain/train/feed.py", "batch.stop <= position.visited", "batch.stop < position.visited"),
     Mutant("hvdtrain/train/batch_norm.py", "count / (count - 1).clamp(min=1)", "count / count.clamp(min=1)"),
@@ -127,7 +127,7 @@ MUTANTS = [
     Mutant("hvdtrain/ranks/buckets.py", "part.place.zero_()", "pass"),
     Mutant("hvdtrain/ranks/buckets.py", "elif part.passes_left > 0:", "elif part.passes_left > 1:"),
     Mutant("hvdtrain/ranks/buckets.py", "self._rank_zeros([*self._came, *rest])", "[*self._came, *rest]"),
-    Mutant("hvdtrain/safety/exits.py", "os._exit(FAILED)", "sys.exit(FAILED)"),
+    Mutant("hvdtrain/safety/exits.py", "os._exit(status)", "sys.exit(status)"),
     Mutant("hvdtrain/safety/guard.py", "-QUIET_S) < QUIET_S", "-QUIET_S) > QUIET_S"),
     Mutant("hvdtrain/safety/watchdog.py", "if self._reads else self._limit_s", "if False else self._limit_s"),
     Mutant("hvdtrain/safety/watchdog.py", "(limit_s, exit=True", "(limit_s, exit=False"),

@@ -50,6 +50,7 @@ class Small(Saves):
         super().__init__(
             parts, root, about=self.facts, memory=dict, guard=self.guard, keep=keep, newest=newest, shared=shared
         )
+        self.facts = self._about
 
     def fill(self, step, kib=8):
         self.facts["epoch"] = step
