@@ -264,10 +264,13 @@ def _check_elastic(config: RunConfig) -> None:
         if config.min_np > 1:
             raise BadInput(f"--min-np {config.min_np} is for --elastic: give that too")
         return
+    part, count = config.parts
     refused = {
-        f"--stages {config.stages}": config.stages > 1,
+        f"{OPTIONS[part]} {count}": part != "all",
         f"--sync {config.sync}": config.sync != "flat",
         "--reducer horovod": config.reducer == "horovod",
+        # Each rank's own rest of a sum would be lost with it.
+        f"--compression {config.compression}": power_rank(config.compression) is not None,
         "--profile exact": config.profile == "exact",
         "--timeline": config.timeline,
     }
