@@ -132,11 +132,15 @@ def main() -> None:
         if part is not None:
             run.console.say(part.sentence())
         saves = saves_of(run, folder, parts, keep=config.keep)
-        points = AgreedSavePoints(
-            comm, run.leave, every_s=config.checkpoint_every_s, every_steps=config.checkpoint_every_steps
-        )
         progress = Progress(position)
         recovery = recovery_of_run(comm, config, step, parts, progress, saves=saves, run=run)
+        points = AgreedSavePoints(
+            comm,
+            run.leave,
+            every_s=config.checkpoint_every_s,
+            every_steps=config.checkpoint_every_steps,
+            newcomers=recovery.newcomers,
+        )
         while not run.concluded:
             try:
                 recovery.settle(reports.meet_anew)
@@ -156,8 +160,8 @@ def main() -> None:
                 if config.export is not None:
                     export_on_all(comm, config.export, whole(comm, config, step, texts, pretrained), texts)
                 run.conclude(f"test {task.in_words(run.tracker.last_test)}", weights_sha256=whole_hash(comm, model))
-            except recovery.losses:
-                position = recovery.close_up()
+            except recovery.changes as change:
+                position = recovery.go_on(change)
                 sizes = cut_anew(config, sizes, step, feed)
                 lr = learning_rate(
                     config, samples=len(texts.train), steps_per_epoch=sizes.steps_per_epoch, max_steps=config.max_steps

@@ -17,6 +17,7 @@ class Decision:
 
     save: bool
     leave: bool  # the run, once it is saved
+    grow: bool = False  # take in the newcomers
 
 
 class SavePoints(Protocol):
@@ -43,26 +44,37 @@ NEVER: SavePoints = _Never()
 class AgreedSavePoints:
     """Saves by rank 0's clock or by steps, and leaves when any rank has been asked to."""
 
-    def __init__(self, comm: Comm, leave: threading.Event, *, every_s: float, every_steps: int | None) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        leave: threading.Event,
+        *,
+        every_s: float,
+        every_steps: int | None,
+        newcomers: threading.Event | None = None,
+    ) -> None:
+        """`leave` is set on a rank that was asked to, `newcomers` on rank 0 when some are ready."""
         self._comm = comm
         self._leave = leave
         self._every_s = every_s
         self._every_steps = every_steps
         self._saved_at = time.monotonic()
         self._asked_at: int | None = None  # the step of the last question
+        self._newcomers = newcomers
 
     def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
+        grow = self._newcomers is not None and self._newcomers.is_set()
         begun = self._comm.begin_sum(
-            torch.tensor([due and self._comm.rank == 0, self._leave.is_set()]).int(), "save_point"
+            torch.tensor([due and self._comm.rank == 0, self._leave.is_set(), grow]).int(), "save_point"
         )
         before = step - 1 if self._asked_at is None else self._asked_at
         by_steps = self._every_steps is not None and step // self._every_steps > before // self._every_steps
         self._asked_at = step
 
         def decided() -> Decision:
-            save, leave = begun().tolist()
-            return Decision(save=bool(save or leave or by_steps), leave=bool(leave))
+            save, leave, grow = begun().tolist()
+            return Decision(save=bool(save or leave or by_steps), leave=bool(leave), grow=bool(grow))
 
         return decided
 
@@ -70,5 +82,5 @@ class AgreedSavePoints:
         self._saved_at = time.monotonic()
 
     def go_on(self) -> None:
-        """Ranks were lost, perhaps between their questions."""
+        """There are other ranks, perhaps lost between their questions."""
         self._asked_at = None

@@ -163,9 +163,7 @@ def restore(state: State, saved: Mapping[str, Any], mine: Mapping[str, Any], *, 
     own begins anew.
     """
     restore_shared(state, saved)
-    for model, values in zip(state.models, mine["buffers"], strict=True):
-        for name, buffer in model.named_buffers():
-            buffer.copy_(values[name])
+    restore_buffers(state, mine["buffers"])
     if mine.keys() == {"buffers"}:
         seeds = np.random.SeedSequence([state.seed, step, stream(state.comm)])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
@@ -184,6 +182,13 @@ def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
     for name, part in state.shared.items():
         if saved[name]:  # else the part did nothing, as a scaler without fp16
             part.load_state_dict(saved[name])
+
+
+def restore_buffers(state: State, saved: Iterable[Mapping[str, torch.Tensor]]) -> None:
+    """Bring back a rank's own buffers, as running statistics, of each model by name."""
+    for model, values in zip(state.models, saved, strict=True):
+        for name, buffer in model.named_buffers():
+            buffer.copy_(values[name])
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 After a loss the pending collectives of the others fail. Then all of them call `close_up`: it revokes the communicator,
 so that nobody waits in it any more, and shrinks it to those that are left, in their old order; the lowest of them is
-the new rank 0.
+the new rank 0. Newcomers, who take the places of lost ones, get the last ranks; all call `take_in` for that.
 """
 
 import hashlib
@@ -13,10 +13,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 
+from hvdtrain.elastic.newcomers import Invitation, Newcomers, invited
+from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import Comm, HorovodComm, losses
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
@@ -29,27 +32,53 @@ SETTLE_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A rank as it was launched: its number stays, though its place among those that are left may not."""
+    """A rank by the number that names it for good; its rank changes with those that are left."""
 
-    launched: int
+    number: int  # its rank when it was launched; a newcomer's is one that nobody has had
+    place: int  # of the launch: the number of the rank that it stands in for, or its own
     host: str
     pid: int
 
 
 class ElasticComm(HorovodComm):
-    """All ranks that are left of a run."""
+    """All ranks that are left of a run, and those that have joined it."""
 
-    def __init__(self, mpi: Any) -> None:
-        """`mpi` is MPI's world."""
+    def __init__(self, mpi: Any, alike: Mapping[str, str], invitation: Invitation | None = None) -> None:
+        """`mpi` is MPI's world, `alike` what newcomers must have like this rank.
+
+        A newcomer takes the number of its `invitation` for its rank, among those that were launched, until it is taken
+        in: it loads what they have loaded, and writes nothing of what rank 0 writes.
+        """
         super().__init__(mpi.Dup(), is_world=False)
         self.losses = losses()
+        self.joins = invitation is not None
+        self._alike = dict(alike)
         self._begun: set[Callable[[], Tensor]] = set()  # sums that this rank has not waited for yet
-        self.me = Member(launched=self.rank, host=socket.gethostname(), pid=os.getpid())
+        number, place = (self.rank, self.rank) if invitation is None else (invitation.number, invitation.place)
+        self.me = Member(number=number, place=place, host=socket.gethostname(), pid=os.getpid())
+        self._numbers = number  # the highest that was given to anybody
         self.members = self._members()
+        self._hosts = [one.host for one in self.members]
+        if invitation is not None:
+            self._hosts = invitation.hosts
+            self.rank, self.size = number, len(self._hosts)
 
     def _members(self) -> list[Member]:
         """By rank."""
-        return [Member(**one) for one in self.allgather(asdict(self.me))]
+        of_all = self.allgather([self._numbers, asdict(self.me)])
+        self._numbers = max(number for number, _ in of_all)
+        return [Member(**one) for _, one in of_all]
+
+    def missing(self, run: Path) -> list[Invitation]:
+        """To the places of those who were lost, in a run of this folder."""
+        there = {one.place for one in self.members}
+        places = [place for place in range(len(self._hosts)) if place not in there]
+        first = self._numbers + 1
+        self._numbers += len(places)
+        return [
+            Invitation(number=number, place=place, hosts=self._hosts, run=str(run), alike=self._alike)
+            for number, place in enumerate(places, start=first)
+        ]
 
     def allgather(self, value: Any) -> list[Any]:
         return self._whole(lambda: super(ElasticComm, self).allgather(value))
@@ -81,11 +110,8 @@ class ElasticComm(HorovodComm):
         self._begun.remove(begun)
         return begun()
 
-    def close_up(self) -> list[Member]:
-        """Become the ranks that are left: those that were lost. Raises one of `losses` where another is lost in it.
-
-        Then all that are left call it again.
-        """
+    def close_up(self) -> None:
+        """Become the ranks that are left. Raises one of `losses` where another is lost in it: then call it again."""
         while self._begun:
             with suppress(*self.losses):
                 self._begun.pop()()
@@ -95,16 +121,40 @@ class ElasticComm(HorovodComm):
             broken.Revoke()
         self._mpi = broken.Shrink()
         broken.Free()
-        self._take_places(self._mpi)
-        self._of_horovod = (self._mpi,)
-        left = self._members()
-        time.sleep(SETTLE_S)
+        self._become(self._mpi, pause_s=SETTLE_S)
+
+    def join(self, port: str) -> None:
+        """Become one of those who have invited this one. Raises one of `losses` where one is lost."""
+        self.stop()
+        self._become(connect.merged(self._mpi, port, joins=True))
+        self.joins = False
+
+    def take_in(self, newcomers: Newcomers) -> None:
+        """Become one with those whom rank 0 has invited. Raises one of `losses` where one is lost: then close up."""
+        self.stop()
+        mine = self._mpi
+        try:
+            whole = connect.merged(mine, newcomers.go() if self.rank == 0 else "", joins=False)
+        except self.losses:
+            mine.Revoke()
+            whole = None
+        if not mine.Agree(int(whole is not None)):
+            if whole is not None:
+                whole.Revoke()
+            raise self.losses[0]("newcomers were lost while they joined")
+        mine.Free()
+        self._become(whole)
+
+    def _become(self, mpi: Any, *, pause_s: float = 0.0) -> None:
+        """Be the ranks of this communicator, with Horovod between them."""
+        self._take_places(mpi)
+        self._of_horovod = (mpi,)
+        members = self._members()
+        time.sleep(pause_s)
         self.meet()
         self.start()
         self.meet()
-        lost = [one for one in self.members if one not in left]
-        self.members = left
-        return lost
+        self.members = members
 
     def meet(self) -> None:
         """Return on all ranks, or raise one of `losses` on all of them."""
@@ -117,8 +167,11 @@ class ElasticComm(HorovodComm):
         raise AssertionError
 
 
-def outliving(comm: Comm, environment: Mapping[str, str]) -> ElasticComm:
-    """The same ranks, which outlive others; BadInput where their MPI or its mpirun does not let them."""
+def outliving(comm: Comm, environment: Mapping[str, str], alike: Mapping[str, str]) -> ElasticComm:
+    """The same ranks, which outlive others, or newcomers; BadInput where their MPI or its mpirun does not let them.
+
+    And where this is a newcomer that differs from who has invited it in what must be `alike`.
+    """
     if not isinstance(comm, HorovodComm) or comm.over_mpi is None:
         raise BadInput(
             "--elastic needs several ranks with MPI between them: start with hvdlaunch run --elastic, or mpirun"
@@ -129,6 +182,15 @@ def outliving(comm: Comm, environment: Mapping[str, str]) -> ElasticComm:
             "with hvdlaunch run --elastic, or mpirun --with-ft ulfm"
         )
     os.environ["HOROVOD_ELASTIC"] = "1"  # Horovod raises an error where it would end the process
-    elastic = ElasticComm(comm.over_mpi)
-    exits.end_by(elastic.abort)  # until the training goes on without others: they would wait for ever
+    invitation = invited(environment)
+    if invitation is not None:
+        exits.end_by(exits.kill)
+        for name in alike.keys() | invitation.alike.keys():
+            if alike.get(name) != invitation.alike.get(name):
+                raise BadInput(
+                    f"a newcomer differs in {name}: {alike.get(name)!r}, and the run has {invitation.alike.get(name)!r}"
+                )
+    elastic = ElasticComm(comm.over_mpi, alike, invitation)
+    if invitation is None:
+        exits.end_by(elastic.abort)  # until the training goes on without others: they would wait for ever
     return elastic

@@ -6,8 +6,6 @@ that is furthest gives the others its state.
 """
 
 import io
-import os
-import signal
 import socket
 import sys
 import threading
@@ -15,7 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import Any, NoReturn, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
@@ -25,7 +24,8 @@ from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
 from hvdtrain.elastic import stopped
 from hvdtrain.elastic.comm import ElasticComm, Member
-from hvdtrain.elastic.progress import Progress
+from hvdtrain.elastic.newcomers import Newcomers, wait_to_join
+from hvdtrain.elastic.progress import Progress, Unreported
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.record.run import Run
@@ -35,30 +35,38 @@ from hvdtrain.safety.exits import FAILED, EndOfRun
 # From a loss to the next step, on any number of ranks; then all of them end, and the run may be started again.
 LIMIT_S = 20.0
 
+Standing = dict[str, Any]  # of a rank, as JSON; None of a newcomer, who has nothing yet
+
+
+class Grows(Exception):  # noqa: N818 (no error: all ranks raise it at the end of the same step)
+    """Newcomers are ready: all that are there take them in. For a newcomer its text is where to join."""
+
 
 class Recovery(Protocol):
-    """What the loop does when a rank is lost."""
+    """What the loop does when there are other ranks: some are lost, or some join."""
 
-    losses: tuple[type[Exception], ...]  # what it catches
+    changes: tuple[type[Exception], ...]  # what it catches
+    newcomers: threading.Event | None  # set on rank 0 when some are ready
 
-    def close_up(self) -> Position:
-        """Be one of fewer ranks that all stand where the furthest of them stood; EndOfRun where they are too few.
+    def go_on(self, change: Exception) -> Position:
+        """Be one of those who are there now, who all stand where the furthest of them stood.
 
-        All ranks that are left call it when they catch one of `losses`. Where it takes longer than LIMIT_S, all of them
-        end.
+        EndOfRun where they are too few. All that are there call it when they catch one of `changes`. Where it takes
+        longer than LIMIT_S, all of them end.
         """
 
     def settle(self, meet: Callable[[], None]) -> None:
-        """Meet anew before the next step, if ranks were lost; another may be lost in it."""
+        """Meet anew before the next step, if there are other ranks; one may be lost in it. A newcomer joins here."""
 
 
 class _Off:
-    losses: tuple[type[Exception], ...] = ()
+    changes: tuple[type[Exception], ...] = ()
+    newcomers: threading.Event | None = None
 
     def settle(self, meet: Callable[[], None]) -> None:
         pass
 
-    def close_up(self) -> Position:
+    def go_on(self, change: Exception) -> Position:
         raise AssertionError("nothing was caught")
 
 
@@ -78,50 +86,62 @@ class Survivors:
         undo: Callable[[], None],
         saves: Saves,
         run: Run,
+        grow: bool,
         min_np: int,
         hang_timeout_s: float | None,
     ) -> None:
         """`undo` brings this rank back to its last completed step; with fewer ranks than `min_np` the run ends.
 
-        A rank of this host that is stopped ends after half of the timeout of a step, 10 s if not given.
+        Where it may `grow`, newcomers are invited for ranks that were lost. A rank of this host that is stopped ends
+        after half of the timeout of a step, 10 s if not given.
         """
-        self.losses = comm.losses
+        self.changes = (*comm.losses, Grows)
         self._comm, self._parts, self._sync, self._progress = comm, parts, sync, progress
         self._undo, self._saves, self._run, self._min_np = undo, saves, run, min_np
         self._locks: list[int] = []
         self._unsettled = False
+        self._newcomers = Newcomers(comm.losses, say)
+        self.newcomers = self._newcomers.ready if grow else None
+        self._stopped = None
         if hang_timeout_s != 0:
-            here = [one.pid for one in comm.members if one.host == comm.me.host and one != comm.me]
-            stopped.watch(here, limit_s=stopped.LIMIT_S if hang_timeout_s is None else hang_timeout_s / 2)
-        exits.end_by(_kill)
+            limit_s = stopped.LIMIT_S if hang_timeout_s is None else hang_timeout_s / 2
+            self._stopped = stopped.watch(self._neighbours(), limit_s=limit_s)
+        exits.end_by(exits.kill)
         exits.never_finalize()
 
-    def close_up(self) -> Position:
+    def _neighbours(self) -> list[int]:
+        """Process ids of the other ranks of this host."""
+        me = self._comm.me
+        return [one.pid for one in self._comm.members if one.host == me.host and one != me]
+
+    def go_on(self, change: Exception) -> Position:
         began_s = time.monotonic()
         comm, run = self._comm, self._run
+        become = comm.close_up
+        if isinstance(change, Grows):
+            become = partial(comm.join, str(change)) if comm.joins else partial(comm.take_in, self._newcomers)
         run.watch.recovering(self._progress.position.step)
         limit = threading.Timer(LIMIT_S, self._give_up)
         limit.daemon = True
         limit.start()
         self._undo()
-        here = self._standing()
-        while True:
-            try:
-                lost = comm.close_up()
-                here, position, counts = self._agree(here)
-                replicas.check_replicas(comm, self._parts.model, position.step)
-                comm.meet()
-                break
-            except self.losses:  # another one
-                continue
-        limit.cancel()
-        if not lost:
+        here = None if comm.joins else self._standing()
+        try:
+            here, position, counts = self._become(here, become)
+        finally:
+            limit.cancel()
+        before = [Member(**one) for one in here["members"]]
+        lost = [one for one in before if one not in comm.members]
+        joined = [one for one in comm.members if one not in before]
+        if not (lost or joined or isinstance(change, Grows)):
             raise EndOfRun("sums failed though no rank was lost", status=FAILED, reason="failed")
         run.tracker.go_on_from(here["tracker"])
         run.tracker.count(position.step, counts)
         self._sync.begin_anew(comm.size)
+        if self._stopped is not None:
+            self._stopped.follow(self._neighbours())
         self._lead()
-        self._tell(lost, position, took_s=time.monotonic() - began_s)
+        self._tell(lost, joined, position, took_s=time.monotonic() - began_s)
         self._unsettled = True
         if comm.size < self._min_np:
             self._saves.save(position)
@@ -133,14 +153,34 @@ class Survivors:
                 status=FAILED,
                 reason="too few ranks",
             )
+        if self.newcomers is not None and comm.rank == 0:
+            self._newcomers.invite(lambda: comm.missing(run.folder))
         return position
 
+    def _become(self, here: Standing | None, become: Callable[[], None]) -> tuple[Standing, Position, dict[str, int]]:
+        """Be one of those who are there, by `become` at first; see `_agree`."""
+        comm = self._comm
+        while True:
+            try:
+                become()
+                here, position, counts = self._agree(here)
+                replicas.check_replicas(comm, self._parts.model, position.step)
+                comm.meet()
+            except comm.losses:
+                if comm.joins:
+                    exits.kill(FAILED)
+                become = comm.close_up
+                continue
+            return here, position, counts
+
     def settle(self, meet: Callable[[], None]) -> None:
+        if self._comm.joins:
+            raise Grows(wait_to_join(self._comm.losses, self._run.folder))
         if self._unsettled:
             meet()
             self._unsettled = False
 
-    def _standing(self) -> dict[str, Any]:
+    def _standing(self) -> Standing:
         """Where this rank stands, as JSON."""
         progress = self._progress
         return {
@@ -148,6 +188,7 @@ class Survivors:
             "reported": progress.reported,
             "unreported": asdict(progress.unreported()),
             "tracker": self._run.tracker.counted(),
+            "members": [asdict(one) for one in self._comm.members],
             "small": {name: part.state_dict() for name, part in self._small().items()},
         }
 
@@ -155,24 +196,33 @@ class Survivors:
         """Parts that all ranks have alike, and that are a few numbers."""
         return {**self._parts.shared, "sync": self._sync}
 
-    def _agree(self, here: dict[str, Any]) -> tuple[dict[str, Any], Position, dict[str, int]]:
-        """Take over the state of the furthest rank: this one's standing then, where all stand, and what is counted."""
+    def _agree(self, here: Standing | None) -> tuple[Standing, Position, dict[str, int]]:
+        """Take over the state of the furthest rank: this one's standing then, where all stand, and what is counted.
+
+        A newcomer stands nowhere, and takes the running statistics of that rank, too.
+        """
         comm, parts = self._comm, self._parts
-        of_all = comm.allgather(here)
-        furthest = max(range(comm.size), key=lambda rank: (*_place(of_all[rank]), -rank))
-        there = of_all[furthest]
-        steps = [one["position"]["step"] for one in of_all]
-        if min(steps) < max(steps):
-            whole = bytes(files.pack("state", state.shared(parts))) if comm.rank == furthest else b""
+        of_all: list[Standing | None] = comm.allgather(here)
+        stands = {rank: one for rank, one in enumerate(of_all) if one is not None}
+        if not stands:
+            exits.kill(FAILED)  # only newcomers are left
+        furthest = max(stands, key=lambda rank: (*_place(stands[rank]), -rank))
+        there = stands[furthest]
+        steps = [one["position"]["step"] for one in stands.values()]
+        if len(stands) < comm.size or min(steps) < max(steps):
+            own = {"buffers": [dict(model.named_buffers()) for model in parts.models]}
+            whole = bytes(files.pack("state", {**state.shared(parts), **own})) if comm.rank == furthest else b""
             whole = comm.broadcast(whole, root=furthest)
-            if here["position"]["step"] < there["position"]["step"]:
+            if here is None or here["position"]["step"] < there["position"]["step"]:
                 saved = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
                 state.restore_shared(parts, saved)
+                if here is None:
+                    state.restore_buffers(parts, saved["buffers"])
         for name, part in self._small().items():
             if there["small"][name]:
                 part.load_state_dict(there["small"][name])
         # Who has not reported what others have was in their report all the same.
-        untold = [one["unreported"] for one in of_all if one["reported"] == there["reported"]]
+        untold = [one["unreported"] for one in stands.values() if one["reported"] == there["reported"]]
         totals = Counter[str](there["position"]["totals"])
         for one in untold:
             totals.update(one["totals"])
@@ -183,7 +233,8 @@ class Survivors:
             f"unreadable_{unit}": sum(one["unreadable"] for one in untold),
         }
         position = replace(Position(**there["position"]), totals=dict(totals))
-        return {**there, "unreported": here["unreported"], "reported": here["reported"]}, position, counts
+        mine = {"unreported": asdict(Unreported()), "reported": there["reported"]} if here is None else here
+        return {**there, "unreported": mine["unreported"], "reported": mine["reported"]}, position, counts
 
     def _lead(self) -> None:
         """The lowest rank does from now on what rank 0 has done."""
@@ -192,38 +243,37 @@ class Survivors:
             self._locks += folder.taken_over(self._run.folder)
         self._saves.go_on(np=self._comm.size)
 
-    def _tell(self, lost: list[Member], position: Position, *, took_s: float) -> None:
-        self._run.tracker.count(position.step, {"lost_ranks": len(lost), "recoveries": 1})
+    def _tell(self, lost: list[Member], joined: list[Member], position: Position, *, took_s: float) -> None:
+        counts = {"lost_ranks": len(lost), "joined_ranks": len(joined), "recoveries": int(bool(lost))}
+        self._run.tracker.count(position.step, counts)
         if self._comm.rank > 0:
             return
-        event = {
-            "event": "lost",
-            "step": position.step,
-            "ranks": [one.launched for one in lost],
-            "hosts": sorted({one.host for one in lost}),
-            "np": self._comm.size,
-            "recovery_s": round(took_s, 3),
-        }
-        self._run.tracker.happened(event, {"elastic/np": self._comm.size, "elastic/recovery_s": took_s})
-        self._run.console.events([event])
+        for what, who in (("lost", lost), ("joined", joined)):
+            if not who:
+                continue
+            event = {
+                "event": what,
+                "step": position.step,
+                "ranks": [one.number for one in who],
+                "hosts": sorted({one.host for one in who}),
+                "np": self._comm.size,
+                "recovery_s": round(took_s, 3),
+            } | ({"in_place_of": [one.place for one in who]} if what == "joined" else {})
+            self._run.tracker.happened(event, {"elastic/np": self._comm.size, "elastic/recovery_s": took_s})
+            self._run.console.events([event])
 
     def _give_up(self) -> None:
-        print(
-            f"hvdtrain: {socket.gethostname()}: ranks were lost, and those that are left have not closed up in "
-            f"{LIMIT_S:.0f} s: all of them end",
-            file=sys.stderr,
-            flush=True,
-        )
+        host = socket.gethostname()
+        say(f"{host}: ranks were lost, and those that are left have not closed up in {LIMIT_S:.0f} s: all of them end")
         self._comm.abort(FAILED)
 
 
-def _place(standing: Mapping[str, Any]) -> tuple[int, int, int]:
+def _place(standing: Standing) -> tuple[int, int, int]:
     """How far a rank has come."""
     position = standing["position"]
     return position["step"], position["epoch"], standing["reported"]
 
 
-def _kill(_: int) -> NoReturn:
-    """End this process by a signal: of a status mpirun does not tell the ranks that are left."""
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
+def say(line: str) -> None:
+    """On standard error, from any thread."""
+    print(f"hvdtrain: {line}", file=sys.stderr, flush=True)

@@ -15,25 +15,31 @@ class Stopped:
 
     def __init__(self, pids: Iterable[int], *, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._stopped_s: dict[psutil.Process, float] = {}
+        self.follow(pids)
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Look at these from now on."""
+        stopped_s: dict[psutil.Process, float] = {}
         for pid in pids:
             with suppress(psutil.Error):
-                self._stopped_s[psutil.Process(pid)] = 0.0
+                stopped_s[psutil.Process(pid)] = 0.0
+        self._stopped_s = stopped_s
 
     def look(self, since_s: float) -> None:
         """End those that are stopped for longer than the limit; the last look was `since_s` ago."""
-        for process, before_s in list(self._stopped_s.items()):
+        stopped_s = self._stopped_s  # another thread may change what is followed
+        for process, before_s in list(stopped_s.items()):
             try:
                 is_stopped = process.status() == psutil.STATUS_STOPPED
-                self._stopped_s[process] = before_s + since_s if is_stopped else 0.0
-                if self._stopped_s[process] > self._limit_s:
+                stopped_s[process] = before_s + since_s if is_stopped else 0.0
+                if stopped_s[process] > self._limit_s:
                     process.kill()
             except psutil.Error:  # it has ended
-                del self._stopped_s[process]
+                del stopped_s[process]
 
 
-def watch(pids: Iterable[int], *, limit_s: float) -> None:
-    """Have a thread look at these processes."""
+def watch(pids: Iterable[int], *, limit_s: float) -> Stopped:
+    """Have a thread look at these processes, or at those that are followed later."""
     stopped, pause = Stopped(pids, limit_s=limit_s), threading.Event()
 
     def keep_looking() -> None:
@@ -41,3 +47,4 @@ def watch(pids: Iterable[int], *, limit_s: float) -> None:
             stopped.look(_LOOK_EVERY_S)
 
     threading.Thread(target=keep_looking, name="stopped", daemon=True).start()
+    return stopped

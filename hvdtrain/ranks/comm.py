@@ -243,7 +243,7 @@ class HorovodComm:
 
     def broadcast(self, content: bytes, root: int = 0) -> bytes:
         length = self.allgather(len(content))[root]
-        whole = content if self.rank == root else bytearray(length)
+        whole = content if self._is(root) else bytearray(length)
         with self.waiting():
             for start in range(0, length, _CHUNK_BYTES):
                 chunk = memoryview(whole)[start : start + _CHUNK_BYTES]
@@ -252,6 +252,9 @@ class HorovodComm:
                 else:
                     _broadcast_by_horovod(chunk)
         return bytes(whole)
+
+    def _is(self, root: int) -> bool:
+        return root == (self.rank if self._mpi is None else self._mpi.rank)
 
     def start(self, timeline: Path | None = None) -> None:
         import horovod.torch as hvd

@@ -4,6 +4,8 @@ One process without a launcher gets SerialComm, which needs neither.
 """
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,7 +14,7 @@ from hvdtrain.ranks.comm import Comm, HorovodComm, SerialComm
 from hvdtrain.ranks.launchers import require_joined
 from hvdtrain.ranks.memory import keep_freed_memory
 from hvdtrain.safety import watchdog
-from hvdtrain.safety.exits import RANK_VARIABLES, BadInput
+from hvdtrain.safety.exits import NEWCOMER, RANK_VARIABLES, BadInput
 
 # Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
 FUSION_THRESHOLD_MB = 128.0
@@ -33,6 +35,7 @@ def connect(
     cycle_time_ms: float | None,
     timeline: bool = False,
     hang_timeout_s: float | None = None,
+    grows: bool = False,
 ) -> Comm:
     """Join the ranks that were launched together, or be alone; memory that is freed from now on is kept.
 
@@ -41,7 +44,8 @@ def connect(
     run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
     remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
     watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
-    where there is no Horovod to write it, and where another launcher has started processes that do not meet.
+    where there is no Horovod to write it, and where another launcher has started processes that do not meet. Where the
+    run `grows`, ranks can reach newcomers.
     """
     keep_freed_memory()  # before MPI and Horovod have threads
     if fusion_threshold_mb is not None:
@@ -64,11 +68,13 @@ def connect(
             # Open MPI spins as if each rank had a core to spare. It reads this at MPI_Init, which the import runs.
             os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if os.environ.get("OMPI_COMM_WORLD_SIZE") == str(local_size):
-            os.environ["OMPI_MCA_btl"] = _without_tcp(os.environ.get("OMPI_MCA_btl", ""))
+            _keep_to_this_host(reach_newcomers=grows)
+        if grows:
+            os.environ.setdefault("OMPI_MCA_coll", "^han")  # it ends ranks by a signal once there are newcomers: 5.0.11
         from mpi4py import MPI
 
         comm = HorovodComm(MPI.COMM_WORLD)
-        if comm.size == 1:
+        if comm.size == 1 and NEWCOMER not in os.environ:
             require_joined(os.environ)
     else:
         require_joined(os.environ)
@@ -80,8 +86,62 @@ def connect(
     return comm
 
 
+def _keep_to_this_host(*, reach_newcomers: bool) -> None:
+    """Let Open MPI's TCP, which would listen on every address, do without them; newcomers have no other way."""
+    if not reach_newcomers:
+        os.environ["OMPI_MCA_btl"] = _without_tcp(os.environ.get("OMPI_MCA_btl", ""))
+    elif NEWCOMER not in os.environ:  # that one has its network from who has invited it
+        os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", "lo")
+
+
 def _without_tcp(transports: str) -> str:
     """Open MPI's transports for the ranks of one host: its TCP would listen on every address. A list of them stays."""
     if not transports:
         return "^tcp"
     return f"{transports},tcp" if transports.startswith("^") else transports
+
+
+def started(programs: Sequence[Sequence[str]], hosts: Sequence[str]) -> Any:
+    """Start newcomers on these hosts, by words: MPI's communicator to them, once all of them have called `connect`.
+
+    Raises MPI.Exception where they cannot be started.
+    """
+    from mpi4py import MPI
+
+    infos = [MPI.Info.Create({"host": host}) for host in hosts]
+    try:
+        return MPI.COMM_SELF.Spawn_multiple(
+            [words[0] for words in programs],
+            [list(words[1:]) for words in programs],
+            maxprocs=[1] * len(programs),
+            info=infos,
+        )
+    finally:
+        for info in infos:
+            info.Free()
+
+
+def starter() -> Any:
+    """MPI's communicator to the rank that has started this newcomer."""
+    from mpi4py import MPI
+
+    return MPI.Comm.Get_parent()
+
+
+def port() -> str:
+    """Where newcomers find the ranks that they join."""
+    from mpi4py import MPI
+
+    return MPI.Open_port()
+
+
+def merged(mpi: Any, port: str, *, joins: bool) -> Any:
+    """MPI's communicator of these ranks and of newcomers, who `join` at their port and have the last ranks then.
+
+    All of both call it. MPI_Intercomm_create, by way of one rank, would leave the others without knowing who of the
+    newcomers is on their host: then Horovod waits for ever in MPI_Comm_split_type (Open MPI 5.0.11).
+    """
+    between = mpi.Connect(port) if joins else mpi.Accept(port)
+    whole = between.Merge(high=joins)
+    between.Free()
+    return whole

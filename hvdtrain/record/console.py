@@ -1,7 +1,7 @@
 """The lines that a person sees while a run goes on; rank 0 prints them."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -32,8 +32,8 @@ class Console:
                 whose = "" if event["rank"] is None else f" of rank {event['rank']}"
                 who = event.get("ranks", "all ranks")
                 self.say(f"step {event['step']} skipped on {who}: the {event['source']}{whose} not finite")
-            elif event["event"] == "lost":
-                self.say(_lost(event))
+            elif event["event"] in ("lost", "joined"):
+                self.say(_other_ranks(event))
             elif event["event"] == "behind":
                 whom = f"host {event['host']} (rank {event['rank']} and those with it)"
                 waited = f"{event['lag_s']:.1f} s, {event['share']:.0%} of their time,"
@@ -56,8 +56,15 @@ class Console:
         self._bar.close()
 
 
-def _lost(event: Mapping[str, Any]) -> str:
-    ranks, hosts = event["ranks"], ", ".join(event["hosts"])
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-    left = "1 rank goes" if event["np"] == 1 else f"{event['np']} ranks go"
-    return f"step {event['step']}: {who} on {hosts} lost; {left} on after {event['recovery_s']:.2f} s"
+def _other_ranks(event: Mapping[str, Any]) -> str:
+    who, hosts = _ranks(event["ranks"]), ", ".join(event["hosts"])
+    if event["event"] == "lost":
+        what = f"{who} on {hosts} lost"
+    else:
+        what = f"{who} on {hosts} joined in place of {_ranks(event['in_place_of'])}"
+    there = "1 rank goes" if event["np"] == 1 else f"{event['np']} ranks go"
+    return f"step {event['step']}: {what}; {there} on after {event['recovery_s']:.2f} s"
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"

@@ -72,7 +72,7 @@ class Run:
             **{name: known[name] for name in ("model", "data", "recipe", "epochs", "global_batch")},
             "logs": os.environ.get("HVDLAUNCH_LOGS"),
         }
-        counts = ("lost_ranks", "recoveries") if settings.get("elastic") else ()
+        counts = ("lost_ranks", "joined_ranks", "recoveries") if settings.get("elastic") else ()
         self.tracker = Tracker(
             self.folder, writes=comm.rank == 0, measures=measures, result=result, counts=counts, memory=memory
         )

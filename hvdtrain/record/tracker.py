@@ -136,12 +136,14 @@ class Tracker:
 
     def counted(self) -> dict[str, Any]:
         """What a rank that may lead must know, as JSON."""
-        return {"result": {name: self.result[name] for name in self._kept}, "count": self._count}
+        counted = {name: value for name, value in self.result.items() if name not in ("memory", "exit_reason")}
+        return {"result": counted, "count": self._count, "began": time.time() - time.perf_counter() + self._started}
 
     def go_on_from(self, counted: Mapping[str, Any]) -> None:
-        """Take over what another rank has counted."""
+        """Take over what another rank has counted, which may have begun long before."""
         self.result |= counted["result"]
         self._count = counted["count"]
+        self._started = counted["began"] - time.time() + time.perf_counter()
 
     def happened(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
         """Rank 0 writes down what has happened, and these numbers, at the step of `count`."""

@@ -26,7 +26,8 @@ BAD_INPUT = 2
 TOO_MANY_SKIPPED = 3
 REPLICAS_DIFFER = 4
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
+NEWCOMER = "HVDTRAIN_NEWCOMER"  # the number of a rank that joins a run
+RANK_VARIABLES = (NEWCOMER, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
 
 
 _leads = False  # this rank has taken the place of rank 0
@@ -65,6 +66,12 @@ def _flushed(status: int) -> NoReturn:
 
 _end: Callable[[int], NoReturn] = _at_once
 _leave: Callable[[int], NoReturn] = sys.exit
+
+
+def kill(_: int) -> NoReturn:
+    """End this process by a signal: of a status mpirun does not tell the ranks that are left."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
 
 
 def never_finalize() -> None:

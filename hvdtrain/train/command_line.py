@@ -153,10 +153,10 @@ def _seed_of_launcher(default: int) -> int:
 
 
 def _elastic_of_launcher() -> dict[str, Any]:
-    """What an elastic run of hvdlaunch gives: the fewest ranks that may go on."""
+    """What an elastic run of hvdlaunch gives: the fewest ranks that may go on, and whether others join."""
     least = os.environ.get("HVDLAUNCH_ELASTIC")
     if least is None:
         return {}
     if not (least.isascii() and least.isdecimal() and int(least)):
         raise BadInput(f"HVDLAUNCH_ELASTIC {least!r} must be a number of at least 1: correct it in the environment")
-    return {"elastic": True, "min_np": int(least)}
+    return {"elastic": True, "min_np": int(least), "grow": "HVDLAUNCH_GROW" in os.environ}

@@ -15,6 +15,7 @@ from hvdtrain.checkpoint.save_points import NEVER, SavePoints
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
 from hvdtrain.elastic.progress import Progress, Unreported
+from hvdtrain.elastic.recovery import Grows
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.record.run import Run
@@ -177,7 +178,7 @@ def train_epoch(
         progress.took(number, visited)
         phases.enter("other")
         decision = decided()
-        while pending and (len(pending) > 1 or is_due or decision.save or limits.look_at_once(number)):
+        while pending and (len(pending) > 1 or is_due or decision.save or decision.grow or limits.look_at_once(number)):
             end = _read(*pending.popleft(), step=step, window=window, limits=limits, spikes=reports.spikes)
             ends = ends or end
         end = None
@@ -186,7 +187,7 @@ def train_epoch(
                 phases.enter("sync")
             end = _meet(number, ends, step=step, limits=limits)
             window.waited_s += step.rounds.waited_s
-        if is_due or end or decision.save:
+        if is_due or end or decision.save or decision.grow:
             phases.enter("record")
             yield reports.report(
                 window,
@@ -322,6 +323,8 @@ def follow(
             save_points.saved()
         if report.decision.leave:
             saves.leave(position, run=run.folder.name)
+        if report.decision.grow:
+            raise Grows
     return position
 
 

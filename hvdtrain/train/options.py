@@ -53,6 +53,7 @@ class RunConfig:
         "pipeline_schedule",
         "recompute",
         "elastic",
+        "grow",
         "min_np",
     )
 
@@ -133,6 +134,8 @@ class RunConfig:
     """Weights that are bit-equal whenever the run is repeated or resumed; slower."""
     elastic: bool = False
     """When a rank dies the others go on in place, from the last step; needs Open MPI 5 and mpirun --with-ft ulfm."""
+    grow: bool = False
+    """With elastic: others start in the place of those that died, and join once they have loaded."""
     min_np: Annotated[int, AT_LEAST_1] = 1
     """With elastic: save and end where fewer ranks are left."""
     resume: Literal["auto", "never"] = "auto"
@@ -261,8 +264,9 @@ def _check_parts(config: RunConfig) -> None:
 def _check_elastic(config: RunConfig) -> None:
     """Raise BadInput for what cannot go on without one of its ranks."""
     if not config.elastic:
-        if config.min_np > 1:
-            raise BadInput(f"--min-np {config.min_np} is for --elastic: give that too")
+        for given, is_given in ((f"--min-np {config.min_np}", config.min_np > 1), ("--grow", config.grow)):
+            if is_given:
+                raise BadInput(f"{given} is for --elastic: give that too")
         return
     part, count = config.parts
     refused = {

@@ -17,6 +17,7 @@ from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
 from hvdtrain.elastic import recovery
 from hvdtrain.elastic.comm import ElasticComm, outliving
+from hvdtrain.elastic.newcomers import invited
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.elastic.recovery import Recovery, Survivors
 from hvdtrain.groups.comm import HostsComm, in_groups
@@ -69,6 +70,7 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
         cycle_time_ms=config.cycle_time_ms,
         timeline=config.timeline,
         hang_timeout_s=config.hang_timeout_s,
+        grows=config.grow,
     )
 
     def require_good() -> None:
@@ -78,13 +80,14 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     agreed(comm, require_good)
     settings = {option(name): str(value) for name, value in asdict(config).items()}
     of_packages = {f"the version of {name}": value for name, value in versions().items()}
-    require_equal(comm, {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()})
+    alike = {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()}
+    require_equal(comm, alike)
     part, parts = config.parts
     require_groups(part, parts, os.environ.get("HVDLAUNCH_PLAN"))
     if config.sync == "two-level" or rounds(config) is not None:
         comm = agreed(comm, lambda: in_groups(comm, config.sync_group_size))
     if config.elastic:
-        comm = agreed(comm, lambda: outliving(comm, os.environ))
+        comm = agreed(comm, lambda: outliving(comm, os.environ, alike))
     return in_parts(comm, parts, part), config
 
 
@@ -165,9 +168,12 @@ def open_folder(
 
     `content` is the SHA-256 of the data, where it is known: then they must be the same.
     """
+    invitation = invited(os.environ)
     about = changes.about(
         asdict(config), np=comm.size, global_batch=sizes.global_batch, samples=samples, unit=unit, content=content
     )
+    if invitation is not None:
+        return RunFolder(path=Path(invitation.run), opened=None, shared=True, resume_from=None, about=about, changes=[])
     return open_on_all(
         comm,
         config.runs_dir / config.experiment,
@@ -325,6 +331,7 @@ def recovery_of_run(
         undo=step.undo,
         saves=saves,
         run=run,
+        grow=config.grow,
         min_np=config.min_np,
         hang_timeout_s=config.hang_timeout_s,
     )

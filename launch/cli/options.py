@@ -182,7 +182,15 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
     )
     _add_nccl_debug(check)
     check.set_defaults(
-        bind="numa", show="0", elastic=False, np=None, topology=[], nsys=False, no_check=False, measured=None
+        bind="numa",
+        show="0",
+        elastic=False,
+        grow=False,
+        np=None,
+        topology=[],
+        nsys=False,
+        no_check=False,
+        measured=None,
     )
 
 
@@ -335,7 +343,7 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(topology=[], nsys=False, measured=None, elastic=False)
+    command.set_defaults(topology=[], nsys=False, measured=None, elastic=False, grow=False)
 
 
 def _add_sbatch_options(run: argparse.ArgumentParser) -> None:
@@ -385,6 +393,11 @@ def _add_ends(run: argparse.ArgumentParser) -> None:
         "--elastic",
         action="store_true",
         help="ranks that are left go on in place when one dies, with Open MPI 5; default: a failure ends all",
+    )
+    run.add_argument(
+        "--grow",
+        action="store_true",
+        help="with --elastic: others start in the place of ranks that died, and join while the run goes on",
     )
     run.add_argument(
         "--grace-s",

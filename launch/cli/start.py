@@ -133,6 +133,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         as_root=options.allow_run_as_root,
         show="all" if options.elastic else options.show,  # whoever leads after rank 0 is seen, too
         elastic=options.elastic,
+        grow=options.grow,
         reach=Ssh(
             agent=agent_of(os.environ, options.ssh_options),
             options=tuple(options.ssh_options),
@@ -146,7 +147,10 @@ def _request(options: argparse.Namespace) -> RunRequest:
 
 def _environment(options: argparse.Namespace) -> Mapping[str, str]:
     """Ours, in which an elastic program finds with how few ranks it may go on."""
-    return {**os.environ, "HVDLAUNCH_ELASTIC": str(options.min_np or 1)} if options.elastic else os.environ
+    if not options.elastic:
+        return os.environ
+    grow = {"HVDLAUNCH_GROW": "1"} if options.grow else {}
+    return {**os.environ, **grow, "HVDLAUNCH_ELASTIC": str(options.min_np or 1)}
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
@@ -193,6 +197,8 @@ def _remind_root(options: argparse.Namespace) -> None:
 def _restart_policy(options: argparse.Namespace) -> supervise.RestartPolicy | None:
     if options.restarts < 0:
         raise CommandError(f"--restarts {options.restarts}: give a number of at least 0")
+    if options.grow and not options.elastic:
+        raise CommandError("--grow is for ranks that outlive others: add --elastic")
     if options.min_np is not None and not (options.restarts or options.elastic):
         raise CommandError("--min-np is for a run that is started again: add --restarts N, or --elastic")
     if options.min_np is not None and options.np is not None and options.min_np > options.np:

@@ -23,7 +23,8 @@ from uuid import UUID
 
 from launch.rank import forwarder
 
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
+TAKES = "HVDLAUNCH_RANK"  # the place in the plan that a process takes which joins a run
+RANKS = (TAKES, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK", "SLURM_LOCALID")
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 MAX_CORE = 65_535
@@ -50,6 +51,8 @@ def main(argv: list[str]) -> NoReturn:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    os.environ.pop(TAKES, None)
+    os.environ["HVDLAUNCH_COMMAND"] = json.dumps(sys.orig_argv)  # starts the same once more
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
     # What the ranks of this host share: a program between this one and the training, as nsys, is bound as well.
     os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
@@ -74,7 +77,9 @@ def own_slot(environment: Any) -> dict[str, Any]:
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
         local_ranks = (environment[name] for name in LOCAL_RANKS if name in environment)
-        slot["found_local_rank"] = int(next(local_ranks, slot["local_rank"]))
+        slot["found_local_rank"] = (
+            slot["local_rank"] if TAKES in environment else int(next(local_ranks, slot["local_rank"]))
+        )
     except (StopIteration, LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         refuse(
             "this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the same version of the "

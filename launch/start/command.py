@@ -63,7 +63,16 @@ def argv(plan: Plan, launcher: Launcher) -> list[str]:
     if launcher.horovodrun is None:
         root = ["--allow-run-as-root"] if plan.as_root else []
         exports = [word for name in plan.exports for word in ("-x", name)]
-        return [launcher.mpi.path, *root, *outlive, *ranks, *BINDING, *_parameters(plan, launcher), *exports, *program]
+        return [
+            launcher.mpi.path,
+            *root,
+            *outlive,
+            *ranks,
+            *(GROWING if plan.grow else BINDING),
+            *_parameters(plan, launcher),
+            *exports,
+            *program,
+        ]
     # horovodrun hands these to a shell: every word is quoted. An MPI that ssh finds first must not start instead.
     prefix = ["--prefix", str(PurePath(launcher.mpi.path).parent.parent)] if plan.network else []
     return [
@@ -92,6 +101,8 @@ def _outliving(launcher: Launcher) -> list[str]:
 
 # launch.rank.bind binds, to the cores of the plan.
 BINDING = ("--bind-to", "none", "--map-by", "slot")
+# A slot of a rank that was lost is not free again, for Open MPI 5.0.11.
+GROWING = (*BINDING[:-1], "slot:OVERSUBSCRIBE")
 
 
 def _parameters(plan: Plan, launcher: Launcher) -> list[str]:

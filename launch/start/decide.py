@@ -78,6 +78,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         as_root=request.as_root,
         show=request.show,
         elastic=request.elastic,
+        grow=request.grow,
         remarks=tuple(remarks),
         topologies={host: topologies[host] for host in used},
     )

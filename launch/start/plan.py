@@ -29,6 +29,7 @@ class Plan:
     show: Show
     remarks: tuple[str, ...]  # what the user should know, one line each
     elastic: bool = False  # ranks that are left go on when one dies
+    grow: bool = False  # and others take the places of those that died
     topologies: Mapping[str, Topology] = field(default_factory=dict)  # of the hosts that have ranks
 
 

@@ -36,6 +36,7 @@ class RunRequest:
     as_root: bool
     show: Show = "0"
     elastic: bool = False  # ranks that are left go on when one dies
+    grow: bool = False  # and others take the places of those that died
     reach: Ssh = SSH
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
     per_host: int | None = None  # slots of each host; None: those of the list

@@ -86,7 +86,7 @@ def require_each_image_once(tmp_path, epochs):
     reads, taken = [], set()
     for file in (tmp_path / "notes").glob("rank-*.jsonl"):
         for note in map(json.loads, file.read_text().splitlines()):
-            place = note["closed"], note["step"]
+            place = note["changes"], note["step"]
             if note["what"] == "took":
                 taken.add(place)
             else:

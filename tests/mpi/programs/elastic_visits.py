@@ -1,10 +1,9 @@
 """hvdtrain.effnet, whose ranks also note which training images they read for which step, and which steps they took.
 
-A step that was undone has the number of another one: `closed` counts how often ranks were lost before.
+A step that was undone has the number of another one: `changes` counts the ranks that were lost or joined before.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -16,16 +15,16 @@ from hvdtrain.train.feed import Resident
 
 TRAINING_IMAGES = 1438  # of the digits
 
-batches, took, go_on, close_up = Resident.batches, Progress.took, Progress.go_on, Survivors.close_up
+batches, took, go_on, become = Resident.batches, Progress.took, Progress.go_on, Survivors.go_on
 folder = Path(sys.argv.pop(1))
 folder.mkdir(exist_ok=True)
-notes = (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.jsonl").open("a", buffering=1)
-run = {"closed": 0}  # and its progress
+notes = (folder / f"rank-{exits.launched_rank()}.jsonl").open("a", buffering=1)
+run = {"changes": 0}  # and its progress
 
 
 def note(what, **more):
     position = run["progress"].position
-    place = {"closed": run["closed"], "step": position.step, "epoch": position.epoch}
+    place = {"changes": run["changes"], "step": position.step, "epoch": position.epoch}
     notes.write(json.dumps({"what": what, **place, **more}) + "\n")
 
 
@@ -46,11 +45,12 @@ def noting_step(self, step, visited):
     took(self, step, visited)
 
 
-def closing(self):
-    position = close_up(self)
-    run["closed"] += 1
+def becoming(self, change):
+    position = become(self, change)
+    counted = self._run.tracker.result
+    run["changes"] = counted["lost_ranks"] + counted["joined_ranks"]
     return position
 
 
-Resident.batches, Progress.took, Progress.go_on, Survivors.close_up = noted, noting_step, going_on, closing
+Resident.batches, Progress.took, Progress.go_on, Survivors.go_on = noted, noting_step, going_on, becoming
 exits.run(effnet.main)

@@ -1,0 +1,154 @@
+"""Ranks that take the places of lost ones: they start, import and load while the others train.
+
+The lowest rank starts them by MPI, on the hosts of the lost ones, and goes on. When they have said that they are ready,
+all take them in at the end of a step. Where nobody comes, as long as a host does not answer, it tries again.
+"""
+
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.elastic import start
+from hvdtrain.ranks import connect
+from hvdtrain.safety import exits
+from hvdtrain.safety.exits import NEWCOMER
+
+INVITATION = "HVDTRAIN_INVITATION"  # of a newcomer's environment: Invitation as JSON
+
+# From the start of a newcomer to its "ready": imports and data take 4 to 6 s on two busy cores.
+LIMIT_S = 300.0
+LEAST_PAUSE_S, MOST_PAUSE_S = 5.0, 300.0  # after an attempt that has failed; twice as long each time
+_LOOK_EVERY_S = 0.02
+_READY, _GO = 1, 2  # tags of messages
+
+# What MPI's launcher gives each process for itself; parameters of Open MPI are for all.
+_OF_PROCESS = re.compile(r"OMPI_(?!MCA_)|PMIX_|PRTE_|PMI_")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invitation:
+    """What a newcomer must know before it can ask."""
+
+    number: int  # that names it: no rank of the run has had it
+    place: int  # the rank that was lost
+    hosts: list[str]  # by place
+    run: str  # the folder
+    alike: dict[str, str]  # what must be the same on all ranks
+
+
+def invited(environment: Mapping[str, str]) -> Invitation | None:
+    """This process's invitation, if it is a newcomer."""
+    text = environment.get(INVITATION)
+    return None if text is None else Invitation(**json.loads(text))
+
+
+def program(invitation: Invitation, environment: Mapping[str, str]) -> list[str]:
+    """The words that start a newcomer: this rank's own program, in its environment, by way of a file in the run folder.
+
+    What binds a rank under hvdlaunch goes by HVDLAUNCH_RANK then.
+    """
+    given = {name: value for name, value in environment.items() if not _OF_PROCESS.match(name)}
+    given |= {
+        INVITATION: json.dumps(asdict(invitation)),
+        NEWCOMER: str(invitation.number),
+        "HVDLAUNCH_RANK": str(invitation.place),
+    }
+    words = json.loads(environment.get("HVDLAUNCH_COMMAND", "null")) or sys.orig_argv
+    file = Path(invitation.run) / f"newcomer-{invitation.number}.json"
+    file.write_text(json.dumps({"program": words, "environment": given, "folder": str(Path.cwd())}))
+    return [sys.executable, "-P", start.__file__, str(file)]
+
+
+class Newcomers:
+    """Those whom the lowest rank has invited, one group at a time."""
+
+    def __init__(self, losses: tuple[type[Exception], ...], say: Callable[[str], None]) -> None:
+        """`losses` is what MPI raises, `say` tells the user."""
+        self.ready = threading.Event()
+        self._losses, self._say = losses, say
+        self._missing: Callable[[], Sequence[Invitation]] = tuple
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._bridge: Any = None  # MPI's communicator to them
+        self._count = 0
+
+    def invite(self, missing: Callable[[], Sequence[Invitation]]) -> None:
+        """Have newcomers for those who are missing then, if anybody is, unless some are on their way."""
+        self._missing = missing
+        self._wanted.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_inviting, name="newcomers", daemon=True)
+            self._thread.start()
+
+    def go(self) -> str:
+        """Tell those who are ready that they are taken in now: the port at which they join."""
+        self.ready.clear()
+        port = connect.port()
+        for newcomer in range(self._count):
+            self._bridge.send(port, newcomer, tag=_GO)
+        self._bridge.Free()
+        return port
+
+    def _keep_inviting(self) -> None:
+        pause_s = LEAST_PAUSE_S
+        while self._wanted.wait():
+            self._wanted.clear()
+            invitations = self._missing()
+            if not invitations or self.ready.is_set():
+                continue
+            places = ", ".join(str(one.place) for one in invitations)
+            try:
+                self._start(invitations)
+                pause_s = LEAST_PAUSE_S
+            except (*self._losses, TimeoutError, OSError) as error:
+                self._say(f"nobody has come for rank {places}, tried again in {pause_s:.0f} s: {error}")
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+                self._wanted.set()
+
+    def _start(self, invitations: Sequence[Invitation]) -> None:
+        until = time.monotonic() + LIMIT_S
+        hosts = [one.hosts[one.place] for one in invitations]
+        bridge = connect.started([program(one, os.environ) for one in invitations], hosts)
+        for newcomer in range(len(invitations)):
+            while not bridge.Iprobe(newcomer, _READY):
+                if time.monotonic() > until:
+                    bridge.Revoke()
+                    raise TimeoutError(f"newcomers were not ready in {LIMIT_S:.0f} s")
+                time.sleep(_LOOK_EVERY_S)
+            bridge.recv(source=newcomer, tag=_READY)
+        self._bridge, self._count = bridge, len(invitations)
+        self.ready.set()
+
+
+def wait_to_join(losses: tuple[type[Exception], ...], run: Path) -> str:
+    """Tell the rank that has invited this one that it is ready, and wait until it is taken in, at the returned port.
+
+    Ends this process where that rank is lost, or the run in that folder comes to its end.
+    """
+    bridge, began = connect.starter(), time.time()
+    try:
+        bridge.send(None, 0, tag=_READY)
+        while not bridge.Iprobe(0, _GO):  # a receive would take the core that others train on
+            time.sleep(_LOOK_EVERY_S)
+            if _ended_since(began, run / "result.json"):
+                exits.kill(0)
+        port: str = bridge.recv(source=0, tag=_GO)
+        bridge.Free()
+    except losses:
+        exits.kill(0)
+    return port
+
+
+def _ended_since(began: float, result: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return result.stat().st_mtime > began and json.loads(result.read_text())["exit_reason"] is not None
+    return False
