@@ -90,6 +90,7 @@ class Survivors:
         self._undo, self._saves, self._run, self._min_np = undo, saves, run, min_np
         self._locks: list[int] = []
         self._unsettled = False
+        self._times = 0  # that this rank has closed up, or begun to
         if hang_timeout_s != 0:
             here = [one.pid for one in comm.members if one.host == comm.me.host and one != comm.me]
             stopped.watch(here, limit_s=stopped.LIMIT_S if hang_timeout_s is None else hang_timeout_s / 2)
@@ -105,9 +106,12 @@ class Survivors:
         limit.start()
         self._undo()
         here = self._standing()
+        self._times += 1
+        lost: list[Member] = []
         while True:
             try:
-                lost = comm.close_up()
+                lost += comm.close_up()
+                run.faults.at("recover", self._times)
                 here, position, counts = self._agree(here)
                 replicas.check_replicas(comm, self._parts.model, position.step)
                 comm.meet()

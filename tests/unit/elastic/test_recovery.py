@@ -14,12 +14,14 @@ from hvdtrain.elastic.recovery import Survivors
 from hvdtrain.record.console import Console
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import FAILED, EndOfRun
+from hvdtrain.safety.faults import NONE
 from hvdtrain.safety.watchdog import OFF
 from tests.ranks import Rank, together
 from tests.steps import CPU
 from tests.unit.train.reported import IMAGES
 
 LOST = Member(launched=2, host="two", pid=12)
+NEXT = Member(launched=4, host="one", pid=14)
 
 
 class Left:
@@ -130,7 +132,7 @@ def survivors(tmp_path, monkeypatch):
         trackers.append(tracker)
         tracker.result |= counted or {}
         run = SimpleNamespace(
-            tracker=tracker, watch=OFF, folder=tmp_path, console=Console(shown=False, epochs=1, done=0)
+            tracker=tracker, watch=OFF, faults=NONE, folder=tmp_path, console=Console(shown=False, epochs=1, done=0)
         )
         run.lead = lambda: (tracker.lead(), run.console.show())
         progress = Progress(position or Position())
@@ -243,8 +245,8 @@ def test_another_one_lost_meanwhile_is_a_second_try(survivors):
     assert one.run.tracker.result["recoveries"] == 1
 
 
-def test_ranks_are_lost_in_the_agreement_too(survivors, monkeypatch):
-    one = survivors(Left(Alone(), [LOST], [LOST]), Position(step=5))
+def test_ranks_that_are_lost_in_the_agreement_are_counted_too(survivors, monkeypatch, tmp_path):
+    one = survivors(Left(Alone(), [LOST], [NEXT]), Position(step=5))
     agree, calls = one.recovery._agree, []
 
     def torn(here):
@@ -256,6 +258,8 @@ def test_ranks_are_lost_in_the_agreement_too(survivors, monkeypatch):
     monkeypatch.setattr(one.recovery, "_agree", torn)
     assert one.recovery.close_up().step == 5
     assert len(calls) == 2
+    assert one.run.tracker.result["lost_ranks"] == 2
+    assert '"ranks": [2, 4], "hosts": ["one", "two"]' in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_sums_that_fail_though_nobody_is_lost_end_the_run(survivors):
