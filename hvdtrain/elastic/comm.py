@@ -43,7 +43,7 @@ class Member:
 class ElasticComm(HorovodComm):
     """All ranks that are left of a run, and those that have joined it."""
 
-    def __init__(self, mpi: Any, alike: Mapping[str, str], invitation: Invitation | None = None) -> None:
+    def __init__(self, mpi: Any, alike: Mapping[str, Any], invitation: Invitation | None = None) -> None:
         """`mpi` is MPI's world, `alike` what newcomers must have like this rank.
 
         A newcomer takes the number of its `invitation` for its rank, among those that were launched, until it is taken
@@ -167,7 +167,7 @@ class ElasticComm(HorovodComm):
         raise AssertionError
 
 
-def outliving(comm: Comm, environment: Mapping[str, str], alike: Mapping[str, str]) -> ElasticComm:
+def outliving(comm: Comm, environment: Mapping[str, str], alike: Mapping[str, Any]) -> ElasticComm:
     """The same ranks, which outlive others, or newcomers; BadInput where their MPI or its mpirun does not let them.
 
     And where this is a newcomer that differs from who has invited it in what must be `alike`.

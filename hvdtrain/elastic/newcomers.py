@@ -41,7 +41,7 @@ class Invitation:
     place: int  # the rank that was lost
     hosts: list[str]  # by place
     run: str  # the folder
-    alike: dict[str, str]  # what must be the same on all ranks
+    alike: dict[str, Any]  # what must be the same on all ranks
 
 
 def invited(environment: Mapping[str, str]) -> Invitation | None:
@@ -73,7 +73,8 @@ class Newcomers:
     def __init__(self, losses: tuple[type[Exception], ...], say: Callable[[str], None]) -> None:
         """`losses` is what MPI raises, `say` tells the user."""
         self.ready = threading.Event()
-        self._losses, self._say = losses, say
+        self._say = say
+        self._failures: tuple[type[Exception], ...] = (*losses, TimeoutError, OSError)
         self._missing: Callable[[], Sequence[Invitation]] = tuple
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
@@ -108,7 +109,7 @@ class Newcomers:
             try:
                 self._start(invitations)
                 pause_s = LEAST_PAUSE_S
-            except (*self._losses, TimeoutError, OSError) as error:
+            except self._failures as error:
                 self._say(f"nobody has come for rank {places}, tried again in {pause_s:.0f} s: {error}")
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)

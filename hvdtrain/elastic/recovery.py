@@ -103,6 +103,7 @@ class Survivors:
         self._newcomers = Newcomers(comm.losses, say)
         self.newcomers = self._newcomers.ready if grow else None
         self._stopped = None
+        self._times = 0  # that this rank has closed up, or begun to
         if hang_timeout_s != 0:
             limit_s = stopped.LIMIT_S if hang_timeout_s is None else hang_timeout_s / 2
             self._stopped = stopped.watch(self._neighbours(), limit_s=limit_s)
@@ -126,6 +127,7 @@ class Survivors:
         limit.start()
         self._undo()
         here = None if comm.joins else self._standing()
+        self._times += 1
         try:
             here, position, counts = self._become(here, become)
         finally:
@@ -163,6 +165,7 @@ class Survivors:
         while True:
             try:
                 become()
+                self._run.faults.at("recover", self._times)
                 here, position, counts = self._agree(here)
                 replicas.check_replicas(comm, self._parts.model, position.step)
                 comm.meet()

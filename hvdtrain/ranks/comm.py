@@ -254,7 +254,8 @@ class HorovodComm:
         return bytes(whole)
 
     def _is(self, root: int) -> bool:
-        return root == (self.rank if self._mpi is None else self._mpi.rank)
+        mine: int = self.rank if self._mpi is None else self._mpi.rank
+        return root == mine
 
     def start(self, timeline: Path | None = None) -> None:
         import horovod.torch as hvd

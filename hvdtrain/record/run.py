@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hvdtrain.ranks.agree import agreed
-from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.comm import Comm, losses
 from hvdtrain.record import events, peaks
 from hvdtrain.record.console import Console
 from hvdtrain.record.environment import environment
@@ -160,10 +160,14 @@ def opened(
         print(faults.announcement, file=sys.stderr, flush=True)
     comm.start(timeline=folder / "timeline.json" if timeline else None)
     run = Run(comm, folder, watch, faults)
+    lost = losses() if elastic else ()
     try:
         yield run
     except EndOfRun as end:
-        run.end(end.reason)
+        try:
+            run.end(end.reason)
+        except lost:  # a rank that dies now is no news
+            run.tracker.conclude(end.reason)
         watch.close()
         raise
     watch.close()

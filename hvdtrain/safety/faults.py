@@ -3,8 +3,9 @@
     HVDTRAIN_FAULT=kill@rank1:step7                     rank 1 kills itself before the work of step 7
     HVDTRAIN_FAULT=nan@rankall:step3,stop@rank0:save2   several, separated by commas
 
-Places are `start` (before the first step), `stepN` (before its work), `saveN` (in the N-th checkpoint of this process)
-and `evalN` (in its N-th evaluation). Each fault fires once, and only in the first attempt of a run.
+Places are `start` (before the first step), `stepN` (before its work), `saveN` (in the N-th checkpoint of this process),
+`evalN` (in its N-th evaluation) and `recoverN` (while it closes up for the N-th time, after others were lost). Each
+fault fires once, and only in the first attempt of a run.
 """
 
 import collections
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "HVDTRAIN_FAULT"
 
-Place = Literal["start", "step", "save", "eval"]
+Place = Literal["start", "step", "save", "eval", "recover"]
 Kind = Literal[
     "kill",  # SIGKILL to itself
     "term",  # SIGTERM
@@ -41,7 +42,7 @@ Kind = Literal[
 ]
 
 _STEP_FAULTS = ("nan", "bitflip")
-_SPELLING = re.compile(rf"({'|'.join(get_args(Kind))})@rank(all|0|[1-9]\d*):(start|(step|save|eval)([1-9]\d*))")
+_SPELLING = re.compile(rf"({'|'.join(get_args(Kind))})@rank(all|0|[1-9]\d*):(start|(step|save|eval|recover)([1-9]\d*))")
 _HOARD_BYTES = 64 * 2**20
 
 
@@ -101,7 +102,7 @@ def _faults_of_rank(rank: int, word: str) -> list[Fault]:
     if match is None:
         raise BadInput(
             f"{VARIABLE}: {word!r} is no fault: write KIND@rankR:PLACE, with KIND one of {', '.join(get_args(Kind))}, "
-            f"R a number or all, PLACE start, stepN, saveN or evalN with N from 1; as in kill@rank1:step7"
+            f"R a number or all, PLACE start, stepN, saveN, evalN or recoverN with N from 1; as in kill@rank1:step7"
         )
     kind, where, start, place, number = match.groups()
     if kind in _STEP_FAULTS and place != "step":

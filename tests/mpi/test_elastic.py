@@ -11,11 +11,15 @@ from collections import Counter
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, environment
+from tests import texts
+from tests.mpi import launched
+from tests.mpi.conftest import EFFNET, PROGRAMS, environment, left_in, long, rank_pids, wait_until
+from tests.mpi.test_resume import folder_of_images
 
-TRAINING_IMAGES = 1438  # of the digits
+DIGITS = 1438  # to train on
 LIMIT_S = 240
-WORDS = ("--data", "digits", "--model", "efficientnet_tiny", "--report-every-steps", "3", "--run", "r")
+COMMON = ("--report-every-steps", "3", "--run", "r")
+WORDS = ("--data", "digits", "--model", "efficientnet_tiny", *COMMON)
 PER_RANK = ("--batch-size-per-rank", "64")
 
 
@@ -38,9 +42,10 @@ def start(tmp_path):
     """Start so many ranks of a training that notes what it reads; the process of mpirun."""
     started = []
 
-    def begin(np, *words, fault="", batch=PER_RANK):
+    def begin(np, *words, fault="", batch=PER_RANK, program=None):
+        visits = [str(PROGRAMS / "elastic_visits.py"), str(tmp_path / "notes"), *WORDS, *batch]
         argv = ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-np", str(np), sys.executable]
-        argv += [str(PROGRAMS / "elastic_visits.py"), str(tmp_path / "notes"), "--elastic", *WORDS, *batch, *words]
+        argv += [*(program or visits), "--elastic", *words]
         mine = {"HVDTRAIN_FAULT": fault} if fault else {}
         with (tmp_path / "out").open("w") as out:
             process = subprocess.Popen(
@@ -66,9 +71,16 @@ def start(tmp_path):
         process.wait()
 
 
-def finished(process, tmp_path):
+def finished(process, tmp_path, experiment="effnet"):
     assert process.wait(LIMIT_S + 20) == 0, (tmp_path / "out").read_text()
-    return json.loads((tmp_path / "runs/effnet/r/result.json").read_text())
+    wait_until(lambda: not left_in(tmp_path), 10)
+    return json.loads((tmp_path / f"runs/{experiment}/r/result.json").read_text())
+
+
+def has_taken(tmp_path, steps=1, rank=0):
+    """Wait until this rank has taken so many steps."""
+    notes = tmp_path / f"notes/rank-{rank}.jsonl"
+    wait_until(lambda: notes.exists() and notes.read_text().count('"took"') >= steps, 200)
 
 
 def losses(tmp_path):
@@ -81,7 +93,7 @@ def require_equal_replicas(tmp_path, ranks):
     assert len({one["weights_sha256"] for one in facts}) == 1
 
 
-def require_each_image_once(tmp_path, epochs):
+def require_each_image_once(tmp_path, epochs, images=DIGITS):
     """In the steps that were taken, by whoever has read them."""
     reads, taken = [], set()
     for file in (tmp_path / "notes").glob("rank-*.jsonl"):
@@ -93,12 +105,21 @@ def require_each_image_once(tmp_path, epochs):
                 reads.append((place, note["epoch"], note["samples"]))
     for epoch in range(epochs):
         seen = Counter(one for place, its, samples in reads if its == epoch and place in taken for one in samples)
-        assert (len(seen), set(seen.values())) == (TRAINING_IMAGES, {1}), epoch
+        assert (len(seen), set(seen.values())) == (images, {1}), epoch
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_any_rank_may_die(start, tmp_path, rank):
-    result = finished(start(3, "--epochs", "2", fault=f"kill@rank{rank}:step4"), tmp_path)
+@pytest.mark.parametrize(
+    ("rank", "kind", "words"),
+    [
+        (0, "kill", ()),
+        (1, "raise", ()),
+        (2, "segv", ("--sync-bn", "--precision", "bf16", "--clip-norm", "1")),
+        long(2, "exit3", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
+        long(1, "kill", ("--torch-profile", "3", "--find-nan", "--deterministic", "--optimizer", "adamw")),
+    ],
+)
+def test_any_rank_may_die(start, tmp_path, rank, kind, words):
+    result = finished(start(3, "--epochs", "2", *words, fault=f"{kind}@rank{rank}:step4"), tmp_path)
     left = [one for one in range(3) if one != rank]
     assert (result["exit_reason"], result["lost_ranks"], result["recoveries"], result["resumed"]) == (
         "finished",
@@ -128,7 +149,7 @@ def test_deaths_in_a_step_an_evaluation_and_a_save(start, tmp_path):
 def test_the_global_batch_is_kept_by_more_micro_batches(start, tmp_path):
     process = start(3, "--epochs", "1", fault="kill@rank1:step4", batch=("--global-batch-size", "96"))
     result = finished(process, tmp_path)
-    assert result["steps"] == -(-TRAINING_IMAGES // 96)
+    assert result["steps"] == -(-DIGITS // 96)
     require_each_image_once(tmp_path, epochs=1)
 
 
@@ -148,24 +169,88 @@ def test_too_few_ranks_save_and_end(start, tmp_path):
     assert json.loads((tmp_path / "runs/effnet/r/result.json").read_text())["exit_reason"] == "too few ranks"
 
 
-def test_two_ranks_that_die_at_once(start, tmp_path):
+@pytest.mark.parametrize("gap_ms", [0, long(5), long(15), 30, long(60), long(100)])
+def test_two_ranks_that_die_one_soon_after_the_other(start, tmp_path, gap_ms):
     process = start(4, "--epochs", "2")
-    ranks = [_pid(tmp_path, rank) for rank in (1, 2)]
-    deadline = time.monotonic() + 200
-    while not (tmp_path / "notes/rank-0.jsonl").exists() or "took" not in (tmp_path / "notes/rank-0.jsonl").read_text():
-        assert time.monotonic() < deadline, (tmp_path / "out").read_text()
-        time.sleep(0.05)
-    for rank in ranks:
-        os.kill(rank(), signal.SIGKILL)
-        time.sleep(0.03)
+    has_taken(tmp_path)
+    pids = rank_pids(tmp_path / "runs/effnet/r")
+    for rank in (1, 2):
+        os.kill(pids[rank], signal.SIGKILL)
+        time.sleep(gap_ms / 1000)
     result = finished(process, tmp_path)
     assert (result["exit_reason"], result["lost_ranks"]) == ("finished", 2)
+    assert sorted(rank for one in losses(tmp_path) for rank in one["ranks"]) == [1, 2]
     require_equal_replicas(tmp_path, [0, 3])
     require_each_image_once(tmp_path, epochs=2)
 
 
-def _pid(tmp_path, rank):
-    return lambda: json.loads((tmp_path / f"runs/effnet/r/ranks/rank-{rank}.json").read_text())["pid"]
+@pytest.mark.parametrize("kind", ["kill", long("raise"), long("stop")])
+def test_a_rank_that_is_lost_while_the_others_close_up(start, tmp_path, kind):
+    faults = f"kill@rank0:step4,{kind}@rank1:recover1"
+    result = finished(start(4, "--epochs", "2", "--hang-timeout-s", "8", fault=faults), tmp_path)
+    assert (result["exit_reason"], result["lost_ranks"], result["recoveries"]) == ("finished", 2, 1)
+    [loss] = losses(tmp_path)
+    assert (loss["step"], loss["ranks"], loss["np"]) == (3, [0, 1], 2)
+    require_equal_replicas(tmp_path, [2, 3])
+    require_each_image_once(tmp_path, epochs=2)
+
+
+@pytest.mark.parametrize("kind", ["sleep", long("gil")])
+def test_a_rank_that_hangs_while_the_others_close_up_ends_them(start, tmp_path, kind):
+    process = start(3, "--epochs", "2", fault=f"kill@rank0:step4,{kind}@rank1:recover1")
+    has_taken(tmp_path, 3)
+    began = time.monotonic()
+    assert process.wait(LIMIT_S) not in (0, 2)
+    assert time.monotonic() - began < 60
+    assert "those that are left have not closed up in 20 s: all of them end" in (tmp_path / "out").read_text()
+    wait_until(lambda: not left_in(tmp_path), 10)
+
+
+def test_a_rank_that_dies_while_all_save_to_leave(start, tmp_path):
+    process = start(3, "--epochs", "50", fault="kill@rank1:save1")
+    has_taken(tmp_path, 3)
+    for pid in rank_pids(tmp_path / "runs/effnet/r"):
+        os.kill(pid, signal.SIGUSR1)
+    result = finished(process, tmp_path)
+    assert (result["exit_reason"], result["lost_ranks"]) == ("preempted", 1)
+    newest = max((tmp_path / "runs/effnet/r/checkpoints").glob("step-*/manifest.json"))
+    assert json.loads(newest.read_text())["about"]["np"] == 2
+    assert json.loads(newest.read_text())["step"] == result["steps"]
+
+
+def test_with_too_few_ranks_hvdlaunch_starts_the_run_again(tmp_path):
+    words = ("--elastic", "--min-np", "2", "--restarts", "2")
+    program = ["python", *EFFNET, *WORDS, *PER_RANK, "--epochs", "1"]
+    done = launched.finished(tmp_path, launched.argv(*words, program=program), HVDTRAIN_FAULT="kill@rank0:step4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "hvdlaunch: restart 1 of 2 after: " in done.stderr
+    assert "2 ranks on localhost:2, from step 3" in done.stderr
+    result = json.loads((tmp_path / "runs/effnet/r/result.json").read_text())
+    assert (result["exit_reason"], result["np"], result["resumed"], result["lost_ranks"]) == ("finished", 2, 1, 1)
+    assert result["steps"] == -(-DIGITS // 128)
+
+
+def test_ranks_that_read_files_go_on_reading_and_leave_no_reader(start, tmp_path):
+    folder_of_images(tmp_path / "images")
+    words = ("--data", "imagefolder", "--data-dir", str(tmp_path / "images"), "--model", "efficientnet_tiny", *COMMON)
+    words = (*words, "--batch-size-per-rank", "4", "--workers", "1", "--epochs", "2")
+    visits = [str(PROGRAMS / "elastic_visits.py"), str(tmp_path / "notes")]
+    result = finished(start(3, *words, fault="kill@rank1:step4", program=visits), tmp_path)  # nothing of it is left
+    assert (result["exit_reason"], result["lost_ranks"], result["unreadable_images"]) == ("finished", 1, 0)
+    require_equal_replicas(tmp_path, [0, 2])
+    require_each_image_once(tmp_path, epochs=2, images=64)
+
+
+def test_the_ranks_of_a_text_run_go_on_too(start, tmp_path):
+    texts.put(tmp_path / "texts")
+    words = ("--data", "json", "--data-dir", "texts", "--vocab-size", "200", *COMMON, "--epochs", "3")
+    words = (*words, "--global-batch-size", "12", "--accumulate-steps", "2", "--export", "model")
+    process = start(3, *words, fault="kill@rank0:step3", program=["-m", "hvdtrain.bert"])
+    result = finished(process, tmp_path, "bert")
+    assert (result["exit_reason"], result["lost_ranks"], result["steps"]) == ("finished", 1, 12)
+    facts = [json.loads((tmp_path / f"runs/bert/r/ranks/rank-{rank}.json").read_text()) for rank in (1, 2)]
+    assert len({one["weights_sha256"] for one in facts}) == 1
+    assert (tmp_path / "model/model.safetensors").exists()
 
 
 @pytest.mark.parametrize(

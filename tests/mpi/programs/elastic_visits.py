@@ -11,11 +11,9 @@ from hvdtrain import effnet
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.elastic.recovery import Survivors
 from hvdtrain.safety import exits
-from hvdtrain.train.feed import Resident
+from hvdtrain.train import feed
 
-TRAINING_IMAGES = 1438  # of the digits
-
-batches, took, go_on, become = Resident.batches, Progress.took, Progress.go_on, Survivors.go_on
+arriving, took, go_on, become = feed.arriving, Progress.took, Progress.go_on, Survivors.go_on
 folder = Path(sys.argv.pop(1))
 folder.mkdir(exist_ok=True)
 notes = (folder / f"rank-{exits.launched_rank()}.jsonl").open("a", buffering=1)
@@ -28,11 +26,11 @@ def note(what, **more):
     notes.write(json.dumps({"what": what, **place, **more}) + "\n")
 
 
-def noted(self, indices, *rest):
-    for samples, batch in zip(indices, batches(self, indices, *rest), strict=True):
-        if len(self) == TRAINING_IMAGES:
+def noted(split, indices, device, epoch, **more):
+    for samples, batch in arriving(split, indices, device, epoch, **more):
+        if epoch is not None:
             note("read", samples=samples.tolist())
-        yield batch
+        yield samples, batch
 
 
 def going_on(self, position):
@@ -52,5 +50,5 @@ def becoming(self, change):
     return position
 
 
-Resident.batches, Progress.took, Progress.go_on, Survivors.go_on = noted, noting_step, going_on, becoming
+feed.arriving, Progress.took, Progress.go_on, Survivors.go_on = noted, noting_step, going_on, becoming
 exits.run(effnet.main)

@@ -64,16 +64,27 @@ def test_neither_steps_nor_clock_of_themselves(clock):
 
 def test_the_clock_is_rank_0s(clock):
     """Clocks are not alike, and a rank that saves alone would hang."""
-    other = beside([0, 0], rank=1)
+    other = beside([0, 0, 0], rank=1)
     these = points(other, every_s=10.0)
     clock[0] += 100.0
     assert these.decide(1)() == KEEP_ON
-    assert points(beside([1, 0], rank=1), every_s=10.0).decide(1)() == SAVE
+    assert points(beside([1, 0, 0], rank=1), every_s=10.0).decide(1)() == SAVE
 
 
-@pytest.mark.parametrize("others", [([0, 1],), ([0, 0], [0, 1]), ([1, 1], [0, 1])])
+@pytest.mark.parametrize("others", [([0, 1, 0],), ([0, 0, 0], [0, 1, 0]), ([1, 1, 0], [0, 1, 0])])
 def test_one_rank_that_was_asked_takes_all_with_it(others):
     assert points(beside(*others)).decide(1)() == LEAVE
+
+
+@pytest.mark.parametrize(("ready", "beside_them"), [(True, [0, 0, 0]), (False, [0, 0, 1])])
+def test_newcomers_of_one_rank_are_taken_in_by_all(ready, beside_them):
+    newcomers = threading.Event()
+    these = AgreedSavePoints(beside([0, 0, 0]), threading.Event(), every_s=0.0, every_steps=None, newcomers=newcomers)
+    assert not these.decide(1)().grow
+    if ready:
+        newcomers.set()
+    these = AgreedSavePoints(beside(beside_them), threading.Event(), every_s=0.0, every_steps=None, newcomers=newcomers)
+    assert these.decide(2)() == Decision(save=False, leave=False, grow=True)
 
 
 def test_a_wish_between_question_and_answer_waits_for_the_next(clock):

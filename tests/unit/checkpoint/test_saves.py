@@ -226,3 +226,34 @@ def test_of_ranks_that_have_not_all_saved_the_mean_is_taken_and_of_none_it_is_re
     else:
         with pytest.raises(BadInput, match="does not fit this run"):
             together(3, goes_on)
+
+
+def test_the_lowest_that_is_left_writes_on(tmp_path, start):
+    """Rank 1 of two, which becomes rank 0: manifests tell what has changed, and old checkpoints are removed."""
+    first = start(begun())
+    for step in (1, 2):
+        first.save(replace(MIDDLE, step=step))
+    first.wait(2)
+    rank = Rank(1, 2, answers=lambda value: [value])
+    saves = start(begun(rank), keep=2)
+    assert saves._writer is None
+    rank.rank, rank.size = 0, 1
+    saves.go_on(np=1, global_batch=7)
+    assert saves.wait(2)
+    saves.save(replace(MIDDLE, step=3))
+    assert saves.wait(3)
+    found = found_in(tmp_path)
+    assert (found.about["np"], found.about["global_batch"], found.about["samples"]) == (1, 7, 53)
+    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000003"]
+    assert found.is_of(1)
+
+
+def test_a_step_that_was_saved_is_saved_once_more_by_fewer_ranks(tmp_path, start):
+    """Its manifest names the files of a rank that is lost, which may not have written its own."""
+    saves = start(begun())
+    saves.save(MIDDLE)
+    saves.wait(3)
+    saves.go_on(np=1, global_batch=9)
+    saves.save(MIDDLE)
+    assert saves.wait(3)
+    assert found_in(tmp_path).about["global_batch"] == 9

@@ -7,6 +7,7 @@ import pytest
 from hvdtrain.record import run
 from hvdtrain.record.console import Console
 from hvdtrain.safety import faults
+from hvdtrain.safety.exits import EndOfRun
 from tests.ranks import Rank
 from tests.steps import CPU
 from tests.unit.train.reported import IMAGES
@@ -28,3 +29,23 @@ def test_only_the_rank_that_writes_asks_for_the_environment(monkeypatch, tmp_pat
     assert documents & {file.name for file in tmp_path.iterdir()} == (documents if rank == 0 else set())
     assert one.tracker.result["logs"] == "/shared/logs/mine"
     assert json.loads((tmp_path / "ranks" / f"rank-{rank}.json").read_text())["rank"] == rank
+
+
+@pytest.mark.parametrize(("elastic", "ended"), [(True, EndOfRun), (False, ConnectionError)])
+def test_a_rank_that_dies_as_all_end_does_not_change_how(monkeypatch, tmp_path, elastic, ended):
+    def torn(_):
+        raise ConnectionError
+
+    concluded = []
+    monkeypatch.setattr(run, "losses", lambda: (ConnectionError,))
+    comm = Rank(0, 2)
+
+    def end():
+        with run.opened(comm, tmp_path, hang_timeout_s=0, timeline=False, elastic=elastic) as one:
+            one.device, comm.answers = CPU, torn
+            one.tracker = SimpleNamespace(rank_facts=lambda *_, **__: None, result={}, conclude=concluded.append)
+            raise EndOfRun("asked to leave", status=0, reason="preempted")
+
+    with pytest.raises(ended):
+        end()
+    assert concluded == (["preempted"] if elastic else [])

@@ -405,3 +405,52 @@ def test_the_first_epoch_without_a_number_is_not_the_best(start):
     assert not tracker.is_best({"accuracy": math.nan})
     first_epoch(tracker, test={"loss": math.nan, "accuracy": math.nan})
     assert tracker.result["best_accuracy"] is None
+
+
+# --- a rank is lost that has written
+
+
+def test_another_rank_writes_on_where_rank_0_was_lost(start, tmp_path):
+    """The first writes, the second counts alongside; a file's lines and events go on, and none is written twice."""
+    counts = ("lost_ranks", "recoveries")
+    lost, left = start(counts=counts), start(writes=False, counts=counts)
+    for tracker in (lost, left):
+        first_epoch(tracker)
+    [file], before = list(tmp_path.glob("events.out.tfevents.*")), lines_of(tmp_path)
+    left.lead()
+    assert left.writes
+    left.count(12, {"lost_ranks": 1, "recoveries": 1})
+    left.happened({"event": "lost", "step": 12}, {"elastic/np": 1})
+    second_epoch(left)
+    assert lines_of(tmp_path)[: len(before) + 1] == [*before, {"event": "lost", "step": 12}]
+    assert list(tmp_path.glob("events.out.tfevents.*")) == [file]
+    seen = events_of(tmp_path)
+    assert [(one.step, one.value) for one in seen.Scalars("elastic/np")] == [(12, 1.0)]
+    assert [one.step for one in seen.Scalars("eval/loss")] == [10, 20]
+    left.conclude(FINISHED)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [result[name] for name in ("lost_ranks", "recoveries", "steps", "skipped_steps")] == [1, 1, 20, 3]
+    assert result["train_images_per_s"] == 300.0
+
+
+def test_one_that_is_behind_takes_over_what_was_counted(start):
+    ahead, behind = start(), start(writes=False)
+    first_epoch(ahead)
+    behind.go_on_from(json.loads(json.dumps(ahead.counted())))
+    assert second_epoch(behind) == second_epoch(ahead)
+    names = ("steps", "train_time_s", "train_images_per_s", "best_accuracy", "skipped_steps", "loss_spikes")
+    assert [behind.result[name] for name in names] == [ahead.result[name] for name in names]
+
+
+def test_what_happens_is_written_by_rank_0_alone(start, tmp_path):
+    start(writes=False).happened({"event": "lost"}, {"elastic/np": 1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_counted_besides_goes_on_in_a_run_that_is_resumed(start):
+    first = start(counts=("lost_ranks",))
+    first.count(3, {"lost_ranks": 2})
+    memory = json.loads(json.dumps(first.memory()))
+    assert start(writes=False, counts=("lost_ranks",), memory=memory).result["lost_ranks"] == 2
+    del memory["result"]["lost_ranks"]  # it was not elastic then
+    assert start(writes=False, counts=("lost_ranks",), memory=memory).result["lost_ranks"] == 0

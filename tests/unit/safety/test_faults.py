@@ -50,7 +50,7 @@ def test_a_fault_strikes_its_rank(where, struck):
     assert [rank for rank in (0, 1, 2, 12) if parse(f"nan@rank{where}:step1", rank).poisons_loss(1)] == struck
 
 
-@pytest.mark.parametrize(("place", "number"), [("start", 0), ("step", 7), ("save", 7), ("eval", 7)])
+@pytest.mark.parametrize(("place", "number"), [("start", 0), ("step", 7), ("save", 7), ("recover", 7)])
 def test_a_fault_fires_at_its_place_and_once(place, number):
     spelled = f"raise@rank0:{place}{number or ''}"
     faults = parse(f"{spelled}, raise@rank0:step77")

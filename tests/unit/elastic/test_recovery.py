@@ -1,0 +1,308 @@
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.state import State
+from hvdtrain.elastic import recovery
+from hvdtrain.elastic.comm import Member
+from hvdtrain.elastic.progress import Progress, Unreported
+from hvdtrain.elastic.recovery import Survivors
+from hvdtrain.record.console import Console
+from hvdtrain.record.tracker import Tracker
+from hvdtrain.safety.exits import FAILED, EndOfRun
+from hvdtrain.safety.faults import NONE
+from hvdtrain.safety.watchdog import OFF
+from tests.ranks import Rank, together
+from tests.steps import CPU
+from tests.unit.train.reported import IMAGES
+
+LOST = Member(number=2, place=2, host="two", pid=12)
+NEXT = Member(number=4, place=0, host="one", pid=14)
+
+
+class Left:
+    """In place of an ElasticComm: ranks that hear each other, or are said to."""
+
+    losses = (ConnectionError,)
+    part = "all"
+
+    def __init__(self, comm, *close_ups):
+        """`close_ups` are whom its calls lose, or what they raise."""
+        self._comm, self._close_ups = comm, list(close_ups)
+        self.rank, self.size, self.data, self.near, self.replica = comm.rank, comm.size, self, self, Rank()
+        self.me = Member(number=comm.rank, place=comm.rank, host="one", pid=10 + comm.rank)
+        self.members, self.aborted, self.joins = [self.me, LOST, NEXT], [], False
+
+    def close_up(self):
+        found = self._close_ups.pop(0)
+        if callable(found):
+            found = found()
+        if isinstance(found, Exception):
+            raise found
+        self.members = [one for one in self.members if one not in found]
+
+    def allgather(self, value):
+        return self._comm.allgather(value)
+
+    def allreduce(self, values, name="sum"):
+        return self._comm.allreduce(values, name)
+
+    def broadcast(self, content, root=0):
+        return self._comm._exchange(content)[root]
+
+    def meet(self):
+        pass
+
+    def abort(self, status):
+        self.aborted.append(status)
+
+
+class Scale:
+    """In place of a wire's or a scaler's."""
+
+    def __init__(self, value=1.0):
+        self.value, self.ranks = value, None
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+    def begin_anew(self, ranks):
+        self.ranks = ranks
+
+
+class Saved:
+    """In place of Saves: notes what is called."""
+
+    def __init__(self):
+        self.calls = []
+
+    def save(self, position):
+        self.calls.append(("save", position.step))
+
+    def wait(self, step):
+        self.calls.append(("wait", step))
+
+    def go_on(self, **about):
+        self.calls.append(("go on", about))
+
+
+def training_of(comm, value):
+    """A model whose weights, momentum and loss scale are all this value."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, value)
+        optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, value)
+    return State(
+        comm=comm, device=CPU, seed=0, model=model, average=None, optimizer=optimizer,
+        shared={"scale": Scale(value)}, own={},
+    )  # fmt: skip
+
+
+def values_of(parts, sync):
+    """All that a training has, as a set of numbers."""
+    momenta = [held["momentum_buffer"] for held in parts.optimizer.state.values()]
+    tensors = [*parts.model.parameters(), *momenta]
+    return {sync.value, parts.shared["scale"].value, *(value for one in tensors for value in one.flatten().tolist())}
+
+
+@pytest.fixture
+def survivors(tmp_path, monkeypatch):
+    """One of the ranks that are left, at a position; and what it has."""
+    monkeypatch.setattr(recovery.exits, "end_by", lambda _: None)
+    monkeypatch.setattr(recovery.exits, "never_finalize", lambda: None)
+    monkeypatch.setattr(recovery.folder, "taken_over", lambda _: [])
+    trackers = []
+
+    def make(comm, position=None, *, value=1.0, reported=0, unreported=None, counted=None, min_np=1):
+        tracker = Tracker(
+            tmp_path,
+            writes=False,
+            measures=IMAGES,
+            result={},
+            counts=("lost_ranks", "joined_ranks", "recoveries"),
+        )
+        trackers.append(tracker)
+        tracker.result |= counted or {}
+        run = SimpleNamespace(
+            tracker=tracker, watch=OFF, faults=NONE, folder=tmp_path, console=Console(shown=False, epochs=1, done=0)
+        )
+        run.lead = lambda: (tracker.lead(), run.console.show())
+        progress = Progress(position or Position())
+        progress.reported = reported
+        progress.unreported = lambda: unreported or Unreported()
+        one = SimpleNamespace(
+            parts=training_of(comm, value), sync=Scale(value), progress=progress, run=run, saves=Saved(), undone=[]
+        )
+        one.recovery = Survivors(
+            comm,
+            one.parts,
+            one.sync,
+            progress,
+            undo=lambda: one.undone.append(True),
+            saves=one.saves,
+            run=run,
+            grow=False,
+            min_np=min_np,
+            hang_timeout_s=0,
+        )
+        return one
+
+    yield make
+    for tracker in trackers:
+        if tracker.writes:
+            tracker._lines.close()
+            tracker._events.close()
+
+
+@pytest.mark.parametrize(
+    ("standings", "furthest"),
+    [
+        ([(3, 0, 0), (4, 0, 0), (3, 0, 0)], 1),
+        ([(4, 0, 0), (4, 0, 0)], 0),
+        ([(4, 0, 4), (4, 1, 4)], 1),  # it has ended the epoch
+        ([(4, 1, 0), (5, 0, 4)], 1),
+        ([(4, 0, 0), (4, 0, 4), (4, 0, 4)], 1),  # it knows what the others had not reported
+        ([(7, 0, 0), (7, 0, 0), (8, 0, 0)], 2),
+    ],
+)
+def test_the_furthest_gives_the_others_its_state(survivors, standings, furthest):
+    def on(rank):
+        step, epoch, reported = standings[rank.rank]
+        position = Position(step=step, epoch=epoch, visited=10 * step, cut_from=rank.rank)
+        one = survivors(Left(rank), position, value=float(step), reported=reported)
+        _, agreed, _ = one.recovery._agree(one.recovery._standing())
+        return agreed, values_of(one.parts, one.sync)
+
+    step, epoch, _ = standings[furthest]
+    for position, values in together(len(standings), on):
+        assert (position.step, position.epoch, position.cut_from) == (step, epoch, furthest)
+        assert values == {float(step)}
+
+
+def unreported(count, **more):
+    return Unreported(totals={"loss": 2.0 * count, "count": float(count)}, **more)
+
+
+@pytest.mark.parametrize(
+    ("reported", "counts", "expected"),
+    [
+        ([0, 0, 0], [3, 4, 5], 12),
+        ([6, 6], [0, 4], 4),
+        ([6, 0], [1, 100], 1),  # what the second has not reported, the first has in its report
+        ([0, 6], [100, 2], 2),
+    ],
+)
+def test_what_was_not_reported_comes_together(survivors, reported, counts, expected):
+    def on(rank):
+        step, count = reported[rank.rank], counts[rank.rank]
+        before = Position(step=8, totals={"loss": 10.0 * step, "count": 5.0 * step})
+        known = unreported(count, unreadable=rank.rank + 1, loss_spikes=1, skipped_steps=2)
+        one = survivors(
+            Left(rank), before, reported=step, unreported=known, counted={"steps": step, "skipped_steps": step}
+        )
+        there, position, found = one.recovery._agree(one.recovery._standing())
+        return position.totals, found, there["tracker"]["result"]
+
+    asked = [rank for rank, step in enumerate(reported) if step == max(reported)]
+    for totals, found, result in together(len(reported), on):
+        assert totals == {
+            "loss": 10.0 * max(reported) + 2.0 * expected,
+            "count": 5.0 * max(reported) + expected,
+        }
+        assert found == {
+            "skipped_steps": 2,  # all ranks skip them together
+            "loss_spikes": len(asked),
+            "unreadable_images": sum(rank + 1 for rank in asked),
+        }
+        assert (result["steps"], result["skipped_steps"]) == (max(reported), max(reported))
+
+
+class Alone(Rank):
+    def _exchange(self, value):
+        return [value]
+
+
+def test_the_lowest_leads_and_counts(survivors, tmp_path):
+    one = survivors(Left(Alone(), [LOST]), Position(step=5), unreported=unreported(3, loss_spikes=1))
+    assert one.recovery.go_on(ConnectionError()).totals == {"loss": 6.0, "count": 3.0}
+    assert (one.undone, one.sync.ranks, one.saves.calls) == ([True], 1, [("go on", {"np": 1})])
+    result = one.run.tracker.result
+    assert (result["lost_ranks"], result["recoveries"], result["loss_spikes"], result["steps"]) == (1, 1, 1, 5)
+    assert '"ranks": [2], "hosts": ["two"], "np": 1' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_another_one_lost_meanwhile_is_a_second_try(survivors):
+    one = survivors(Left(Alone(), ConnectionError(), ConnectionError(), [LOST]), Position(step=5))
+    assert one.recovery.go_on(ConnectionError()).step == 5
+    assert one.undone == [True]
+    assert one.run.tracker.result["recoveries"] == 1
+
+
+def test_ranks_that_are_lost_in_the_agreement_are_counted_too(survivors, monkeypatch, tmp_path):
+    one = survivors(Left(Alone(), [LOST], [NEXT]), Position(step=5))
+    agree, calls = one.recovery._agree, []
+
+    def torn(here):
+        calls.append(here)
+        if len(calls) == 1:
+            raise ConnectionError
+        return agree(here)
+
+    monkeypatch.setattr(one.recovery, "_agree", torn)
+    assert one.recovery.go_on(ConnectionError()).step == 5
+    assert len(calls) == 2
+    assert one.run.tracker.result["lost_ranks"] == 2
+    assert '"ranks": [2, 4], "hosts": ["one", "two"]' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_sums_that_fail_though_nobody_is_lost_end_the_run(survivors):
+    one = survivors(Left(Alone(), []))
+    with pytest.raises(EndOfRun, match="no rank was lost") as ended:
+        one.recovery.go_on(ConnectionError())
+    assert ended.value.status == FAILED
+
+
+@pytest.mark.parametrize(("min_np", "ends"), [(1, False), (2, True)])
+def test_too_few_ranks_save_and_end(survivors, min_np, ends):
+    one = survivors(Left(Alone(), [LOST]), Position(step=5), min_np=min_np)
+    if not ends:
+        one.recovery.go_on(ConnectionError())
+        return
+    with pytest.raises(EndOfRun, match=r"1 rank is left, fewer than --min-np 2: .* goes on from step 5") as ended:
+        one.recovery.go_on(ConnectionError())
+    assert (ended.value.status, ended.value.reason) == (FAILED, "too few ranks")
+    assert one.saves.calls[1:] == [("save", 5), ("wait", 5)]
+
+
+@pytest.mark.parametrize(("takes_s", "aborted"), [(0.0, []), (0.5, [FAILED])])
+def test_ranks_that_do_not_close_up_in_time_end(survivors, monkeypatch, capsys, takes_s, aborted):
+    monkeypatch.setattr(recovery, "LIMIT_S", 0.2)
+    one = survivors(Left(Alone(), lambda: time.sleep(takes_s) or [LOST]))
+    one.recovery.go_on(ConnectionError())
+    time.sleep(0.3)
+    assert one.recovery._comm.aborted == aborted
+    assert ("have not closed up in 0 s: all of them end" in capsys.readouterr().err) == bool(aborted)
+
+
+def test_ranks_meet_anew_once_after_each_loss(survivors):
+    one, met = survivors(Left(Alone(), [LOST], [NEXT])), []
+
+    def torn():
+        raise ConnectionError
+
+    one.recovery.settle(torn)
+    for _ in range(2):
+        one.recovery.go_on(ConnectionError())
+        with pytest.raises(ConnectionError):
+            one.recovery.settle(torn)
+        one.recovery.settle(lambda: met.append(1))
+        one.recovery.settle(torn)
+    assert met == [1, 1]
