@@ -2,6 +2,9 @@
 
     python bench/elastic.py recovery --n 20       from a kill to the next step, in place against a restart; 20 minutes
     python bench/elastic.py cost --n 20           a step with --elastic against one without; 15 minutes
+    python bench/elastic.py goodput --n 1         a kill every 15 s, with growing and by restarts; 15 minutes
+    python bench/elastic.py kills --n 200         one after the other, with growing: what the ranks hold that live on
+    python bench/elastic.py accuracy --n 5        10 kills with growing against none, over so many seeds
     python bench/elastic.py tables                only what was measured before
 
 Each measurement is added as a line to build/bench/elastic-<what>.jsonl, with the load of the machine at that time; the
@@ -10,23 +13,32 @@ are killed with kill -9 from outside.
 """
 
 import argparse
-import json
 import os
 import random
 import signal
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
+from elastic_kills import MEASURE_KILLS, TABLES_OF_KILLS
 from elastic_rank import STAGES
-from elastic_runs import ENDLESS, Note, Noted, kill, median_step_s, step_s
-from pairs import RESULTS, Table, middle, ratio
+from elastic_runs import (
+    BATCH,
+    WARMUP_STEPS,
+    Note,
+    Noted,
+    Sample,
+    keep,
+    kill,
+    median_step_s,
+    samples,
+    spread,
+    started,
+    step_s,
+)
+from pairs import Table, middle, ratio
 
-BATCH = {"efficientnet_tiny": 32, "efficientnet_b0": 16}  # per rank
 IN_PLACE, RESTART = "in place", "restart"
 OPTIONS = {IN_PLACE: ["--elastic"], RESTART: ["--restarts", "1"]}
 GOES_ON = {IN_PLACE: "closed", RESTART: "start"}  # what a process notes that goes on
@@ -35,41 +47,10 @@ STRIKES_AT = (6, 25)  # a step of these
 AFTERWARDS = 5  # steps that are watched, beyond that where the rank was killed
 
 WITH, WITHOUT = "with --elastic", "without"
-WARMUP_STEPS = 10
 WINDOWS = 8  # in which one of the trainings works, and the other is stopped; of each in a round
 WINDOW_S = {"efficientnet_tiny": 1.0, "efficientnet_b0": 2.5}
 SETTLING_STEPS = 3  # of a window, which are not counted
 MEDIAN, MEAN, CORE = "by the median step", "by the mean step", "by the time of a core"
-
-Sample = dict[str, Any]
-
-
-def samples_file(what: str) -> Path:
-    return RESULTS / f"elastic-{what}.jsonl"
-
-
-def samples(what: str) -> list[Sample]:
-    """All that were measured so far."""
-    file = samples_file(what)
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def keep(what: str, sample: Sample) -> None:
-    samples_file(what).parent.mkdir(parents=True, exist_ok=True)
-    with samples_file(what).open("a") as file:
-        file.write(json.dumps({"at": time.strftime("%F %T"), **sample}) + "\n")
-    print(json.dumps(sample), flush=True)
-
-
-@contextmanager
-def started(model: str, *, ranks: int, options: Sequence[str], words: Sequence[str] = ()) -> Iterator[Noted]:
-    """A training without an end, in a folder of its own."""
-    model_words = ["--model", model, "--batch-size-per-rank", str(BATCH[model]), *ENDLESS, *words]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Noted(Path(folder), ranks=ranks, options=options, words=model_words) as job,
-    ):
-        yield job
 
 
 def recovery(model: str, way: str, draws: random.Random, *, ranks: int) -> Sample:
@@ -246,10 +227,6 @@ def cost_table() -> None:
     table.write()
 
 
-def spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({max(values):.2f})"
-
-
 def measure_recovery(chosen: argparse.Namespace) -> None:
     before = len({one["round"] for one in samples("recovery")})
     for number in range(before, before + chosen.n):
@@ -267,14 +244,20 @@ def measure_cost(chosen: argparse.Namespace) -> None:
             keep("cost", cost(model, ranks=chosen.np or 2, first=first))
 
 
-MEASURE: dict[str, Callable[[argparse.Namespace], None]] = {"recovery": measure_recovery, "cost": measure_cost}
-TABLES: dict[str, Callable[[], None]] = {"recovery": recovery_table, "cost": cost_table}
+MEASURE: dict[str, Callable[[argparse.Namespace], None]] = {
+    "recovery": measure_recovery,
+    "cost": measure_cost,
+    **MEASURE_KILLS,
+}
+TABLES: dict[str, Callable[[], None]] = {"recovery": recovery_table, "cost": cost_table, **TABLES_OF_KILLS}
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("what", choices=[*MEASURE, "tables"])
-    arguments.add_argument("--n", type=int, default=20, help="measurements that are added; default: 20")
+    arguments.add_argument(
+        "--n", type=int, default=20, help="measurements that are added, kills, or seeds; default: 20"
+    )
     arguments.add_argument("--models", nargs="+", choices=list(BATCH), default=list(BATCH))
     arguments.add_argument("--np", type=int, help="ranks; default: 3, for cost 2")
     chosen = arguments.parse_args()
