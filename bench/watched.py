@@ -1,4 +1,4 @@
-"""A training under hvdlaunch, watched from outside, for faults.py and soak.py."""
+"""A training under hvdlaunch, watched from outside, for faults.py, soak.py and elastic.py."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psutil
 
@@ -44,17 +44,24 @@ class Watched:
     """`hvdlaunch run` of a training of digits in a folder; its end kills every process of it."""
 
     def __init__(
-        self, folder: Path, *, ranks: int, options: Sequence[str] = (), words: Sequence[str], fault: str = ""
+        self,
+        folder: Path,
+        *,
+        ranks: int,
+        options: Sequence[str] = (),
+        program: Sequence[str] = PROGRAM,
+        words: Sequence[str],
+        fault: str = "",
     ) -> None:
         self.run_folder = folder / "runs" / "effnet" / "r"
         self.lines: list[Line] = []
         self._first_steps: dict[int, int] = {}  # the first one seen, by attempt
-        self._folder = folder
+        self._folder, self._program = folder, list(program)
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         start = [sys.executable, "-m", "launch", "run", "-np", str(ranks), "--gpus", "none", *as_root, *options]
         self.started_s = time.monotonic()
         self.process = subprocess.Popen(
-            [*start, "--", sys.executable, *PROGRAM, *TRAIN, *words],
+            [*start, "--", sys.executable, *program, *TRAIN, *words],
             cwd=folder,
             env={**os.environ, "HVDTRAIN_FAULT": fault},
             stdout=subprocess.DEVNULL,
@@ -64,7 +71,7 @@ class Watched:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def __enter__(self) -> "Watched":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -127,7 +134,7 @@ class Watched:
         for process in self.left():
             with contextlib.suppress(psutil.Error):
                 its_rank = process.environ().get("OMPI_COMM_WORLD_RANK")
-                if process.cmdline()[1:3] == PROGRAM and its_rank == str(rank):
+                if process.cmdline()[1 : 1 + len(self._program)] == self._program and its_rank == str(rank):
                     return process.pid
         return None
 
