@@ -7,7 +7,7 @@ Each process adds lines of JSON to notes/<pid>.jsonl in its working folder, on t
     start   its rank, as launched
     took    a step that was taken: step, epoch, how many images of the epoch all ranks have visited by then, and the
             time of a core that the process has used
-    lost    it has noticed that ranks were lost, and begins to close up
+    lost    it has noticed that ranks were lost, or that newcomers are ready
     stage   of that: its name, and the seconds that it took
     closed  it goes on
 """
@@ -34,7 +34,7 @@ STAGES = {
     "check of replicas": (replicas, "check_replicas"),
 }
 
-took, close_up = Progress.took, Survivors.close_up
+took, go_on = Progress.took, Survivors.go_on
 closing = False
 
 
@@ -49,11 +49,11 @@ def taking(self: Progress, step: int, visited: int) -> None:
     took(self, step, visited)
 
 
-def closing_up(self: Survivors) -> Position:
+def going_on(self: Survivors, change: Exception) -> Position:
     global closing  # noqa: PLW0603
     note("lost")
     closing = True
-    position = close_up(self)
+    position = go_on(self, change)
     closing = False
     note("closed")
     return position
@@ -74,7 +74,7 @@ def timed(name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
 
 if __name__ == "__main__":
     Path("notes").mkdir(exist_ok=True)
-    Progress.took, Survivors.close_up = taking, closing_up  # type: ignore[method-assign]
+    Progress.took, Survivors.go_on = taking, going_on  # type: ignore[method-assign]
     for name, (owner, method) in STAGES.items():
         setattr(owner, method, timed(name, getattr(owner, method)))
     note("start", rank=exits.launched_rank())

@@ -46,16 +46,19 @@ def run(prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = No
     story = Story({slot.host for slot in prepared.plan.slots})
     with Stops(grace_s=grace_s) as stops:
         status, report = _watch(prepared, Path(folder), story, stops, out)
-    if status == 0 and not _has_ended(prepared, story, report):
-        status = 1
+    if status is not None:
+        status = _believed(status, prepared, story, report)
     return _result(prepared, status, story, report, stops)
 
 
-def _has_ended(prepared: PreparedRun, story: Story, report: Report) -> bool:
-    """Whether a status of 0 is to be believed: Open MPI 5.0.11 ends with it when it has lost a host, or all ranks."""
+def _believed(status: int, prepared: PreparedRun, story: Story, report: Report) -> int:
+    """The status that the run has earned, where the launcher's tells something else.
+
+    Open MPI 5.0.11 ends with 0 when it has lost a host, or all ranks, and with another when it has lost a newcomer.
+    """
     if prepared.plan.elastic and report.run_folder is not None:
-        return report.exit_reason in ENDS
-    return story.lost is None
+        return 0 if report.exit_reason in ENDS else status or 1
+    return status or int(story.lost is not None)
 
 
 def _watch(

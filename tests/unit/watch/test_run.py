@@ -191,13 +191,23 @@ def test_a_launcher_that_cannot_start_leaves_the_signals_as_they_were(monkeypatc
         run.run(PREPARED)
 
 
-@pytest.mark.parametrize(("reason", "status"), [("finished", 0), ("preempted", 0), ("failed", 1), (None, 1)], ids=str)
-def test_a_status_0_of_an_elastic_run_is_believed_if_it_has_come_to_its_end(
-    launcher, monkeypatch, capsys, reason, status
-):
-    """Of Open MPI 5's mpirun: that no rank is left is no failure."""
+@pytest.mark.parametrize(
+    ("reason", "statuses"),
+    [
+        ("finished", (0, 0)),
+        ("finished", (137, 0)),  # a newcomer was killed, and others went on
+        ("preempted", (0, 0)),
+        ("failed", (0, 1)),  # no rank is left
+        ("failed", (3, 3)),
+        (None, (0, 1)),
+    ],
+    ids=str,
+)
+def test_an_elastic_run_has_ended_well_if_it_has_come_to_its_end(launcher, monkeypatch, capsys, reason, statuses):
+    """Whatever Open MPI 5's mpirun ends with."""
+    of_mpirun, status = statuses
     monkeypatch.setattr(run, "explain", lambda *_, **__: "all are gone")
-    launcher.after = {(): 0}
+    launcher.after = {(): of_mpirun}
     launcher.report = {"run_folder": "/runs/mine"} | ({} if reason is None else {"exit_reason": reason})
     elastic = SimpleNamespace(**vars(PREPARED.plan) | {"elastic": True})
     done = run.run(SimpleNamespace(**vars(PREPARED) | {"plan": elastic}))
