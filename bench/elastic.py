@@ -78,9 +78,10 @@ def recovery(model: str, way: str, draws: random.Random, *, ranks: int) -> Sampl
             taken = job.until(afterwards, within_s=60)
         except TimeoutError:
             return sample | {"step": step, "failed": [line.text for line in job.lines[-5:]]}
-        job.leaves()
+        status = job.leaves()
     return sample | {
         "step": step,
+        "status": status,
         "on_again_s": max(steps[0]["at_s"] for steps in taken.values()) - killed_s,
         # A restart has to repeat steps.
         "as_far_s": max(next(one["at_s"] for one in steps if one["step"] > step) for steps in taken.values())

@@ -45,8 +45,8 @@ def images_per_s(way: str, *, ranks: int, seconds: float, draws: random.Random |
         left = len(job.training())
         ended_s = time.monotonic()
         job.until(lambda: any(job.taken(pid, after_s=ended_s) for pid in job.training()))  # not while it restarts
-        job.leaves()
-    return {"images_per_s": images / seconds, "kills": kills, "ranks_at_the_end": left, **load}
+        status = job.leaves()
+    return {"images_per_s": images / seconds, "kills": kills, "ranks_at_the_end": left, "status": status, **load}
 
 
 def measure_goodput(chosen: argparse.Namespace) -> None:
@@ -124,9 +124,10 @@ def measure_kills(chosen: argparse.Namespace) -> None:
             time.sleep(draws.uniform(0.0, 1.0))
             if number < chosen.n:
                 struck_s = kill(draws.choice([pid for pid in pids if pid != spared]))
-        job.leaves()  # with a checkpoint, for which replicas must be equal
-        lost = job.result()["lost_ranks"]
-    keep("kills", {"run": run, "ended": "replicas equal", "lost_ranks": lost})
+        status = job.leaves()  # with a checkpoint, for which replicas must be equal
+        result = job.result()
+    ended = {name: result[name] for name in ("exit_reason", "lost_ranks", "recoveries")}
+    keep("kills", {"run": run, "status": status, **ended})
 
 
 def slope(kills: Sequence[float], values: Sequence[float]) -> float:
@@ -137,7 +138,7 @@ def slope(kills: Sequence[float], values: Sequence[float]) -> float:
 def kills_table() -> None:
     found = samples("kills")
     run = found[-1]["run"]
-    ended = any("ended" in one for one in found if one["run"] == run)
+    ended = [one["status"] for one in found if one["run"] == run and "status" in one]
     counted = [one for one in found if one["run"] == run and "held" in one]
     later = [one for one in counted if one["kills"] >= SETTLING_KILLS] if len(counted) > 2 * SETTLING_KILLS else counted
     table = Table(
@@ -146,7 +147,7 @@ def kills_table() -> None:
         f"processes hold that live on, from kill {later[0]['kills']} on:",
         columns=["process", "holds", "first", "last", "most", "per 100 kills"],
         about={
-            "replicas at the end": "equal" if ended else "not known: it has not ended",
+            "replicas at the end": "equal" if ended == [0] else f"not known to be equal: exit status {ended}",
             "s until grown back": spread([one["grown_back_s"] for one in later]),
             "load": spread([one["load"] for one in later]),
         },
