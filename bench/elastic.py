@@ -48,7 +48,7 @@ AFTERWARDS = 5  # steps that are watched, beyond that where the rank was killed
 
 WITH, WITHOUT = "with --elastic", "without"
 WINDOWS = 8  # in which one of the trainings works, and the other is stopped; of each in a round
-WINDOW_S = {"efficientnet_tiny": 1.0, "efficientnet_b0": 2.5}
+WINDOW_STEPS = {"efficientnet_tiny": 30, "efficientnet_b0": 20}
 SETTLING_STEPS = 3  # of a window, which are not counted
 MEDIAN, MEAN, CORE = "by the median step", "by the mean step", "by the time of a core"
 
@@ -122,26 +122,26 @@ def cost(model: str, *, ranks: int, first: str) -> Sample:
         windows: dict[str, list[dict[str, float]]] = {side: [] for side in jobs}
         for number in range(WINDOWS):
             for side in list(jobs) if number % 2 == 0 else reversed(list(jobs)):
-                windows[side].append(window(jobs[side], pids[side], WINDOW_S[model]))
+                windows[side].append(window(jobs[side], pids[side], WINDOW_STEPS[model]))
         for side, job in jobs.items():
             send(pids[side], signal.SIGCONT)
             job.leaves()
     return {"model": model, "ranks": ranks, "first": first, "load": load, "windows": windows}
 
 
-def window(job: Noted, pids: Sequence[int], seconds: float) -> dict[str, float]:
-    """A training that is stopped works for so long: what its steps take, and what they use of a core."""
+def window(job: Noted, pids: Sequence[int], steps: int) -> dict[str, float]:
+    """A training that is stopped takes so many steps: how long they are, and what they use of a core."""
     since_s = time.monotonic()
     send(pids, signal.SIGCONT)
-    time.sleep(seconds)
+    job.until(lambda: job.all_take(len(pids), steps=steps, after_s=since_s))
     send(pids, signal.SIGSTOP)
     job.look()
     taken = [job.taken(pid, after_s=since_s)[SETTLING_STEPS:] for pid in pids]
-    steps, cores = step_s(taken[0]), [one for of_one in taken for one in step_s(of_one, "cpu_s")]
+    spent, cores = step_s(taken[0]), [one for of_one in taken for one in step_s(of_one, "cpu_s")]
     return {
-        "steps": len(steps),
-        MEDIAN: statistics.median(steps),
-        MEAN: statistics.fmean(steps),
+        "steps": len(spent),
+        MEDIAN: statistics.median(spent),
+        MEAN: statistics.fmean(spent),
         CORE: statistics.fmean(cores),
     }
 
