@@ -53,7 +53,7 @@ def start(tmp_path):
                 cwd=tmp_path,
                 env={
                     **environment(tmp_path),
-                    "OMPI_MCA_btl": "self,sm",
+                    "OMPI_MCA_btl": "self,sm,tcp" if "--grow" in words else "self,sm",  # how newcomers are reached
                     "PRTE_ALLOW_RUN_AS_ROOT": "1",
                     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                     "MPIEXEC_TIMEOUT": str(LIMIT_S),
@@ -83,9 +83,13 @@ def has_taken(tmp_path, steps=1, rank=0):
     wait_until(lambda: notes.exists() and notes.read_text().count('"took"') >= steps, 200)
 
 
-def losses(tmp_path):
+def changes(tmp_path):
     lines = (tmp_path / "runs/effnet/r/metrics.jsonl").read_text().splitlines()
-    return [one for one in map(json.loads, lines) if one.get("event") == "lost"]
+    return [one for one in map(json.loads, lines) if one.get("event") in ("lost", "joined")]
+
+
+def losses(tmp_path):
+    return [one for one in changes(tmp_path) if one["event"] == "lost"]
 
 
 def require_equal_replicas(tmp_path, ranks):

@@ -1,0 +1,70 @@
+"""Newcomers take the places of ranks that were lost; under Open MPI 5, skipped with any other."""
+
+import json
+
+import pytest
+
+from tests.mpi.test_elastic import (
+    LIMIT_S,
+    changes,
+    pytestmark,  # noqa: F401
+    require_each_image_once,
+    require_equal_replicas,
+    start,  # noqa: F401
+)
+
+
+@pytest.fixture
+def grow(start, tmp_path):  # noqa: F811
+    """Train 3 ranks to the end, with these faults: the result, and whom it has lost and who has joined, in order."""
+
+    def train(*faults, epochs=12):
+        start(3, "--grow", "--epochs", str(epochs), fault=",".join(faults)).wait(LIMIT_S)
+        result = json.loads((tmp_path / "runs/effnet/r/result.json").read_text())
+        assert result["exit_reason"] == "finished", (tmp_path / "out").read_text()
+        return result, [(one["event"], one["ranks"]) for one in changes(tmp_path)]
+
+    return train
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_newcomer_takes_the_place_of_a_rank_that_was_lost(grow, tmp_path, rank):
+    result, seen = grow(f"kill@rank{rank}:step4")
+    assert seen == [("lost", [rank]), ("joined", [3])]
+    assert changes(tmp_path)[1]["in_place_of"] == [rank]
+    assert (result["lost_ranks"], result["joined_ranks"], result["recoveries"]) == (1, 1, 1)
+    require_equal_replicas(tmp_path, {0, 1, 2, 3} - {rank})
+    require_each_image_once(tmp_path, epochs=12)
+
+
+def test_a_newcomer_leads_once_all_others_are_lost(grow, tmp_path):
+    _, seen = grow("kill@rank0:step4", "kill@rank1:step150", "kill@rank2:step170", epochs=24)
+    assert seen[:2] == [("lost", [0]), ("joined", [3])]
+    assert [who for what, who in seen if what == "lost"] == [[0], [1], [2]]
+    require_each_image_once(tmp_path, epochs=24)
+    result = json.loads((tmp_path / "runs/effnet/r/result.json").read_text())
+    assert (result["np"], result["epochs"], result["lost_ranks"]) == (3, 24, 3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "lost"),
+    [
+        ("kill@rank3:start", []),
+        ("kill@rank3:recover1", []),
+        ("kill@rank2:recover2", [2]),
+        ("kill@rank0:recover2", [0]),
+    ],
+    ids=["newcomer loads", "newcomer joins", "another joins", "the lowest joins"],
+)
+def test_a_death_in_a_join(grow, tmp_path, fault, lost):
+    """The others go on, and take in another newcomer."""
+    _, seen = grow("kill@rank1:step4", fault, epochs=24)
+    assert seen[0] == ("lost", [1])
+    assert [who for what, who in seen[1:] if what == "lost"] == ([lost] if lost else [])
+    assert [what for what, _ in seen].count("joined") >= 1
+    require_each_image_once(tmp_path, epochs=24)
+
+
+def test_a_run_that_ends_before_a_newcomer_is_there_leaves_none(grow, tmp_path):
+    _, seen = grow("kill@rank1:step4", epochs=2)
+    assert seen == [("lost", [1])]
