@@ -15,16 +15,13 @@ from hvdtrain.safety import exits
 from hvdtrain.train import feed
 
 arriving, took, go_on, close_up = feed.arriving, Progress.took, Progress.go_on, Survivors.close_up
-folder = Path(sys.argv.pop(1))
-folder.mkdir(exist_ok=True)
-notes = (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.jsonl").open("a", buffering=1)
-run = {"closed": 0}  # and its progress
+run = {"closed": 0}  # and its progress and notes
 
 
 def note(what, **more):
     position = run["progress"].position
     place = {"closed": run["closed"], "step": position.step, "epoch": position.epoch}
-    notes.write(json.dumps({"what": what, **place, **more}) + "\n")
+    run["notes"].write(json.dumps({"what": what, **place, **more}) + "\n")
 
 
 def noted(split, indices, device, epoch, **more):
@@ -50,5 +47,9 @@ def closing(self):
     return position
 
 
-feed.arriving, Progress.took, Progress.go_on, Survivors.close_up = noted, noting_step, going_on, closing
-exits.run(effnet.main)
+if __name__ == "__main__":  # not in workers that read files
+    folder = Path(sys.argv.pop(1))
+    folder.mkdir(exist_ok=True)
+    run["notes"] = (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.jsonl").open("a", buffering=1)
+    feed.arriving, Progress.took, Progress.go_on, Survivors.close_up = noted, noting_step, going_on, closing
+    exits.run(effnet.main)
