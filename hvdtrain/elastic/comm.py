@@ -43,7 +43,7 @@ class ElasticComm(HorovodComm):
         """`mpi` is MPI's world."""
         super().__init__(mpi.Dup(), is_world=False)
         self.losses = losses()
-        self._begun: set[Callable[[], Tensor]] = set()  # sums that this rank has not waited for yet
+        self._begun: dict[Callable[[], Tensor], Tensor] = {}  # sums that have not come yet, see _owner
         self.me = Member(launched=self.rank, host=socket.gethostname(), pid=os.getpid())
         self.members = self._members()
 
@@ -73,23 +73,27 @@ class ElasticComm(HorovodComm):
         return whole
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        owner = _owner(values)
         begun = super().begin_sum(values, name)
-        self._begun.add(begun)
+        self._begun[begun] = owner
         return partial(self._end_sum, begun)
 
     def _end_sum(self, begun: Callable[[], Tensor]) -> Tensor:
-        self._begun.remove(begun)
-        return begun()
+        total = begun()
+        del self._begun[begun]
+        return total
 
     def close_up(self) -> list[Member]:
         """Become the ranks that are left: those that were lost. Raises one of `losses` where another is lost in it.
 
         Then all that are left call it again.
         """
-        while self._begun:
-            with suppress(*self.losses):
-                self._begun.pop()()
+        for begun in self._begun:
+            with suppress(*self.losses, ValueError):  # Horovod knows those no more that were waited for
+                begun()
         self.stop()
+        self._begun.clear()
+        _forget_tensors()
         broken = self._mpi
         if not broken.Is_revoked():
             broken.Revoke()
@@ -115,6 +119,25 @@ class ElasticComm(HorovodComm):
         """End the processes of all ranks."""
         self._mpi.Abort(status)
         raise AssertionError
+
+
+def _owner(values: Tensor) -> Tensor:
+    """Something that holds this tensor as C++ does, by a gradient.
+
+    Else Horovod's thread, which lets go of all tensors when a sum fails, would be the last one but Python to hold it.
+    Then torch takes the GIL. Horovod has locked its queue by then, and waits for ever where this rank holds the GIL
+    and waits for the queue, to begin another sum.
+    """
+    owner = values.new_empty(()).expand_as(values)
+    owner.grad = values
+    return owner
+
+
+def _forget_tensors() -> None:
+    """Have Horovod's binding let go of the tensors of sums that failed, which it keeps for ever."""
+    from horovod.torch import mpi_ops
+
+    mpi_ops._handle_map.clear()
 
 
 def outliving(comm: Comm, environment: Mapping[str, str]) -> ElasticComm:
