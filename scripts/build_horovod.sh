@@ -98,6 +98,16 @@ if [ -n "$cuda" ]; then
     ln -s "$nccl/lib/libnccl.so.2" "$build/nccl/lib/libnccl.so"
     export CUDA_HOME=$cuda HOROVOD_CUDA_HOME=$cuda HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
     export HOROVOD_NCCL_HOME=$build/nccl HOROVOD_BUILD_CUDA_CC_LIST=$archs
+else # Horovod asks torch, which would name a toolkit that it finds, as on PATH, though it is not to be used
+    unset CUDA_HOME CUDA_PATH
+    mkdir "$build/python"
+    cat >"$build/python/sitecustomize.py" <<'HIDE'
+import os.path
+
+exists = os.path.exists
+os.path.exists = lambda path: not str(path).endswith(("/nvcc", "/usr/local/cuda")) and exists(path)
+HIDE
+    export PYTHONPATH=$build/python
 fi
 say "building, three minutes or so on 2 cores; log: $kept.log"
 started=$SECONDS

@@ -53,7 +53,7 @@ class ElasticComm(HorovodComm):
         self.losses = losses()
         self.joins = invitation is not None
         self._alike = dict(alike)
-        self._begun: set[Callable[[], Tensor]] = set()  # sums that this rank has not waited for yet
+        self._begun: dict[Callable[[], Tensor], Tensor] = {}  # sums that have not come yet, see _owner
         number, place = (self.rank, self.rank) if invitation is None else (invitation.number, invitation.place)
         self.me = Member(number=number, place=place, host=socket.gethostname(), pid=os.getpid())
         self._numbers = number  # the highest that was given to anybody
@@ -102,20 +102,23 @@ class ElasticComm(HorovodComm):
         return whole
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        owner = _owner(values)
         begun = super().begin_sum(values, name)
-        self._begun.add(begun)
+        self._begun[begun] = owner
         return partial(self._end_sum, begun)
 
     def _end_sum(self, begun: Callable[[], Tensor]) -> Tensor:
-        self._begun.remove(begun)
-        return begun()
+        total = begun()
+        del self._begun[begun]
+        return total
 
     def close_up(self) -> None:
         """Become the ranks that are left. Raises one of `losses` where another is lost in it: then call it again."""
-        while self._begun:
-            with suppress(*self.losses):
-                self._begun.pop()()
+        for begun in self._begun:
+            with suppress(*self.losses, ValueError):  # Horovod knows those no more that were waited for
+                begun()
         self.stop()
+        self._begun.clear()
         broken = self._mpi
         if not broken.Is_revoked():
             broken.Revoke()
@@ -167,7 +170,21 @@ class ElasticComm(HorovodComm):
         raise AssertionError
 
 
-def outliving(comm: Comm, environment: Mapping[str, str], alike: Mapping[str, Any]) -> ElasticComm:
+def _owner(values: Tensor) -> Tensor:
+    """Something that holds this tensor as C++ does, by a gradient.
+
+    Else Horovod's thread, which lets go of all tensors when a sum fails, would be the last one but Python to hold it.
+    Then torch takes the GIL. Horovod has locked its queue by then, and waits for ever where this rank holds the GIL
+    and waits for the queue, to begin another sum.
+    """
+    owner = values.new_empty(()).expand_as(values)
+    owner.grad = values
+    return owner
+
+
+def outliving(
+    comm: Comm, environment: Mapping[str, str], alike: Mapping[str, Any], *, grows: bool = False
+) -> ElasticComm:
     """The same ranks, which outlive others, or newcomers; BadInput where their MPI or its mpirun does not let them.
 
     And where this is a newcomer that differs from who has invited it in what must be `alike`.
@@ -183,6 +200,11 @@ def outliving(comm: Comm, environment: Mapping[str, str], alike: Mapping[str, An
         )
     os.environ["HOROVOD_ELASTIC"] = "1"  # Horovod raises an error where it would end the process
     invitation = invited(environment)
+    if grows and len(hosts := set(comm.allgather(socket.gethostname()))) > 1:
+        raise BadInput(
+            f"--grow: the ranks are on {len(hosts)} hosts, and with Open MPI 5.0.11 newcomers can join on one alone: "
+            "leave it out; with hvdlaunch --restarts lost hosts come back when the run starts again"
+        )
     if invitation is not None:
         exits.end_by(exits.kill)
         for name in alike.keys() | invitation.alike.keys():

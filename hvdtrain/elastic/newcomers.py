@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hvdtrain.elastic import start
 from hvdtrain.ranks import connect
 from hvdtrain.safety import exits
@@ -116,18 +118,28 @@ class Newcomers:
                 self._wanted.set()
 
     def _start(self, invitations: Sequence[Invitation]) -> None:
+        programs = [program(one, os.environ) for one in invitations]
+        files = [Path(words[-1]) for words in programs]
+        bridge = connect.started(programs, [one.hosts[one.place] for one in invitations])
         until = time.monotonic() + LIMIT_S
-        hosts = [one.hosts[one.place] for one in invitations]
-        bridge = connect.started([program(one, os.environ) for one in invitations], hosts)
         for newcomer in range(len(invitations)):
             while not bridge.Iprobe(newcomer, _READY):
-                if time.monotonic() > until:
-                    bridge.Revoke()
-                    raise TimeoutError(f"newcomers were not ready in {LIMIT_S:.0f} s")
+                if not all(map(_is_alive, files)) or time.monotonic() > until:
+                    bridge.Revoke()  # others may wait
+                    raise TimeoutError(f"of {len(files)} newcomers one has ended, or not been ready in {LIMIT_S:.0f} s")
                 time.sleep(_LOOK_EVERY_S)
             bridge.recv(source=newcomer, tag=_READY)
+        for file in files:
+            file.unlink()
         self._bridge, self._count = bridge, len(invitations)
         self.ready.set()
+
+
+def _is_alive(file: Path) -> bool:
+    """Whether the newcomer lives whose process id is there; MPI does not tell (Open MPI 5.0.11)."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(int(file.read_text())).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def wait_to_join(losses: tuple[type[Exception], ...], run: Path) -> str:

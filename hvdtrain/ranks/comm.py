@@ -266,10 +266,12 @@ class HorovodComm:
             hvd.start_timeline(str(timeline))
 
     def stop(self) -> None:
-        """End Horovod, which `start` may start again."""
+        """End Horovod, which `start` may start again; its binding lets go of the tensors of sums that failed."""
         import horovod.torch as hvd
+        from horovod.torch import mpi_ops
 
         hvd.shutdown()
+        mpi_ops._handle_map.clear()
 
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         import horovod.torch as hvd

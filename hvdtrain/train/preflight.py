@@ -87,7 +87,7 @@ def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tu
     if config.sync == "two-level" or rounds(config) is not None:
         comm = agreed(comm, lambda: in_groups(comm, config.sync_group_size))
     if config.elastic:
-        comm = agreed(comm, lambda: outliving(comm, os.environ, alike))
+        comm = agreed(comm, lambda: outliving(comm, os.environ, alike, grows=config.grow))
     return in_parts(comm, parts, part), config
 
 

@@ -57,7 +57,7 @@ RUNTIMES = {
 def argv(plan: Plan, launcher: Launcher) -> list[str]:
     """The command as a list of words."""
     # -P: a launch.py of the user's in the working folder is not ours.
-    outlive = _outliving(launcher) if plan.elastic else []
+    outlive = _outliving(plan, launcher) if plan.elastic else []
     program = [launcher.python, "-P", "-m", "launch.rank.bind", "--", *plan.program]
     ranks = ["-np", str(len(plan.slots)), "-H", to_option(hosts_of(plan.slots))]
     if launcher.horovodrun is None:
@@ -87,14 +87,19 @@ def argv(plan: Plan, launcher: Launcher) -> list[str]:
     ]
 
 
-def _outliving(launcher: Launcher) -> list[str]:
-    """What lets ranks outlive one that dies; CommandError where this MPI cannot."""
+def _outliving(plan: Plan, launcher: Launcher) -> list[str]:
+    """What lets ranks outlive one that dies; CommandError where this MPI cannot, or newcomers would be on two hosts."""
     if launcher.horovodrun is not None:
         raise CommandError("--elastic does not work with --launcher horovodrun: leave that out")
     if (launcher.mpi.name, launcher.mpi.version[0]) != ("Open MPI", 5):
         raise CommandError(
             f"--elastic: {launcher.mpi.path} is {launcher.mpi}, whose ranks do not outlive one that dies: MPI=5 make "
             "setup, and start from its environment"
+        )
+    if plan.grow and len({slot.host for slot in plan.slots}) > 1:
+        raise CommandError(
+            "--grow: with Open MPI 5.0.11 newcomers can join on one host alone: leave it out, or take one host; with "
+            "--restarts lost hosts come back when the run starts again"
         )
     return ["--with-ft", "ulfm"]
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections import Counter
 import pytest
 
 from tests import texts
-from tests.mpi import launched
+from tests.mpi import launched, openmpi5
 from tests.mpi.conftest import EFFNET, PROGRAMS, environment, left_in, long, rank_pids, wait_until
 from tests.mpi.test_resume import folder_of_images
 
@@ -23,17 +22,10 @@ WORDS = ("--data", "digits", "--model", "efficientnet_tiny", *COMMON)
 PER_RANK = ("--batch-size-per-rank", "64")
 
 
-def _open_mpi_5() -> bool:
-    mpirun = shutil.which("mpirun")
-    if mpirun is None:
-        return False
-    return "Open MPI) 5" in subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
-
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(LIMIT_S + 30),
-    pytest.mark.skipif(not _open_mpi_5(), reason="the MPI here is not Open MPI 5: make test-elastic sets that up"),
+    pytest.mark.skipif(not openmpi5.is_here(), reason="the MPI here is not Open MPI 5: make test-elastic sets that up"),
 ]
 
 
@@ -118,7 +110,7 @@ def require_each_image_once(tmp_path, epochs, images=DIGITS):
         (0, "kill", ()),
         (1, "raise", ()),
         (2, "segv", ("--sync-bn", "--precision", "bf16", "--clip-norm", "1")),
-        long(2, "exit3", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
+        long(2, "kill", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
         long(1, "kill", ("--torch-profile", "3", "--find-nan", "--deterministic", "--optimizer", "adamw")),
     ],
 )

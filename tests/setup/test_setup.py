@@ -130,6 +130,49 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     assert set_up() == ([], "")
 
 
+def test_mpi_5_has_an_environment_of_its_own(machine, tmp_path):
+    """Whatever MPI the machine has; the other environment stays as it is."""
+    clone, programs = machine
+    asked = tmp_path / "asked"
+    put(
+        tmp_path / "python-of-venv",
+        'case "$*" in *pip*) echo "$@" >>{};; *version_info*) echo {}.{};; esac'.format(asked, *sys.version_info[:2]),
+    )
+    (programs / "cp").symlink_to(shutil.which("cp"))
+    put(
+        programs / "python3",
+        'case "$*" in\n"-m venv"*) shift 3; mkdir -p "$1/bin"; '
+        f"cp {tmp_path / 'python-of-venv'} $1/bin/python;;\n"
+        f'*) exec {sys._base_executable} "$@";; esac',
+    )
+    put(clone / "scripts" / "build_horovod.sh", "echo horovod.whl")
+    for tool in ("mpirun", "mpicxx"):
+        put(programs / tool, "true")
+    done = start(clone, programs, MPI="5")
+    assert done.returncode == 0, done.stderr
+    assert "MPI: Open MPI from requirements-mpi5.lock" in done.stderr
+    assert "ready: . .venv-mpi5/bin/activate" in done.stderr
+    [install, *_] = asked.read_text().splitlines()
+    assert "--require-hashes" in install
+    assert "--requirement=requirements-mpi5.lock" in install
+    assert "--requirement=requirements-mpi.lock" not in install
+    assert not (clone / ".venv").exists()
+    assert start(clone, programs, MPI="5").stderr == ""
+    before = len(asked.read_text().splitlines())
+    assert "the system's" in start(clone, programs).stderr  # without it, .venv
+    assert (clone / ".venv" / "setup.stamp").exists()
+    assert len(asked.read_text().splitlines()) > before
+    assert start(clone, programs, MPI="5").stderr == ""
+
+
+@pytest.mark.parametrize("version", ["4", "6", "openmpi"])
+def test_another_mpi_is_refused(machine, version):
+    clone, programs = machine
+    line = refusal(start(clone, programs, MPI=version), clone)
+    assert f"MPI={version} is no MPI that can be set up: MPI=5 is Open MPI 5" in line
+    assert not list(clone.glob(".venv*"))
+
+
 @pytest.fixture
 def builder(machine, tmp_path):
     """build_horovod.sh with a python whose `pip wheel` writes an empty wheel and counts."""
@@ -138,6 +181,8 @@ def builder(machine, tmp_path):
     put(
         programs / "python",
         f'case "$*" in *"pip wheel"*) echo "$CXX ${{HOROVOD_GPU_OPERATIONS:-none}}" >>{built};\n'
+        f'[ -z "$TORCH_SEES" ] || {sys.executable} -c "from torch.utils import cpp_extension as torchs\n'
+        'print(torchs.CUDA_HOME)" >$TORCH_SEES 2>/dev/null\n'
         'while [ "$1" != --wheel-dir ]; do shift; done; mkdir -p "$2"; : >"$2/horovod-0-any.whl"; exit;; esac\n'
         f'exec {sys.executable} "$@"',
     )
@@ -216,6 +261,16 @@ def test_a_toolkit_of_another_major_version_is_not_used(builder, tmp_path):
     _, _, build = builder
     _, said, _ = build(CUDA_HOME=str(toolkit(tmp_path / "cuda", "12.4")))
     assert "MPI on CPUs only: CUDA toolkit 12.4" in said
+
+
+@pytest.mark.parametrize(("home", "release"), [("/nowhere", "13.0"), (None, "12.4")])
+def test_a_toolkit_on_path_that_is_not_to_be_used_is_not_seen_by_torch(builder, tmp_path, home, release):
+    """Horovod's build asks torch for it, and then wants all of it."""
+    _, programs, build = builder
+    (programs / "nvcc").symlink_to(toolkit(tmp_path / "cuda", release) / "bin" / "nvcc")
+    _, said, _ = build(TORCH_SEES=str(tmp_path / "seen"), **({"CUDA_HOME": home} if home else {}))
+    assert "MPI on CPUs only" in said
+    assert (tmp_path / "seen").read_text() == "None\n"
 
 
 def test_a_toolkit_gives_nccl_operations_and_another_wheel(builder, tmp_path):

@@ -14,16 +14,13 @@ from hvdtrain.safety import exits
 from hvdtrain.train import feed
 
 arriving, took, go_on, become = feed.arriving, Progress.took, Progress.go_on, Survivors.go_on
-folder = Path(sys.argv.pop(1))
-folder.mkdir(exist_ok=True)
-notes = (folder / f"rank-{exits.launched_rank()}.jsonl").open("a", buffering=1)
-run = {"changes": 0}  # and its progress
+run = {"changes": 0}  # and its progress and notes
 
 
 def note(what, **more):
     position = run["progress"].position
     place = {"changes": run["changes"], "step": position.step, "epoch": position.epoch}
-    notes.write(json.dumps({"what": what, **place, **more}) + "\n")
+    run["notes"].write(json.dumps({"what": what, **place, **more}) + "\n")
 
 
 def noted(split, indices, device, epoch, **more):
@@ -50,5 +47,9 @@ def becoming(self, change):
     return position
 
 
-feed.arriving, Progress.took, Progress.go_on, Survivors.go_on = noted, noting_step, going_on, becoming
-exits.run(effnet.main)
+if __name__ == "__main__":  # not in workers that read files
+    folder = Path(sys.argv.pop(1))
+    folder.mkdir(exist_ok=True)
+    run["notes"] = (folder / f"rank-{exits.launched_rank()}.jsonl").open("a", buffering=1)
+    feed.arriving, Progress.took, Progress.go_on, Survivors.go_on = noted, noting_step, going_on, becoming
+    exits.run(effnet.main)
