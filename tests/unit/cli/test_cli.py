@@ -39,6 +39,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
             ("run", "-np", "2", "--elastic", "--min-np", "3", *PROGRAM),
             "--min-np 3: give a number from 1 to -np, which is 2",
         ),
+        (("run", "-np", "2", "--grow", *PROGRAM), "--grow is for ranks that outlive others: add --elastic"),
         (
             ("run", "-np", "2", "--elastic", "--ranks-per-replica", "2", *PROGRAM),
             "--elastic does not work with --ranks-per-replica: leave one of them out",

@@ -197,6 +197,16 @@ def test_ranks_outlive_one_that_dies_with_open_mpi_5():
     assert "--with-ft" not in rendered(MPI5).argv
 
 
+def test_newcomers_take_slots_that_are_not_free():
+    assert "slot:OVERSUBSCRIBE" in rendered(MPI5, elastic=True, grow=True).argv
+    assert "slot:OVERSUBSCRIBE" not in rendered(MPI5, elastic=True).argv
+
+
+def test_newcomers_on_two_hosts_are_refused():
+    with pytest.raises(CommandError, match=r"--grow: .* newcomers can join on one host alone"):
+        rendered(MPI5, elastic=True, grow=True, where=THREE)
+
+
 @pytest.mark.parametrize(
     ("mpi", "horovodrun", "reason"),
     [(MPI4, None, "whose ranks do not outlive one that dies: MPI=5 make setup"), (MPI5, HOROVODRUN, "horovodrun")],
