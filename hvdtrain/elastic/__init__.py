@@ -1,1 +1,1 @@
-"""Ranks that outlive others: how they go on in place, as fewer."""
+"""Ranks that outlive others, and newcomers: how a run goes on in place as fewer, and as more again."""

@@ -1,3 +1,4 @@
+import json
 import time
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from hvdtrain.checkpoint.state import State
 from hvdtrain.elastic import recovery
 from hvdtrain.elastic.comm import Member
 from hvdtrain.elastic.progress import Progress, Unreported
-from hvdtrain.elastic.recovery import Survivors
+from hvdtrain.elastic.recovery import Grows, Survivors
 from hvdtrain.record.console import Console
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import FAILED, EndOfRun
@@ -22,6 +23,8 @@ from tests.unit.train.reported import IMAGES
 
 LOST = Member(number=2, place=2, host="two", pid=12)
 NEXT = Member(number=4, place=0, host="one", pid=14)
+
+NEWCOMER = Member(number=5, place=2, host="one", pid=15)
 
 
 class Left:
@@ -44,6 +47,10 @@ class Left:
         if isinstance(found, Exception):
             raise found
         self.members = [one for one in self.members if one not in found]
+
+    def take_in(self, newcomers):
+        self.close_up()
+        self.members = [*self.members, NEWCOMER]
 
     def allgather(self, value):
         return self._comm.allgather(value)
@@ -306,3 +313,46 @@ def test_ranks_meet_anew_once_after_each_loss(survivors):
         one.recovery.settle(lambda: met.append(1))
         one.recovery.settle(torn)
     assert met == [1, 1]
+
+
+def test_a_newcomer_takes_over_what_the_furthest_has(survivors):
+    def on(rank):
+        one = survivors(Left(rank), Position(step=4 + rank.rank), value=float(4 + rank.rank), reported=3)
+        one.parts.model.register_buffer("mean", torch.tensor(10.0 * rank.rank))
+        stands = None if rank.rank == 2 else one.recovery._standing()
+        there, position, _ = one.recovery._agree(stands)
+        return position.step, there["reported"], values_of(one.parts, one.sync), one.parts.model.mean.item()
+
+    first, second, newcomer = together(3, on)
+    assert first == (5, 3, {5.0}, 0.0)  # its running statistics are its own
+    assert second == (5, 3, {5.0}, 10.0)
+    assert newcomer == (5, 3, {5.0}, 10.0)
+
+
+def test_where_only_newcomers_are_left_they_end(survivors, monkeypatch):
+    def kill(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(recovery.exits, "kill", kill)
+    one = survivors(Left(Alone()))
+    with pytest.raises(SystemExit):
+        one.recovery._agree(None)
+
+
+@pytest.mark.parametrize(
+    ("taken_in", "lost", "joined"), [([[]], [], [5]), ([ConnectionError(), [LOST]], [2], []), ([[LOST]], [2], [5])]
+)
+def test_newcomers_are_taken_in_or_lost_at_the_end_of_a_step(survivors, tmp_path, taken_in, lost, joined):
+    one = survivors(Left(Alone(), *taken_in), Position(step=5))
+    assert one.recovery.go_on(Grows()).step == 5
+    result = one.run.tracker.result
+    assert (result["lost_ranks"], result["joined_ranks"]) == (len(lost), len(joined))
+    told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [one["ranks"] for one in told] == [who for who in (lost, joined) if who]
+    assert [one.get("in_place_of") for one in told if one["event"] == "joined"] == ([[2]] if joined else [])
+
+
+def test_a_join_that_fails_without_a_loss_is_none(survivors):
+    one = survivors(Left(Alone(), ConnectionError(), []), Position(step=5))
+    assert one.recovery.go_on(Grows()).step == 5
+    assert one.run.tracker.result["recoveries"] == 0

@@ -62,6 +62,13 @@ def test_every_launchers_rank_finds_its_place(environment):
     assert {name: slot[name] for name in place} == place
 
 
+def test_a_newcomer_takes_the_place_that_it_is_told():
+    """Of MPI it is rank 0 of a world of its own."""
+    environment = {"HVDLAUNCH_RANK": "2", "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    slot = bind.own_slot({"HVDLAUNCH_PLAN": PLAN, **environment})
+    assert (slot["rank"], slot["local_rank"], slot["found_local_rank"], slot["gpu"]) == (2, 1, 1, 4)
+
+
 @pytest.mark.parametrize(
     "environment",
     [

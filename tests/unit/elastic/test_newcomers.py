@@ -1,0 +1,199 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hvdtrain.elastic import newcomers
+from hvdtrain.elastic.newcomers import Invitation, Newcomers, invited, program, wait_to_join
+from hvdtrain.safety import exits
+
+VALUE = "of the owner alone"
+
+
+def invitation(run, number=3, place=1):
+    return Invitation(number=number, place=place, hosts=["h0", "h1", "h2"], run=str(run), alike={"--seed": "1"})
+
+
+def test_a_newcomer_is_this_program_in_this_environment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "show.py").write_text(
+        "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), *os.environ.items()]))"
+    )
+    given = {
+        "HVDLAUNCH_COMMAND": json.dumps([sys.executable, str(tmp_path / "show.py"), "a b"]),
+        "TOKEN": VALUE,
+        "OMPI_MCA_btl": "self,tcp",
+        "OMPI_COMM_WORLD_RANK": "1",
+        "PMIX_RANK": "1",
+    }
+    words = program(invitation(tmp_path), given)
+    assert VALUE not in " ".join(words)
+    own = {"PATH": os.environ["PATH"], "OMPI_COMM_WORLD_RANK": "0"}
+    done = subprocess.run(words, env=own, cwd="/", capture_output=True, text=True, check=True, timeout=60)
+    argv, folder, *environment = json.loads(done.stdout)
+    environment = dict(environment)
+    assert (argv, folder) == (["a b"], str(tmp_path))
+    assert (
+        environment.items()
+        >= {
+            "TOKEN": VALUE,
+            "OMPI_MCA_btl": "self,tcp",
+            "OMPI_COMM_WORLD_RANK": "0",
+            "HVDTRAIN_NEWCOMER": "3",
+            "HVDLAUNCH_RANK": "1",
+        }.items()
+    )
+    assert "PMIX_RANK" not in environment
+    assert invited(environment) == invitation(tmp_path)
+    assert int((tmp_path / "newcomer-3.json").read_text()) > 0  # its process id, and nothing of the environment
+
+
+def test_without_an_invitation_nobody_is_invited():
+    assert invited({}) is None
+
+
+class Bridge:
+    """In place of MPI's communicator to newcomers, or to the rank that has invited this one."""
+
+    def __init__(self, *tags, fails=None):
+        self.tags, self.fails, self.sent, self.revoked, self.freed = list(tags), fails, [], False, False
+
+    def Iprobe(self, source, tag):  # noqa: N802 (MPI's names)
+        if self.fails is not None:
+            raise self.fails
+        return tag in self.tags
+
+    def recv(self, source, tag):
+        return "the port"
+
+    def send(self, value, whom, tag):
+        self.sent.append((value, whom, tag))
+
+    def Revoke(self):  # noqa: N802
+        self.revoked = True
+
+    def Free(self):  # noqa: N802
+        self.freed = True
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """What each start of newcomers returns, or raises; whom they were on which hosts."""
+    coming, started = [], []
+
+    def start(programs, hosts):
+        started.append((len(programs), hosts))
+        found = coming.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(newcomers.connect, "started", start)
+    monkeypatch.setattr(newcomers.connect, "port", lambda: "a port")
+    monkeypatch.setattr(newcomers, "_is_alive", lambda file: file.exists())
+    monkeypatch.setattr(newcomers, "LEAST_PAUSE_S", 0.01)
+    return coming, started
+
+
+def waited(done):
+    end = time.monotonic() + 10
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_those_who_are_ready_are_told_where_to_join(starts, tmp_path):
+    coming, started = starts
+    bridge, said = Bridge(1), []
+    coming.append(bridge)
+    these = Newcomers((ConnectionError,), said.append)
+    these.invite(lambda: [invitation(tmp_path, 3, 1), invitation(tmp_path, 4, 2)])
+    assert these.ready.wait(10)
+    assert started == [(2, ["h1", "h2"])]
+    assert these.go() == "a port"
+    assert [(value, whom) for value, whom, _ in bridge.sent] == [("a port", 0), ("a port", 1)]
+    assert (these.ready.is_set(), bridge.freed, said) == (False, True, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("found", [ConnectionError("no slot"), Bridge(fails=ConnectionError("it was lost"))])
+def test_who_has_not_come_is_invited_again(starts, tmp_path, found):
+    coming, started = starts
+    coming += [found, Bridge(1)]
+    said = []
+    these = Newcomers((ConnectionError,), said.append)
+    these.invite(lambda: [invitation(tmp_path)])
+    assert these.ready.wait(10)
+    assert len(started) == 2
+    assert said == [
+        f"nobody has come for rank 1, tried again in 0 s: {found if isinstance(found, Exception) else found.fails}"
+    ]
+
+
+def test_a_newcomer_that_ends_while_it_loads_is_noticed(starts, tmp_path, monkeypatch):
+    monkeypatch.setattr(newcomers, "_is_alive", lambda _: False)
+    coming, _ = starts
+    lost, said = Bridge(), []
+    coming += [lost, Bridge(1)]
+    these = Newcomers((ConnectionError,), said.append)
+    these.invite(lambda: [invitation(tmp_path)])
+    assert these.ready.wait(10)
+    assert lost.revoked
+    assert "one has ended" in said[0]
+
+
+def test_nobody_is_invited_where_nobody_is_missing(starts):
+    _, started = starts
+    asked = threading.Event()
+    these = Newcomers((ConnectionError,), print)
+    these.invite(lambda: asked.set() or [])
+    assert asked.wait(10)
+    time.sleep(0.05)
+    assert started == []
+
+
+class Ended(Exception):  # noqa: N818
+    pass
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    def kill(_):
+        raise Ended
+
+    monkeypatch.setattr(exits, "kill", kill)
+
+
+def test_a_newcomer_waits_until_it_is_told(monkeypatch, tmp_path):
+    bridge = Bridge()
+    monkeypatch.setattr(newcomers.connect, "starter", lambda: bridge)
+    threading.Timer(0.1, bridge.tags.append, [newcomers._GO]).start()
+    began = time.monotonic()
+    assert wait_to_join((ConnectionError,), tmp_path) == "the port"
+    assert time.monotonic() - began > 0.09
+    assert bridge.sent == [(None, 0, newcomers._READY)]
+
+
+def test_a_newcomer_ends_with_who_has_invited_it(monkeypatch, tmp_path, ends):
+    monkeypatch.setattr(newcomers.connect, "starter", lambda: Bridge(fails=ConnectionError()))
+    with pytest.raises(Ended):
+        wait_to_join((ConnectionError,), tmp_path)
+
+
+@pytest.mark.parametrize("reason", ["finished", None])
+def test_a_newcomer_ends_with_the_run(monkeypatch, tmp_path, ends, reason):
+    bridge, result = Bridge(), tmp_path / "result.json"
+    result.write_text(json.dumps({"exit_reason": "of an attempt before"}))
+    os.utime(result, (1, 1))
+    monkeypatch.setattr(newcomers.connect, "starter", lambda: bridge)
+    threading.Timer(0.1, result.write_text, [json.dumps({"exit_reason": reason})]).start()
+    threading.Timer(0.5, bridge.tags.append, [newcomers._GO]).start()
+    if reason is None:
+        assert wait_to_join((ConnectionError,), tmp_path) == "the port"
+        return
+    with pytest.raises(Ended):
+        wait_to_join((ConnectionError,), tmp_path)
