@@ -62,6 +62,7 @@ class ElasticComm(HorovodComm):
         if invitation is not None:
             self._hosts = invitation.hosts
             self.rank, self.size = number, len(self._hosts)
+            self.local_size = self.size  # all are on one host
 
     def _members(self) -> list[Member]:
         """By rank."""
@@ -207,6 +208,7 @@ def outliving(
         )
     if invitation is not None:
         exits.end_by(exits.kill)
+        exits.never_finalize()
         for name in alike.keys() | invitation.alike.keys():
             if alike.get(name) != invitation.alike.get(name):
                 raise BadInput(

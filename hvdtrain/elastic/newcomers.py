@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from hvdtrain.elastic import start
 from hvdtrain.ranks import connect
@@ -62,6 +63,7 @@ def program(invitation: Invitation, environment: Mapping[str, str]) -> list[str]
         INVITATION: json.dumps(asdict(invitation)),
         NEWCOMER: str(invitation.number),
         "HVDLAUNCH_RANK": str(invitation.place),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
     words = json.loads(environment.get("HVDLAUNCH_COMMAND", "null")) or sys.orig_argv
     file = Path(invitation.run) / f"newcomer-{invitation.number}.json"

@@ -69,7 +69,9 @@ _leave: Callable[[int], NoReturn] = sys.exit
 
 
 def kill(_: int) -> NoReturn:
-    """End this process by a signal: of a status mpirun does not tell the ranks that are left."""
+    """End this process by a signal: of a status mpirun does not tell the ranks that are left, or it ends them, too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
@@ -77,7 +79,7 @@ def kill(_: int) -> NoReturn:
 def never_finalize() -> None:
     """From now on this process ends without MPI_Finalize, which may wait for ranks that are lost."""
     global _leave  # noqa: PLW0603
-    _leave = _flushed
+    _leave = kill if NEWCOMER in os.environ else _flushed
 
 
 def lead() -> None:
@@ -114,7 +116,7 @@ def run(main: Callable[[], None]) -> NoReturn:
         _ignore_requests_to_leave()
     except (BadInput, EndOfRun) as error:
         _ignore_requests_to_leave()
-        if launched_rank() == 0 or _leads:
+        if launched_rank() == 0 or _leads or (isinstance(error, BadInput) and NEWCOMER in os.environ):
             line = f"hvdtrain: {' '.join(str(error).split())}"
             print(line, file=sys.stderr, flush=True)
             report(said=line)

@@ -96,7 +96,6 @@ BANNERS = (
     ),
     r"noticed that process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+signal (?P<signal>\d+ \([^)]*\))",
     r"Primary job  terminated normally, but \d+ process",
-    r"has exited due to process rank \d+ with PID \d+ on node \S+ exiting\s+improperly",
     r"lost communication with a remote daemon.*Remote daemon: *\S+ on node (?P<host>\S+)",
 )
 # What mpirun says of itself: signals that it passes on, and a call on a busy machine that its child was faster than;
