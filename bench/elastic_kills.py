@@ -35,7 +35,8 @@ def images_per_s(way: str, *, ranks: int, seconds: float, draws: random.Random |
         load, began_s, kills = job.load(), time.monotonic(), 0
         while time.monotonic() < began_s + seconds:
             time.sleep(0.02)
-            if draws is None or time.monotonic() < began_s + (kills + 1) * EVERY_S:
+            next_s = (kills + 1) * EVERY_S
+            if draws is None or next_s >= seconds or time.monotonic() < began_s + next_s:
                 continue
             if victims := job.training() or job.alive():
                 kill(draws.choice(sorted(victims)))
