@@ -53,7 +53,6 @@ def open_on_all(
     Without `run` its name is the launcher's, or date and time. BadInput, with all in the folder kept, where that
     checkpoint is of something else than `about`, see `changes.changed`.
     """
-    os.umask(0o077)  # what a run leaves is for its owner alone
     job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = run or comm.allgather(job)[0]
     if not run and not re.fullmatch(r"\w[\w.-]*", name):  # with a / it would lead out of the experiment's folder

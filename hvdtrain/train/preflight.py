@@ -168,6 +168,7 @@ def open_folder(
 
     `content` is the SHA-256 of the data, where it is known: then they must be the same.
     """
+    os.umask(0o077)  # what a run leaves is for its owner alone
     invitation = invited(os.environ)
     about = changes.about(
         asdict(config), np=comm.size, global_batch=sizes.global_batch, samples=samples, unit=unit, content=content

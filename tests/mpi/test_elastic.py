@@ -130,6 +130,14 @@ def test_any_rank_may_die(start, tmp_path, rank, kind, words):
     require_each_image_once(tmp_path, epochs=2)
 
 
+def test_rank_0_outlives_one_that_it_gathers_requests_from(start, tmp_path, monkeypatch):
+    """As it does in each sum that Horovod does not remember: here in all of them."""
+    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "0")
+    result = finished(start(3, "--epochs", "2", fault="kill@rank2:step4"), tmp_path)
+    assert [one["ranks"] for one in losses(tmp_path)] == [[2]]
+    assert result["lost_ranks"] == 1
+
+
 def test_deaths_in_a_step_an_evaluation_and_a_save(start, tmp_path):
     faults = "kill@rank0:step3,raise@rank2:eval1,kill@rank3:save2"
     words = ("--epochs", "3", "--checkpoint-every-steps", "6")

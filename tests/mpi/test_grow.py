@@ -39,6 +39,7 @@ def test_a_newcomer_takes_the_place_of_a_rank_that_was_lost(grow, tmp_path, rank
     assert seen == [("lost", [rank]), ("joined", [3])]
     assert changes(tmp_path)[1]["in_place_of"] == [rank]
     assert (result["lost_ranks"], result["joined_ranks"], result["recoveries"]) == (1, 1, 1)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "runs/effnet/r").rglob("*"))
     require_equal_replicas(tmp_path, {0, 1, 2, 3} - {rank})
     require_each_image_once(tmp_path, epochs=12)
 

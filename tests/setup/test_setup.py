@@ -212,13 +212,13 @@ def test_the_wheel_is_built_once_and_taken_from_the_cache_after(builder):
     assert [path.name for path in wheel.parents[1].iterdir()] == [wheel.parent.name]
 
 
-@pytest.mark.parametrize("change", ["wrapper", "mpi", "horovod"])
+@pytest.mark.parametrize("change", ["cxx17", "checked_mpi.h", "mpi", "horovod"])
 def test_a_changed_key_builds_anew(builder, change):
     clone, programs, build = builder
     first, _, _ = build(CUDA_HOME="/nowhere")
-    if change == "wrapper":
-        with (clone / "scripts" / "cxx17").open("a") as wrapper:
-            wrapper.write("# changed\n")
+    if (changed := clone / "scripts" / change).exists():
+        with changed.open("a") as file:
+            file.write("\n")
     elif change == "mpi":
         put(programs / "mpirun", "echo 'mpirun (Open MPI) 5.0.11'")
     else:
@@ -321,3 +321,11 @@ def test_the_compiler_wrapper_changes_horovods_own_files_only(machine):
     own, nvccs = (start(clone, programs, "cxx17", flag, "a.cc").stdout for flag in ("-std=c++14", "-std=c++17"))
     assert own.endswith(" -std=c++17 -include stdexcept a.cc\n")
     assert nvccs.endswith("/../../../.. -std=c++17 a.cc\n")
+
+
+def test_what_mpi_returns_is_looked_at_in_the_one_file_that_does_not(machine):
+    clone, programs = machine
+    put(programs / "g++", 'echo "$@"')
+    words = start(clone, programs, "cxx17", "-c", "horovod/common/mpi/mpi_controller.cc").stdout.split()
+    assert words[-4:-1] == ["-c", "-include", str(clone / "scripts/checked_mpi.h")]
+    assert "-include" not in start(clone, programs, "cxx17", "-c", "horovod/common/mpi/mpi_context.cc").stdout

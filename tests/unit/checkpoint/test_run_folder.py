@@ -126,7 +126,7 @@ def refused(folder, **options):
 
 
 @pytest.fixture
-def begun(tmp_path, umask):
+def begun(tmp_path):
     """The folder of a run that has failed after it saved these steps, by so many ranks."""
 
     def make(*steps, ranks=1):
