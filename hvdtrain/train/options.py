@@ -1,6 +1,7 @@
 """The settings that every script has."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -199,6 +200,8 @@ def check(config: RunConfig, given: set[str]) -> None:
         raise BadInput("--recompute runs the model block by block, --compile all of it: leave one of them out")
     if config.stages_at is not None and config.stages == 1:
         raise BadInput(f"--stages-at {config.stages_at} says where --stages cuts: give that too")
+    if config.pipeline_schedule != "1f1b" and config.stages == 1:
+        raise BadInput(f"--pipeline-schedule {config.pipeline_schedule} is for --stages: give that too")
     if config.accumulate_steps < config.stages:
         raise BadInput(
             f"--accumulate-steps {config.accumulate_steps} is fewer micro-batches than --stages {config.stages}: give "
@@ -215,6 +218,13 @@ def check(config: RunConfig, given: set[str]) -> None:
             f"--optimizer {config.optimizer} divides by gradient norms, which --precision fp16 rounds to 0: "
             "use bf16 or fp32"
         )
+
+
+def _refuse(refused: Mapping[str, bool], *, beside: str) -> None:
+    """Raise BadInput where one of these is given."""
+    for other, is_given in refused.items():
+        if is_given:
+            raise BadInput(f"{other} does not work with {beside}: leave one of them out")
 
 
 def power_rank(compression: str | None) -> int | None:
@@ -236,9 +246,7 @@ def _check_compression(config: RunConfig) -> None:
         "--reducer horovod": config.reducer == "horovod",
         "--fusion-threshold-mb": config.fusion_threshold_mb is not None,
     }
-    for other, is_given in refused.items():
-        if is_given:
-            raise BadInput(f"{other} does not work with {option}: leave one of them out")
+    _refuse(refused, beside=option)
 
 
 def _check_parts(config: RunConfig) -> None:
@@ -256,9 +264,7 @@ def _check_parts(config: RunConfig) -> None:
         f"--sync {config.sync}": config.sync != "flat",
         "--timeline": config.timeline,
     }
-    for other, is_given in refused.items():
-        if is_given:
-            raise BadInput(f"{other} does not work with {option}: leave one of them out")
+    _refuse(refused, beside=option)
 
 
 def _check_elastic(config: RunConfig) -> None:
@@ -278,9 +284,7 @@ def _check_elastic(config: RunConfig) -> None:
         "--profile exact": config.profile == "exact",
         "--timeline": config.timeline,
     }
-    for other, is_given in refused.items():
-        if is_given:
-            raise BadInput(f"--elastic does not work with {other}: leave one of them out")
+    _refuse(refused, beside="--elastic")
 
 
 def rounds(config: RunConfig) -> Every | None:
@@ -300,9 +304,7 @@ def _check_sync(config: RunConfig) -> None:
         "--profile exact": config.profile == "exact" and config.sync == "local",  # all ranks meet after each part
         "--timeline": config.timeline and config.sync != "flat",
     }
-    for other, is_given in refused.items():
-        if is_given:
-            raise BadInput(f"{other} does not work with --sync {config.sync}: leave one of them out")
+    _refuse(refused, beside=f"--sync {config.sync}")
     if config.sync != "local":
         if config.sync_every is not None:
             raise BadInput(f"--sync-every {config.sync_every} is for --sync local: give that too")

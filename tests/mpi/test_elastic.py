@@ -260,8 +260,8 @@ def test_the_ranks_of_a_text_run_go_on_too(start, tmp_path):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--stages", "2", "--accumulate-steps", "2"), "--elastic does not work with --stages 2"),
-        (("--reducer", "horovod"), "--elastic does not work with --reducer horovod"),
+        (("--stages", "2", "--accumulate-steps", "2"), "--stages 2 does not work with --elastic"),
+        (("--reducer", "horovod"), "--reducer horovod does not work with --elastic"),
         (("--min-np", "0"), "--min-np 0 must be at least 1"),
     ],
 )

@@ -22,7 +22,7 @@ STAGES = ["--stages", "2", "--accumulate-steps", "2"]
     ],
 )
 def test_what_cannot_go_on_without_a_rank(parse, words, option):
-    line = f"--elastic does not work with {option}: leave one of them out"
+    line = f"{option} does not work with --elastic: leave one of them out"
     assert refused(lambda: parse(["--elastic", *words])) == line
 
 

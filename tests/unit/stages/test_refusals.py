@@ -65,6 +65,7 @@ TWO = ["--stages", "2", "--accumulate-steps", "2"]
             ["--stages", "4", "--accumulate-steps", "3"],
             "--accumulate-steps 3 is fewer micro-batches than",
         ),
+        (images.parse, ["--pipeline-schedule", "gpipe"], "--pipeline-schedule gpipe is for --stages: give that too"),
         (images.parse, ["--stages-at", "3"], "--stages-at 3 says where --stages cuts: give that too"),
         (images.parse, ["--stages", "0"], "--stages 0 must be at least 1"),
         (images.parse, [*TWO, "--sync-bn"], "--sync-bn does not work with --stages 2: leave one of them out"),

@@ -20,7 +20,7 @@ OPTIONS = [
     ("--batch-size-per-rank 12", 12),
     ("--global-batch-size 96", 96),
     ("--accumulate-steps 3", 3),
-    ("--pipeline-schedule gpipe", "gpipe"),
+    ("--pipeline-schedule gpipe --stages 2 --accumulate-steps 2", "gpipe"),
     ("--recompute", True),
     ("--stages 2 --accumulate-steps 2", 2),
     ("--stages-at 3 --stages 2 --accumulate-steps 2", "3"),
@@ -56,6 +56,9 @@ OPTIONS = [
     ("--sync-every 16@5 --sync local", "16@5"),
     ("--sync-group-size 4 --sync two-level", 4),
     ("--reducer horovod", "horovod"),
+    ("--elastic", True),
+    ("--grow --elastic", True),
+    ("--min-np 2 --elastic", 2),
     ("--fusion-threshold-mb 0", 0.0),
     ("--fusion-threshold-mb 64", 64.0),
     ("--fusion-groups 2 --reducer horovod", 2),
@@ -154,6 +157,9 @@ def test_recipes_carry_their_own_name():
 
 
 WITH_IT = {  # what an option does not stand without
+    "pipeline_schedule": {"stages": 2, "accumulate_steps": 2},
+    "grow": {"elastic": True},
+    "min_np": {"elastic": True},
     "fusion_groups": {"reducer": "horovod"},
     "stages": {"accumulate_steps": 2},
     "sync_every": {"sync": "local"},
