@@ -207,8 +207,6 @@ def outliving(
             "leave it out; with hvdlaunch --restarts lost hosts come back when the run starts again"
         )
     if invitation is not None:
-        exits.end_by(exits.kill)
-        exits.never_finalize()
         for name in alike.keys() | invitation.alike.keys():
             if alike.get(name) != invitation.alike.get(name):
                 raise BadInput(

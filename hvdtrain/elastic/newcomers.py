@@ -62,6 +62,7 @@ def program(invitation: Invitation, environment: Mapping[str, str]) -> list[str]
     given |= {
         INVITATION: json.dumps(asdict(invitation)),
         NEWCOMER: str(invitation.number),
+        "HVDTRAIN_MPI_FIRST": "1",
         "HVDLAUNCH_RANK": str(invitation.place),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }

@@ -94,6 +94,13 @@ def end_by(end: Callable[[int], NoReturn]) -> None:
     _end = end
 
 
+def end_by_signal() -> None:
+    """From now on this process, a newcomer, ends by a signal, whatever it ends of."""
+    end_by(kill)
+    never_finalize()
+    sys.excepthook = _leave_with_traceback(None, lambda _: None)
+
+
 def report(**facts: str) -> None:
     """Report facts to hvdlaunch, if it has started this run.
 

@@ -72,6 +72,16 @@ def test_a_death_in_a_join(grow, tmp_path, fault, lost):
     require_each_image_once(tmp_path, epochs=24)
 
 
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os.read(-1)"], ids=["killed", "exception"])
+def test_a_newcomer_that_ends_in_its_imports_is_followed_by_another(start, tmp_path, end):  # noqa: F811
+    code = f"import os, runpy, hvdtrain, torch; os.environ.get('HVDTRAIN_NEWCOMER') == '2' and {end}; "
+    code += "runpy.run_module('hvdtrain.effnet', run_name='__main__', alter_sys=True)"
+    words = (*WORDS, *PER_RANK, "--grow", "--epochs", "60")
+    start(2, *words, fault="kill@rank1:step4", program=["-c", code]).wait(LIMIT_S)
+    assert [(one["event"], one["ranks"]) for one in changes(tmp_path)] == [("lost", [1]), ("joined", [3])]
+    assert "nobody has come for rank 1, tried again in 5 s: " in (tmp_path / "out").read_text()
+
+
 def test_a_run_that_ends_before_a_newcomer_is_there_leaves_none(grow, tmp_path):
     _, seen = grow("kill@rank1:step4", epochs=2)
     assert seen == [("lost", [1])]
