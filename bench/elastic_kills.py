@@ -186,7 +186,8 @@ def accuracy(seed: int, *, kills: int, ranks: int) -> Sample:
     places = sorted(draws.uniform(0.0, 0.9) for _ in range(kills))  # shares of the run
     words = ["--epochs", str(EPOCHS), "--seed", str(seed), "--stem-stride", "1"]
     done = 0
-    with started(MODEL, ranks=ranks, options=OPTIONS[GROWING], words=words) as job:
+    options = [*OPTIONS[GROWING], "--restarts", str(KILLS)]  # where they cannot go on in place
+    with started(MODEL, ranks=ranks, options=options, words=[*words, "--checkpoint-every-steps", "50"]) as job:
         while job.process.poll() is None:
             time.sleep(0.05)
             if done < kills and len(pids := job.training()) > 1 and job.share(EPOCHS) > places[done]:
@@ -194,7 +195,8 @@ def accuracy(seed: int, *, kills: int, ranks: int) -> Sample:
                 done += 1
         assert job.process.returncode == 0, job.lines[-1].text
         result = job.result()
-    return {"seed": seed, "ranks": ranks, "asked": kills, "kills": done, "accuracy": result["eval_accuracy"]}
+    counts = {"kills": done, "restarts": result["resumed"], "lost_ranks": result["lost_ranks"]}
+    return {"seed": seed, "ranks": ranks, "asked": kills, **counts, "accuracy": result["eval_accuracy"]}
 
 
 def measure_accuracy(chosen: argparse.Namespace) -> None:
@@ -209,7 +211,7 @@ def accuracy_table() -> None:
     table = Table(
         name="elastic-accuracy",
         question=f"{MODEL}, {EPOCHS} epochs of the digits: test accuracy in %, with kills and growing, and without:",
-        columns=["kills", "seeds", "mean", "sd", "lowest", "against none, by seed"],
+        columns=["kills", "restarts", "seeds", "mean", "sd", "lowest", "against none, by seed"],
     )
     found = samples("accuracy")
     of_none = {one["seed"]: 100 * one["accuracy"] for one in found if one["asked"] == 0}
@@ -219,6 +221,7 @@ def accuracy_table() -> None:
         by_seed = [value - of_none[seed] for seed, value in of_seed.items() if seed in of_none]
         table.add(
             kills="; ".join(str(one["kills"]) for one in found if one["asked"] == asked),
+            restarts=sum(one.get("restarts", 0) for one in found if one["asked"] == asked),
             seeds=len(values),
             mean=f"{statistics.fmean(values):.2f}",
             sd=f"{statistics.stdev(values):.2f}" if len(values) > 1 else "-",

@@ -51,7 +51,7 @@ class ElasticComm(HorovodComm):
         """
         super().__init__(mpi.Dup(), is_world=False)
         self.losses = losses()
-        self.joins = invitation is not None
+        self.invitation = invitation  # as long as this newcomer is not taken in
         self._alike = dict(alike)
         self._begun: dict[Callable[[], Tensor], Tensor] = {}  # sums that have not come yet, see _owner
         number, place = (self.rank, self.rank) if invitation is None else (invitation.number, invitation.place)
@@ -77,7 +77,7 @@ class ElasticComm(HorovodComm):
         first = self._numbers + 1
         self._numbers += len(places)
         return [
-            Invitation(number=number, place=place, hosts=self._hosts, run=str(run), alike=self._alike)
+            Invitation(number=number, place=place, hosts=self._hosts, run=str(run), alike=self._alike, by=self.me.pid)
             for number, place in enumerate(places, start=first)
         ]
 
@@ -131,7 +131,7 @@ class ElasticComm(HorovodComm):
         """Become one of those who have invited this one. Raises one of `losses` where one is lost."""
         self.stop()
         self._become(connect.merged(self._mpi, port, joins=True))
-        self.joins = False
+        self.invitation = None
 
     def take_in(self, newcomers: Newcomers) -> None:
         """Become one with those whom rank 0 has invited. Raises one of `losses` where one is lost: then close up."""

@@ -45,6 +45,7 @@ class Invitation:
     hosts: list[str]  # by place
     run: str  # the folder
     alike: dict[str, Any]  # what must be the same on all ranks
+    by: int  # the process of this host that has invited it
 
 
 def invited(environment: Mapping[str, str]) -> Invitation | None:
@@ -145,26 +146,27 @@ def _is_alive(file: Path) -> bool:
     return False
 
 
-def wait_to_join(losses: tuple[type[Exception], ...], run: Path) -> str:
-    """Tell the rank that has invited this one that it is ready, and wait until it is taken in, at the returned port.
+def wait_to_join(losses: tuple[type[Exception], ...], by: int) -> str:
+    """Tell the process `by` which this one was invited that it is ready, and wait until it is taken in, at this port.
 
-    Ends this process where that rank is lost, or the run in that folder comes to its end.
+    Ends with that process, as where the run comes to its end.
     """
-    bridge, began = connect.starter(), time.time()
+    taken_in = threading.Event()
+    threading.Thread(target=_end_with, args=(by, taken_in), name="invited", daemon=True).start()
+    bridge = connect.starter()
     try:
-        bridge.send(None, 0, tag=_READY)
+        bridge.send(None, 0, tag=_READY)  # waits for ever for a process that has ended (Open MPI 5.0.11)
         while not bridge.Iprobe(0, _GO):  # a receive would take the core that others train on
             time.sleep(_LOOK_EVERY_S)
-            if _ended_since(began, run / "result.json"):
-                exits.kill(0)
         port: str = bridge.recv(source=0, tag=_GO)
         bridge.Free()
     except losses:
         exits.kill(0)
+    taken_in.set()
     return port
 
 
-def _ended_since(began: float, result: Path) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        return result.stat().st_mtime > began and json.loads(result.read_text())["exit_reason"] is not None
-    return False
+def _end_with(process: int, taken_in: threading.Event) -> None:
+    while not taken_in.wait(_LOOK_EVERY_S):
+        if not psutil.pid_exists(process):
+            exits.kill(0)

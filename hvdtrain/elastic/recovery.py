@@ -120,13 +120,13 @@ class Survivors:
         comm, run = self._comm, self._run
         become = comm.close_up
         if isinstance(change, Grows):
-            become = partial(comm.join, str(change)) if comm.joins else partial(comm.take_in, self._newcomers)
+            become = partial(comm.join, str(change)) if comm.invitation else partial(comm.take_in, self._newcomers)
         run.watch.recovering(self._progress.position.step)
         limit = threading.Timer(LIMIT_S, self._give_up)
         limit.daemon = True
         limit.start()
         self._undo()
-        here = None if comm.joins else self._standing()
+        here = None if comm.invitation else self._standing()
         self._times += 1
         try:
             here, position, counts = self._become(here, become)
@@ -170,15 +170,15 @@ class Survivors:
                 replicas.check_replicas(comm, self._parts.model, position.step)
                 comm.meet()
             except comm.losses:
-                if comm.joins:
+                if comm.invitation:
                     exits.kill(FAILED)
                 become = comm.close_up
                 continue
             return here, position, counts
 
     def settle(self, meet: Callable[[], None]) -> None:
-        if self._comm.joins:
-            raise Grows(wait_to_join(self._comm.losses, self._run.folder))
+        if self._comm.invitation:
+            raise Grows(wait_to_join(self._comm.losses, self._comm.invitation.by))
         if self._unsettled:
             meet()
             self._unsettled = False

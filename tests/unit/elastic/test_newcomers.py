@@ -15,7 +15,8 @@ VALUE = "of the owner alone"
 
 
 def invitation(run, number=3, place=1):
-    return Invitation(number=number, place=place, hosts=["h0", "h1", "h2"], run=str(run), alike={"--seed": "1"})
+    hosts, alike = ["h0", "h1", "h2"], {"--seed": "1"}
+    return Invitation(number=number, place=place, hosts=hosts, run=str(run), alike=alike, by=os.getpid())
 
 
 def test_a_newcomer_is_this_program_in_this_environment(tmp_path, monkeypatch):
@@ -168,32 +169,27 @@ def ends(monkeypatch):
     monkeypatch.setattr(exits, "kill", kill)
 
 
-def test_a_newcomer_waits_until_it_is_told(monkeypatch, tmp_path):
+def test_a_newcomer_waits_until_it_is_told(monkeypatch):
     bridge = Bridge()
     monkeypatch.setattr(newcomers.connect, "starter", lambda: bridge)
     threading.Timer(0.1, bridge.tags.append, [newcomers._GO]).start()
     began = time.monotonic()
-    assert wait_to_join((ConnectionError,), tmp_path) == "the port"
+    assert wait_to_join((ConnectionError,), os.getpid()) == "the port"
     assert time.monotonic() - began > 0.09
     assert bridge.sent == [(None, 0, newcomers._READY)]
 
 
-def test_a_newcomer_ends_with_who_has_invited_it(monkeypatch, tmp_path, ends):
+def test_a_newcomer_ends_where_who_has_invited_it_is_lost(monkeypatch, ends):
     monkeypatch.setattr(newcomers.connect, "starter", lambda: Bridge(fails=ConnectionError()))
     with pytest.raises(Ended):
-        wait_to_join((ConnectionError,), tmp_path)
+        wait_to_join((ConnectionError,), os.getpid())
 
 
-@pytest.mark.parametrize("reason", ["finished", None])
-def test_a_newcomer_ends_with_the_run(monkeypatch, tmp_path, ends, reason):
-    bridge, result = Bridge(), tmp_path / "result.json"
-    result.write_text(json.dumps({"exit_reason": "of an attempt before"}))
-    os.utime(result, (1, 1))
+def test_a_newcomer_ends_with_the_process_that_has_invited_it_though_mpi_does_not_tell(monkeypatch):
+    bridge, ended = Bridge(), threading.Event()
     monkeypatch.setattr(newcomers.connect, "starter", lambda: bridge)
-    threading.Timer(0.1, result.write_text, [json.dumps({"exit_reason": reason})]).start()
-    threading.Timer(0.5, bridge.tags.append, [newcomers._GO]).start()
-    if reason is None:
-        assert wait_to_join((ConnectionError,), tmp_path) == "the port"
-        return
-    with pytest.raises(Ended):
-        wait_to_join((ConnectionError,), tmp_path)
+    monkeypatch.setattr(exits, "kill", lambda _: ended.set() or bridge.tags.append(newcomers._GO))
+    other = subprocess.Popen(["sleep", "0.2"])
+    threading.Thread(target=other.wait).start()
+    wait_to_join((ConnectionError,), other.pid)
+    assert ended.is_set()

@@ -38,7 +38,7 @@ class Left:
         self._comm, self._close_ups = comm, list(close_ups)
         self.rank, self.size, self.data, self.near, self.replica = comm.rank, comm.size, self, self, Rank()
         self.me = Member(number=comm.rank, place=comm.rank, host="one", pid=10 + comm.rank)
-        self.members, self.aborted, self.joins = [self.me, LOST, NEXT], [], False
+        self.members, self.aborted, self.invitation = [self.me, LOST, NEXT], [], None
 
     def close_up(self):
         found = self._close_ups.pop(0)
