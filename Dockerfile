@@ -20,7 +20,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     python3 -m venv /opt/hvdtrain \
     && pip install --no-cache-dir --require-hashes -r requirements.lock -r requirements-mpi.lock
-COPY scripts/build_horovod.sh scripts/cxx17 scripts/checked_mpi.h scripts/
+COPY scripts/build_horovod.sh scripts/cxx17 scripts/horovod_mpi.h scripts/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     wheel=$(scripts/build_horovod.sh /opt/hvdtrain/bin/python) \

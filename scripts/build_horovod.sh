@@ -79,7 +79,7 @@ key_text=$(
     echo "cuda: ${cuda:+$toolkit, NCCL $nccl_version, architectures $archs}"
     echo "compiler: $(g++ --version | head -n 1)"
     echo "glibc: $(getconf GNU_LIBC_VERSION)"
-    echo "build: $(cat "$here"/{cxx17,checked_mpi.h,build_horovod.sh} | sha256sum)"
+    echo "build: $(cat "$here"/{cxx17,horovod_mpi.h,build_horovod.sh} | sha256sum)"
 )
 key=$(printf '%s' "$key_text" | sha256sum | cut -c 1-16)
 kept=${XDG_CACHE_HOME:-$HOME/.cache}/hvdtrain/horovod/$key

@@ -212,7 +212,7 @@ def test_the_wheel_is_built_once_and_taken_from_the_cache_after(builder):
     assert [path.name for path in wheel.parents[1].iterdir()] == [wheel.parent.name]
 
 
-@pytest.mark.parametrize("change", ["cxx17", "checked_mpi.h", "mpi", "horovod"])
+@pytest.mark.parametrize("change", ["cxx17", "horovod_mpi.h", "mpi", "horovod"])
 def test_a_changed_key_builds_anew(builder, change):
     clone, programs, build = builder
     first, _, _ = build(CUDA_HOME="/nowhere")
@@ -323,9 +323,10 @@ def test_the_compiler_wrapper_changes_horovods_own_files_only(machine):
     assert nvccs.endswith("/../../../.. -std=c++17 a.cc\n")
 
 
-def test_what_mpi_returns_is_looked_at_in_the_one_file_that_does_not(machine):
+@pytest.mark.parametrize("name", ["mpi_controller", "mpi_context"])
+def test_two_files_of_horovods_call_mpi_as_the_loss_of_a_rank_needs_it(machine, name):
     clone, programs = machine
     put(programs / "g++", 'echo "$@"')
-    words = start(clone, programs, "cxx17", "-c", "horovod/common/mpi/mpi_controller.cc").stdout.split()
-    assert words[-4:-1] == ["-c", "-include", str(clone / "scripts/checked_mpi.h")]
-    assert "-include" not in start(clone, programs, "cxx17", "-c", "horovod/common/mpi/mpi_context.cc").stdout
+    words = start(clone, programs, "cxx17", "-c", f"horovod/common/mpi/{name}.cc").stdout.split()
+    assert words[-4:-1] == ["-c", "-include", str(clone / "scripts/horovod_mpi.h")]
+    assert "-include" not in start(clone, programs, "cxx17", "-c", "horovod/common/operations.cc").stdout
