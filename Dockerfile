@@ -25,7 +25,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     wheel=$(scripts/build_horovod.sh /opt/hvdtrain/bin/python) \
     && pip install --no-cache-dir --no-deps "$wheel"
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY hvdtrain hvdtrain
 COPY launch launch
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
@@ -58,7 +58,8 @@ RUN --mount=type=bind,source=scripts/check_mpi.py,target=/tmp/check_mpi.py \
 ARG REVISION=unknown
 ENV HVDTRAIN_COMMIT=${REVISION}
 LABEL org.opencontainers.image.title=hvdtrain \
-      org.opencontainers.image.description="EfficientNet training with PyTorch, Horovod and Open MPI" \
+      org.opencontainers.image.description="EfficientNet and BERT training with PyTorch, Horovod and Open MPI" \
+      org.opencontainers.image.licenses=Apache-2.0 \
       org.opencontainers.image.revision=${REVISION}
 ENTRYPOINT ["tini", "--", "entrypoint"]
 CMD ["hvdlaunch", "--help"]

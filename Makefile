@@ -1,25 +1,30 @@
 # make train | train-bert | test | test-slow | test-long | test-elastic | test-cluster | image | test-image | lint | board | bench |
-#      book-table | soak | lock | setup | clean
+#      book-table | soak | wheels | lock | setup | clean
 SHELL := /bin/bash
-NP ?= 2
+# Without a GPU, or with several, 2 ranks train; a rank needs a GPU for itself.
+GPUS = $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
+NP ?= $(if $(filter 1,$(GPUS)),1,2)
 SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
 # MPI=5 takes Open MPI 5, with an environment of its own, in place of the system's or Open MPI 4.
 export MPI
 VENV := source .venv$(MPI:%=-mpi%)/bin/activate &&
+# As root, for example in a container, hvdlaunch starts ranks only with this option.
+AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
+LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
 
-.PHONY: setup train train-bert test test-slow test-long test-elastic test-cluster image test-image lint board bench book-table soak lock clean
+.PHONY: setup train train-bert test test-slow test-long test-elastic test-cluster image test-image lint board bench book-table soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
 
 train: setup
-	$(VENV) horovodrun -np $(NP) python -m hvdtrain.effnet $(ARGS)
+	$(VENV) $(LAUNCH) python -m hvdtrain.effnet $(ARGS)
 
 # Diagnoses to their chapters by a small BERT: 2 ranks on 2 cores, no download. BERT="--task mlm" for masked words.
 train-bert: setup
-	$(VENV) horovodrun -np $(NP) python -m hvdtrain.bert $(BERT)
+	$(VENV) $(LAUNCH) python -m hvdtrain.bert $(BERT)
 
 # Two tests at a time: they wait and start processes as much as they compute.
 SIDE_BY_SIDE := -n 2 --dist worksteal
@@ -28,7 +33,7 @@ test: setup
 	$(VENV) pytest $(SIDE_BY_SIDE)
 
 test-slow: setup
-	$(VENV) pytest $(SIDE_BY_SIDE) -m 'slow and not long'
+	$(VENV) pytest $(SIDE_BY_SIDE) -m 'slow and not long and not cluster'
 
 # Those that CI has no time for; each says why.
 test-long: setup
@@ -41,7 +46,7 @@ test-elastic:
 
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
 test-cluster: setup
-	$(VENV) pytest -m 'cluster and not long'
+	$(VENV) pytest $(SIDE_BY_SIDE) -m 'cluster and not long'
 
 # With docker or buildah: scripts/build_image.sh tells the variables.
 image:
@@ -69,18 +74,24 @@ bench: setup
 
 # The table of the reference (docs/accuracy.md) for whoever has the GPUs: every size up to theirs, both recipes, time and
 # accuracy. The same command goes on where it was cut off. Without GPUs give NP and ARGS; SWEEP is for hvdlaunch sweep.
-book-table: NP = $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
+book-table: NP = $(GPUS)
 book-table: ARGS = --data cifar10 --model efficientnet_b7 --pretrained hub --epochs 25 --batch-size-per-rank 256
 book-table: setup
 	$(if $(filter 0,$(NP)),$(error no GPU here: give NP=2 ARGS="--data digits ..." to try it))
 	$(VENV) for recipe in book scaled; do \
-		echo "recipe $$recipe" && hvdlaunch sweep -np $$(seq -s, $(NP)) --seeds $(SEEDS) $(SWEEP) -- \
+		echo "recipe $$recipe" && hvdlaunch sweep -np $$(seq -s, $(NP)) --seeds $(SEEDS) $(AS_ROOT) $(SWEEP) -- \
 			python -m hvdtrain.effnet --recipe $$recipe $(ARGS) || exit; \
 	done
 
 # Five minutes of killing ranks: what it costs, and whether the weights are those of an undisturbed run.
 soak: setup
 	$(VENV) python bench/soak.py
+
+# hvdtrain and Horovod for another environment with the same version of Python and the same MPI: pip install dist/*.whl
+wheels: setup
+	rm -rf build/lib build/bdist.* dist/*.whl
+	$(VENV) mkdir -p dist && cp $$(scripts/build_horovod.sh "$$(command -v python)") dist/ && \
+		pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . && ls dist/*.whl
 
 # Needs uv. The locks hold hashes and no index address.
 UV := uv pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-header --upgrade
@@ -91,4 +102,4 @@ lock:
 	$(UV) --group mpi5 --output-file requirements-mpi5.lock
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build dist *.egg-info

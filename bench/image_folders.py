@@ -27,7 +27,7 @@ from PIL import Image
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import headers, listing, models
-from hvdtrain.vision.config import EffnetConfig, scaled
+from hvdtrain.vision.config import TINY, EffnetConfig, scaled
 from hvdtrain.vision.files import image_folder
 
 CLASSES, TRAIN, VAL = 1000, 1_281_167, 50_000
@@ -65,7 +65,7 @@ def timed(what: str) -> Iterator[None]:
 
 def start(folder: Path) -> None:
     """One rank, up to its first batch of an epoch and of an evaluation."""
-    config: EffnetConfig = replace(scaled(), data="imagefolder", data_dir=folder, model=models.TINY)
+    config: EffnetConfig = replace(scaled(), data="imagefolder", data_dir=folder, model=TINY)
     rank = psutil.Process()
     print(f"rank before: {memory(rank)}")
     with timed("listing"):

@@ -9,12 +9,13 @@ from sequences import MASK, VOCABULARY, sequences
 from workload import BATCHES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_kernels
 
 from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import choose_device
+from hvdtrain.ranks.device import choose_device, share_cores
+from hvdtrain.settings.join import horovod_fusion_mb
 from hvdtrain.text.config import tiny
 from hvdtrain.text.model import BertForMaskedLM, sizes_of
 from hvdtrain.text.task import MaskedWords
 from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.preflight import horovod_fusion_mb, step_of_run
+from hvdtrain.train.preflight import step_of_run
 from hvdtrain.train.step import Pending
 
 
@@ -24,6 +25,7 @@ def main() -> None:
     plain = {"precision": chosen.precision, "compile": chosen.compile, "compression": "none", "clip_norm": None}
     config = dataclasses.replace(tiny(), task="mlm", **plain)
     comm = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=config.cycle_time_ms)
+    share_cores(comm)
     device = choose_device(comm)
     comm.start()
     made = [sequences(chosen, device, BATCHES * comm.rank + number) for number in range(BATCHES)]

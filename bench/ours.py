@@ -24,13 +24,13 @@ from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
 from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import choose_device
+from hvdtrain.ranks.device import choose_device, share_cores
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.watchdog import RankWatchdog
+from hvdtrain.settings.join import horovod_fusion_mb
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, measures_of, train_epoch
-from hvdtrain.train.preflight import horovod_fusion_mb
 from hvdtrain.train.reports import Reports, host_gauges
 from hvdtrain.train.schedule import LearningRate, learning_rate
 from hvdtrain.train.step import TrainingStep
@@ -148,6 +148,7 @@ def our_loop(
     config = dataclasses.replace(scaled(), data="synthetic", **{**PLAIN, "model": model, **settings})
     config = dataclasses.replace(config, batch_size_per_rank=batch)
     comm = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=config.cycle_time_ms)
+    share_cores(comm)
     device = choose_device(comm)
     samples = steps * batch * config.accumulate_steps * comm.size
     images, task = given(batch, samples, device, comm.rank) if whole is None else read(config, whole, samples, device)

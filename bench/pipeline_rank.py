@@ -20,7 +20,9 @@ from torch import Tensor
 
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.device import share_cores
 from hvdtrain.record import peaks
+from hvdtrain.settings.join import horovod_fusion_mb
 from hvdtrain.stages.comm import PartsComm, in_parts
 from hvdtrain.stages.part import Part, measured_on_all, part_on_all, require_stages
 from hvdtrain.stages.pipeline import Pipeline
@@ -29,7 +31,7 @@ from hvdtrain.text import config as texts
 from hvdtrain.text import model as berts
 from hvdtrain.text.task import MaskedWords
 from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.preflight import horovod_fusion_mb, step_of_run
+from hvdtrain.train.preflight import step_of_run
 from hvdtrain.train.step import precision_context
 from hvdtrain.train.task import Batch, Model, Sums
 from hvdtrain.vision import config as images
@@ -81,6 +83,7 @@ def main() -> None:
     if not chosen.model.startswith("bert"):
         config = dataclasses.replace(images.scaled(), ema_epochs=0.0, **settings)
     world = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=None)
+    share_cores(world)
     part, parts = config.parts
     comm = in_parts(world, parts, part)
     comm.start()

@@ -9,10 +9,10 @@ from mlp import mlp
 
 from hvdtrain import effnet
 from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import choose_device
+from hvdtrain.ranks.device import choose_device, share_cores
+from hvdtrain.settings.join import horovod_fusion_mb
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.preflight import horovod_fusion_mb
 from hvdtrain.train.step import StepDone, TrainingStep
 from hvdtrain.train.task import Batch
 from hvdtrain.vision import data, models
@@ -50,6 +50,7 @@ def synthetic_training(model: str, batch: int, **settings: Any) -> SyntheticTrai
     """All ranks' recipe `scaled` with these settings and `batch` images per rank and step; `model` may be 'mlp' too."""
     config = dataclasses.replace(scaled(), data="synthetic", model=model, batch_size_per_rank=batch, **settings)
     comm = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=config.cycle_time_ms)
+    share_cores(comm)
     device = choose_device(comm)
     comm.start()
     images = data.load("synthetic", Path())

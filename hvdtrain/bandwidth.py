@@ -35,7 +35,7 @@ from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.allreduce import SUMS, InPlaceSum
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import choose_device, require_own_device
+from hvdtrain.ranks.device import choose_device, require_own_device, share_cores
 from hvdtrain.ranks.exchange import Exchange, exchange_on, rounds, time_exchanges
 from hvdtrain.record.files import write_json
 from hvdtrain.safety import exits
@@ -103,6 +103,7 @@ class Report:
 def main() -> None:
     """One rank, from its command line to the last line of the table."""
     comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+    share_cores(comm)
     asked = agreed(comm, lambda: parse(sys.argv[1:]))
     device = agreed(comm, lambda: usable_device(comm, asked))
     require_own_device(comm, device)

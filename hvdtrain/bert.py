@@ -11,6 +11,13 @@ The result lies in runs/bert/<run>/result.json; `tensorboard --logdir runs` show
 from dataclasses import asdict, replace
 from typing import cast
 
+from hvdtrain.safety import exits
+from hvdtrain.settings.join import join_ranks
+from hvdtrain.text.config import BertConfig, of_steps, parse, tiny
+
+# Before the imports that follow, which take seconds: who has given a wrong word need not wait for them.
+joined = exits.attempt(lambda: join_ranks(parse, tiny())) if __name__ == "__main__" else None
+
 import torch
 from torch import Tensor
 
@@ -23,12 +30,11 @@ from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm, stream
 from hvdtrain.ranks.replicas import whole_hash
 from hvdtrain.record.run import Run, opened
-from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.options import sent_at_once_mb
 from hvdtrain.stages.whole import whole_on_0
 from hvdtrain.text import data
 from hvdtrain.text import model as models
-from hvdtrain.text.config import BertConfig, of_steps, parse, tiny
 from hvdtrain.text.export import export_on_all, require_free
 from hvdtrain.text.model import Bert, BertForClassification, BertForMaskedLM, freeze_embeddings, sizes_of
 from hvdtrain.text.pretrained import Pretrained, pretrained_on_all
@@ -43,7 +49,6 @@ from hvdtrain.train.preflight import (
     cut_anew,
     cuts_on_all,
     gradient_bytes,
-    join_ranks,
     join_replica_on_all,
     open_folder,
     own_device,
@@ -61,7 +66,7 @@ from hvdtrain.train.step import TrainingStep
 
 def main() -> None:
     """One rank, from its command line to its result."""
-    comm, config = join_ranks(parse, tiny())
+    comm, config = joined or join_ranks(parse, tiny())
     device = own_device(comm, config.precision)
     pretrained = None if config.pretrained is None else pretrained_on_all(comm, config.pretrained)
     if pretrained is not None:
@@ -76,6 +81,7 @@ def main() -> None:
         pretrained=pretrained,
         labels=texts.labels,
     )
+    parameters = sum(one.numel() for one in model.parameters())
     if config.freeze_embeddings:
         freeze_embeddings(model)
     blocks = models.blocks(model)
@@ -108,10 +114,12 @@ def main() -> None:
         parts = state_of(step, limits, reports, seed=config.seed)
         found = folder.resume_from
         position = Position() if found is None else feed.placed(resume(parts, found))
-        about: dict[str, float] = {"vocabulary": len(texts.vocabulary.tokens), "labels": len(texts.labels)}
+        about: dict[str, float] = {"vocabulary": len(texts.vocabulary.tokens), "classes": len(texts.labels)}
         about |= {"cut_texts": texts.cut, "unknown_tokens": texts.unknown}
         how = compression(config, device)
-        derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": how, **about}
+        derived = {**asdict(sizes), "steps": lr.total_steps, "peak_lr": lr.peak, "compression": how, **about}
+        derived |= {"train_samples": len(texts.train), "test_samples": len(texts.test), "parameters": parameters}
+        derived |= {"fusion_threshold_mb": sent_at_once_mb(config)}
         derived |= {"gradient_bytes": gradient_bytes(model, how)} if comm.replica.size == 1 else {}
         derived |= {"stages_at": parts.stages_at} if part is not None else {}
         run.begin(
@@ -121,7 +129,6 @@ def main() -> None:
             columns=config.COLUMNS,
             measures=measures_of(task),
             memory=None if found is None else found.about["tracker"],
-            epochs_done=position.epoch,
         )
         if found is not None:
             run.console.say(f"resumed from {found.folder}, epoch {position.epoch + 1}", *folder.changes)
@@ -131,7 +138,7 @@ def main() -> None:
             run.console.say(f"{texts.unknown:.2%} of the tokens are [UNK]: the vocabulary has no pieces for them")
         if part is not None:
             run.console.say(part.sentence())
-        saves = saves_of(run, folder, parts, keep=config.keep)
+        saves = saves_of(run, folder, parts, keep=config.keep, elastic=config.elastic)
         progress = Progress(position)
         recovery = recovery_of_run(comm, config, step, parts, progress, saves=saves, run=run)
         points = AgreedSavePoints(
@@ -164,7 +171,11 @@ def main() -> None:
                 position = recovery.go_on(change)
                 sizes = cut_anew(config, sizes, step, feed)
                 lr = learning_rate(
-                    config, samples=len(texts.train), steps_per_epoch=sizes.steps_per_epoch, max_steps=config.max_steps
+                    config,
+                    samples=len(texts.train),
+                    steps_per_epoch=sizes.steps_per_epoch,
+                    max_steps=config.max_steps,
+                    before=lr,
                 )
                 points.go_on()
                 saves.go_on(global_batch=sizes.global_batch)
@@ -239,8 +250,10 @@ def train(
 ) -> None:
     """From where the run stands to its end, with a checkpoint there; EndOfRun where all ranks leave before."""
     position = progress.position
-    first_epoch = position.epoch
-    for epoch in range(first_epoch, config.epochs):
+    first_epoch, epochs = position.epoch, config.epochs
+    if config.max_steps is not None:  # others than at first, where ranks were lost
+        epochs = run.tracker.result["epochs"] = feed.epochs(position, config.max_steps)
+    for epoch in range(first_epoch, epochs):
         coming = train_epoch(
             step,
             feed,
@@ -253,6 +266,7 @@ def train(
             watchdog=run.watch,
             faults=run.faults,
             progress=progress,
+            console=run.console,
         )
         position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run, progress=progress)
         run.profile(step.phases)
@@ -261,7 +275,7 @@ def train(
             step,
             texts.test,
             position,
-            epochs=config.epochs,
+            epochs=epochs,
             lr=lr,
             sizes=feed.sizes,
             saves=saves,
@@ -270,9 +284,9 @@ def train(
         )
         progress.go_on(position)
     step.phases.close()
-    run.profile(step.phases, last=True)
     saves.save(position)
     saves.wait(position.step)
+    run.profile(step.phases, last=True)  # after what may be done again, where a rank is lost in it
 
 
 if __name__ == "__main__":

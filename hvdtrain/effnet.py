@@ -10,6 +10,13 @@ The result lies in runs/effnet/<run>/result.json; `tensorboard --logdir runs` sh
 
 from dataclasses import asdict
 
+from hvdtrain.safety import exits
+from hvdtrain.settings.join import join_ranks
+from hvdtrain.vision.config import EffnetConfig, parse, scaled
+
+# Before the imports that follow, which take seconds: who has given a wrong word need not wait for them.
+joined = exits.attempt(lambda: join_ranks(parse, scaled())) if __name__ == "__main__" else None
+
 import torch
 from torch import nn
 
@@ -21,8 +28,8 @@ from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.replicas import whole_hash
 from hvdtrain.record.run import Run, opened
-from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.options import sent_at_once_mb
 from hvdtrain.stages.blocks import Blocks
 from hvdtrain.stages.part import Part
 from hvdtrain.timing.phases import OFF, Phases
@@ -35,7 +42,6 @@ from hvdtrain.train.preflight import (
     cut_anew,
     cuts_on_all,
     gradient_bytes,
-    join_ranks,
     open_folder,
     own_device,
     part_of_run,
@@ -49,14 +55,13 @@ from hvdtrain.train.reports import Reports, host_gauges
 from hvdtrain.train.schedule import LearningRate, learning_rate
 from hvdtrain.train.step import TrainingStep
 from hvdtrain.vision import data, models
-from hvdtrain.vision.config import EffnetConfig, parse, scaled
 from hvdtrain.vision.images import Images
-from hvdtrain.vision.task import ImageTask, image_task
+from hvdtrain.vision.task import ImageTask, image_task, memory_format
 
 
 def main() -> None:
     """One rank, from its command line to its result."""
-    comm, config = join_ranks(parse, scaled())
+    comm, config = joined or join_ranks(parse, scaled())
     device = own_device(comm, config.precision)
     images = data.load_on_all(comm, config)
     sizes = agreed(comm, lambda: cut(comm, config, images))
@@ -70,6 +75,7 @@ def main() -> None:
         dropout=config.dropout,
         stochastic_depth=config.stochastic_depth,
     )
+    parameters = sum(one.numel() for one in model.parameters())
     blocks = models.blocks(model)
     cuts = cuts_on_all(comm, config, blocks)
     require_compressible(comm, config, model)
@@ -82,7 +88,7 @@ def main() -> None:
         task = image_task(config, images, device)
         lr = learning_rate(config, samples=len(images.train), steps_per_epoch=sizes.steps_per_epoch)
         example = torch.rand(max(2, sizes.micro_batch), 3, images.height, images.height)
-        example = example.contiguous(memory_format=config.memory_format)
+        example = example.contiguous(memory_format=memory_format(config))
         part = part_of_run(
             comm, config, model, blocks, [example], device=device, cuts=cuts, folder=folder, phases=phases
         )
@@ -101,7 +107,9 @@ def main() -> None:
         found = folder.resume_from
         position = Position() if found is None else feed.placed(resume(parts, found))
         how = compression(config, device)
-        derived = {**asdict(sizes), "peak_lr": lr.peak, "compression": how}
+        derived = {**asdict(sizes), "steps": lr.total_steps, "peak_lr": lr.peak, "compression": how}
+        derived |= {"train_samples": len(images.train), "test_samples": len(images.test), "classes": images.classes}
+        derived |= {"parameters": parameters, "fusion_threshold_mb": sent_at_once_mb(config)}
         derived |= {"gradient_bytes": gradient_bytes(model, how)} if comm.replica.size == 1 else {}
         derived |= {"stages_at": parts.stages_at} if part is not None else {}
         run.begin(
@@ -111,13 +119,12 @@ def main() -> None:
             columns=config.COLUMNS,
             measures=measures_of(task),
             memory=None if found is None else found.about["tracker"],
-            epochs_done=position.epoch,
         )
         if found is not None:
             run.console.say(f"resumed from {found.folder}, epoch {position.epoch + 1}", *folder.changes)
         if part is not None:
             run.console.say(part.sentence())
-        saves = saves_of(run, folder, parts, keep=config.keep)
+        saves = saves_of(run, folder, parts, keep=config.keep, elastic=config.elastic)
         progress = Progress(position)
         recovery = recovery_of_run(comm, config, step, parts, progress, saves=saves, run=run)
         points = AgreedSavePoints(
@@ -179,7 +186,7 @@ def step_for(
     """The model on the device, equal on all ranks, with its optimizer and what a step needs besides."""
     model.to(device)
     comm.data.broadcast_(model)
-    model.to(memory_format=config.memory_format)  # type: ignore[call-overload]
+    model.to(memory_format=memory_format(config))  # type: ignore[call-overload]
     if config.sync_bn:
         batch_norm.convert(model, comm.data)
     return step_of_run(comm, config, model, task, device, lr=lr, sizes=sizes, phases=phases, part=part, blocks=blocks)
@@ -214,6 +221,7 @@ def train(
             watchdog=run.watch,
             faults=run.faults,
             progress=progress,
+            console=run.console,
         )
         position = follow(coming, position, limits=limits, saves=saves, save_points=points, run=run, progress=progress)
         run.profile(step.phases)
@@ -231,9 +239,9 @@ def train(
         )
         progress.go_on(position)
     step.phases.close()
-    run.profile(step.phases, last=True)
     saves.save(position)
     saves.wait(position.step)
+    run.profile(step.phases, last=True)  # after what may be done again, where a rank is lost in it
 
 
 if __name__ == "__main__":

@@ -12,6 +12,15 @@ python=$1
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 lock=$here/../requirements-horovod.lock
 say() { printf 'horovod: %s\n' "$*" >&2; }
+# The elapsed seconds beside a word: every second on a terminal, every 30 s in a log.
+elapsed() {
+    if [ -t 2 ]; then
+        printf '\rhorovod: %s, %d:%02d' "$1" $(($2 / 60)) $(($2 % 60)) >&2
+    elif [ $(($2 % 30)) = 0 ]; then
+        say "$1, $2 s"
+    fi
+}
+clear_line() { if [ -t 2 ]; then printf '\r\033[K' >&2; fi; }
 
 # The root of the CUDA toolkit, asked of nvcc itself: the nvcc on PATH may be a link or a wrapper.
 cuda_root() {
@@ -83,15 +92,34 @@ key_text=$(
 )
 key=$(printf '%s' "$key_text" | sha256sum | cut -c 1-16)
 kept=${XDG_CACHE_HOME:-$HOME/.cache}/hvdtrain/horovod/$key
-if compgen -G "$kept/*.whl" >/dev/null; then
+take_kept() {
+    compgen -G "$kept/*.whl" >/dev/null || return 0
     say "wheel from $kept"
     ls "$kept"/*.whl
     exit
-fi
+}
+take_kept
 
 mkdir -p "$(dirname "$kept")"
+exec 9>>"$kept.lock" # released when this process ends, however: what it starts does not inherit it
+builder=
+for ((second = 1; ; second++)); do
+    flock -w 1 9 && break
+    [ $? = 1 ] || break # a file system without locks
+    found=$(cat "$kept.lock" 2>/dev/null || true) # its builder may just have removed it
+    if [ -n "$found" ] && [ "$found" != "$builder" ]; then
+        builder=$found
+        clear_line
+        say "waiting for $builder, which builds the same wheel"
+    fi
+    elapsed waiting "$second"
+done
+clear_line
+take_kept
+printf 'process %s on %s in %s\n' $$ "$HOSTNAME" "${here%/*}" >"$kept.lock"
 build=$(mktemp -d "$kept.XXXXXX")
-trap 'rm -rf "$build"' EXIT
+clock=
+trap '[ -z "$clock" ] || kill "$clock"; rm -rf "$build"' EXIT
 if [ -n "$cuda" ]; then
     mkdir -p "$build/nccl/lib"
     ln -s "$nccl/include" "$build/nccl/include"
@@ -111,18 +139,33 @@ HIDE
 fi
 say "building, three minutes or so on 2 cores; log: $kept.log"
 started=$SECONDS
-if ! PATH=$(dirname "$python"):$PATH CXX=$here/cxx17 MAKEFLAGS=-j$(nproc) \
+(
+    exec 9>&- >/dev/null
+    for ((second = 1; ; second++)); do
+        sleep 1 2>/dev/null
+        kill -0 $$ 2>/dev/null || exit
+        elapsed building "$second"
+    done
+) &
+clock=$!
+disown # or bash reports its end
+status=0
+PATH=$(dirname "$python"):$PATH CXX=$here/cxx17 MAKEFLAGS=-j$(nproc) \
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation --require-hashes --no-cache-dir --no-binary :all: \
-    --requirement "$lock" --wheel-dir "$build/wheel" >"$kept.log" 2>&1; then
+    --requirement "$lock" --wheel-dir "$build/wheel" >"$kept.log" 2>&1 9>&- || status=$?
+kill "$clock"
+clock=
+clear_line
+if [ $status != 0 ]; then
     tail -n 30 "$kept.log" >&2
     grep -m 5 -E 'error: |undefined reference' "$kept.log" >&2 || true
     say "the build failed; the whole log is $kept.log"
     exit 1
 fi
 printf '%s\n' "$key_text" >"$build/wheel/key.txt"
-# Another set-up may have finished first: then its wheel is as good.
+# Without locks another set-up may have finished first: then its wheel is as good.
 mv -T "$build/wheel" "$kept" 2>/dev/null || [ -e "$kept/key.txt" ]
-rm -f "$kept.log"
+rm -f "$kept.log" "$kept.lock" # whoever waited for the lock finds the wheel
 say "built in $((SECONDS - started)) s, kept in $kept"
 ls "$kept"/*.whl

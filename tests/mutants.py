@@ -58,7 +58,7 @@ MUTANTS = [
     Mutant("hvdtrain/vision/augment.py", "rows = shift[:, 0, None]", "rows = shift[:, 1, None]"),
     Mutant("hvdtrain/vision/augment.py", "width - 1 - columns", "width - columns"),
     Mutant("hvdtrain/vision/data.py", "fetch(name, folder) if comm.local_rank", "fetch(name, folder) if comm.rank"),
-    Mutant("hvdtrain/vision/files.py", "if workers and prefetch:", "if workers:"),
+    Mutant("hvdtrain/vision/files.py", "workers > 0 and prefetch > 0", "workers > 0"),
     Mutant("hvdtrain/vision/files.py", "dtype=torch.uint8), NO_LABEL", "dtype=torch.uint8), label"),
     Mutant(
         "hvdtrain/vision/headers.py", "images[comm.local_rank :: comm.local_size]", "images[comm.rank :: comm.size]"
@@ -170,11 +170,11 @@ MUTANTS = [
     Mutant("launch/hosts/host.py", "host.max_slots < host.slots", "host.max_slots <= host.slots"),
     Mutant("launch/hosts/slurm.py", "for n in range(first, last + 1)", "for n in range(first, last)"),
     Mutant("launch/rank/forwarder.py", "_unended not in (None, stream)", "_unended is None"),
-    Mutant("launch/rank/forwarder.py", "elif rank == 0:", "elif rank >= 0:"),
+    Mutant("launch/rank/forwarder.py", "not show_all and request is None", "not show_all"),
     Mutant("launch/watch/words.py", "| os.O_NOFOLLOW |", "|"),
     Mutant("launch/machine/system.py", "min(allowed, default=None)", "max(allowed, default=None)"),
     Mutant("launch/start/mpijob.py", "np % slots", "slots % np"),
-    Mutant("hvdtrain/ranks/cores.py", "int(words[0]) / int(words[1])", "int(words[1]) / int(words[0])"),
+    Mutant("hvdtrain/safety/limits.py", "int(words[0]) / int(words[1])", "int(words[1]) / int(words[0])"),
     Mutant("launch/rank/bind.py", "min(high, MAX_CORE) + 1", "min(high, MAX_CORE)"),
     Mutant("launch/rank/bind.py", "signal.SIG_BLOCK, {signal.SIGUSR1}", "signal.SIG_UNBLOCK, {signal.SIGUSR1}"),
 ]

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.device import share_cores
 from sync.groups import Groups, Sync
 
 
@@ -13,6 +14,7 @@ class Ours(Sync):
     def __init__(self, groups: Groups, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(groups, optimizer)
         comm = connect(fusion_threshold_mb=0.0, cycle_time_ms=None)
+        share_cores(comm)
         comm.start()
         model = nn.ParameterList(self.parameters)
         self.buckets = comm.data.gradient_sync(model, compression="none")

@@ -37,11 +37,15 @@ def changed(
         )
     if then.get("content") != now.get("content"):
         raise BadInput(f"this run's checkpoint is of other {unit} than those that are here now: {_REMEDY}")
-    if now["config"].get("max_steps") and then["global_batch"] != now["global_batch"]:
+    is_fixed = now["config"].get("max_steps") and not now["config"]["elastic"]  # there each loss changes it
+    if is_fixed and then["global_batch"] != now["global_batch"]:
         raise BadInput(
             f"--max-steps: this run's checkpoint has {then['global_batch']} {unit} per step, now there are "
             f"{now['global_batch']}: give --global-batch-size {then['global_batch']}, {_REMEDY}"
         )
+    if now["config"].get("max_steps") and then["config"].get("max_steps") == now["config"]["max_steps"]:
+        # As many as these steps are, with as many ranks as an elastic run has left.
+        aside = [*aside, "epochs", *(["warmup_epochs"] if now["config"]["elastic"] else [])]
     lines = []
     for name in sorted(then["config"].keys() | now["config"].keys()):
         was, given = then["config"].get(name), now["config"].get(name)
@@ -53,7 +57,7 @@ def changed(
         holds = "the checkpoint's weights hold" if name == "pretrained" else "the command line's holds"
         lines.append(f"{option} was {was}, now {given}: {holds}")
     begun = then["position"]["epoch"] + (then["position"]["visited"] > 0)
-    if now["config"]["epochs"] < begun:
+    if now["config"]["epochs"] < begun and not now["config"].get("max_steps"):
         epochs = now["config"]["epochs"]
         raise BadInput(f"--epochs {epochs}: this run is in epoch {begun} already: give more, or {_REMEDY}")
     if then["np"] != now["np"]:

@@ -154,5 +154,5 @@ def _remove(folder: Path, *, keep: tuple[str, ...]) -> None:
 def _is_finished(folder: Path) -> bool:
     try:
         return bool(json.loads((folder / "result.json").read_text())["exit_reason"] == FINISHED)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

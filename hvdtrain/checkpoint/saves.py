@@ -43,13 +43,15 @@ class Saves:
         keep: int,
         newest: int | None,
         shared: bool = True,
+        outlived: bool = False,
         faults: Faults = NONE,
     ) -> None:
         """Save these parts of a training into `folder`, and say in each manifest what it is `about`, see `changes`.
 
         `memory` is what the tracker must know to go on from a checkpoint, `guard` counts what cannot be written, `keep`
         is how many to keep, and `newest` the step of the checkpoint that this run goes on from, if it does. A rank that
-        does not see the folder that rank 0 writes into, which is not `shared` then, cannot save what is its own.
+        does not see the folder that rank 0 writes into, which is not `shared` then, cannot save what is its own. Where
+        rank 0 may be `outlived` by others, the best weights are on disk before they train on.
         """
         self._parts = parts
         self._comm = parts.comm
@@ -57,6 +59,7 @@ class Saves:
         self._memory = memory
         self._folder = folder
         self._shared = shared
+        self._outlived = outlived
         self._faults = faults
         self._count = 0
         self._taken = self._written = newest
@@ -136,6 +139,8 @@ class Saves:
         if self._writer is not None:
             about = {**metrics, "epoch": position.epoch + 1}
             self._writer.save_best(position.step, {"weights": whole}, about)
+            if self._outlived:  # else, where this rank is lost while it writes, nobody has these weights any more
+                self._writer.wait()
         self._wait_for_rank_0()
 
     def _wait_for_rank_0(self) -> None:
@@ -215,7 +220,7 @@ def _fitting(found: files.Found, use: Callable[[], T]) -> T:
         ) from error
 
 
-def saves_of(run: Run, folder: RunFolder, parts: State, *, keep: int) -> Saves:
+def saves_of(run: Run, folder: RunFolder, parts: State, *, keep: int, elastic: bool) -> Saves:
     """The checkpoints of an open run, which goes on from the one in `folder` if there is one."""
     return Saves(
         parts,
@@ -226,5 +231,6 @@ def saves_of(run: Run, folder: RunFolder, parts: State, *, keep: int) -> Saves:
         keep=keep,
         newest=None if folder.resume_from is None else folder.resume_from.step,
         shared=folder.shared,
+        outlived=elastic,
         faults=run.faults,
     )

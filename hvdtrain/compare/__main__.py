@@ -4,8 +4,9 @@
     python -m hvdtrain.compare runs/effnet/a runs/effnet/b --out /tmp/ab
     python -m hvdtrain.compare --sweep sweeps/NAME/sweep.json    the table and picture of a scaling study
 
-Runs that differ in the seed alone are one row, mean +- standard deviation. The other rows are compared with the first
-finished one, by the rule in hvdtrain.compare.spread. Writes table.md, table.csv, curves.png and report.html.
+Runs that differ only in the seed are one row, mean +- standard deviation. The other rows are compared with the first
+finished one, by the rule in hvdtrain.compare.spread. Writes table.md, table.csv, curves.png and report.html, which have
+all columns, and prints ten of them at most.
 """
 
 import argparse
@@ -14,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hvdtrain.compare import drawings, groups, page, spread, study_table
+from hvdtrain.compare import drawings, groups, page, spread, study_table, terminal
 from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.groups import Group
-from hvdtrain.compare.tables import OF_TEXTS, Column, as_csv, markdown, measured, three_digits, whole
+from hvdtrain.compare.tables import OF_TEXTS, Column, as_csv, in_one_line, markdown, measured, three_digits, whole
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
 
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         text, complaints = compare(options.runs, options.out or Path("comparison"))
     print(text, end="")
     for line in complaints:
-        print(f"hvdtrain: {line}", file=sys.stderr)
+        print(f"hvdtrain: {in_one_line(line)}", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,9 +59,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def compare(places: Sequence[Path], out: Path) -> tuple[str, list[str]]:
-    """Write the comparison into `out`; returns the text to print, and a line for each file that could not be read."""
+    """Write the comparison into `out`; returns what a terminal has room for, and lines of warning."""
     complaints: list[str] = []
-    runs = runfolder.with_unique_names([runfolder.read(folder, complaints) for folder in runfolder.find(places)])
+    runs = runfolder.read_all(runfolder.find(places), complaints)
+    if not runs:
+        raise BadInput(f"no run can be compared: {'; '.join(complaints)}. Name other folders.")
     run_groups = groups.grouped(runs)
     columns = table(run_groups)
     verdicts = groups.verdicts(run_groups)
@@ -80,7 +83,8 @@ def compare(places: Sequence[Path], out: Path) -> tuple[str, list[str]]:
             "report.html": document.encode(),
         },
     )
-    return f"{text}\n{out / 'report.html'}\n", complaints
+    shown = terminal.of_runs(columns, groups.differing_by_choice(run_groups), verdicts, out / "report.html")
+    return shown, [*groups.remarks(run_groups), *complaints]
 
 
 def table(run_groups: Sequence[Group]) -> list[Column]:

@@ -2,14 +2,14 @@
 
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib import patheffects
 from matplotlib.figure import Figure
 
-from hvdtrain.compare.groups import Group
+from hvdtrain.compare.groups import Group, labels
 from hvdtrain.compare.runs import Point, Run
 from hvdtrain.compare.study import Study, advised_size
 
@@ -37,8 +37,11 @@ STYLE: Any = {
     "xtick.color": INK,
     "ytick.color": INK,
     "svg.hashsalt": "hvdtrain",
+    "text.parse_math": False,  # names of runs may have two dollars
 }
 
+LEGEND_LETTERS = 150  # in a line below the learning curves
+LEGEND_INCHES = 0.2  # the height of such a line
 DASHED = (0, (4, 3))
 SCALES = {"train/loss": 1.0, "eval/accuracy": 100.0}  # accuracy in percent
 Unit = Callable[[Point], float | None]  # where a point stands on the x axis
@@ -75,47 +78,46 @@ def curves(groups: Sequence[Group]) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12, 6.4), layout="constrained")
         axes = figure.subplots(2, 3, sharey="row", sharex="col")
+        handles: dict[str, Artist] = {}  # by label: matplotlib's own list leaves out names that begin with _
         for row, (metric, title) in enumerate((("train/loss", "train loss"), ("eval/accuracy", "test accuracy, %"))):
             axes[row][0].set_ylabel(title)
             for column, (unit, where) in enumerate(units):
-                for place, group in enumerate(groups):
-                    _draw_group(axes[row][column], group, place, metric, where)
+                for place, (group, label) in enumerate(zip(groups, labels(groups), strict=True)):
+                    lines = [_line(run, metric, where, SCALES[metric]) for run in group.runs]
+                    handles |= _draw_group(axes[row][column], [line for line in lines if line], label, place)
                 if row == 0:
                     axes[row][column].set_title(f"over {unit}")
                 axes[1][column].set_xlabel(unit)
-        if handles := _handles_by_label(axes.flat):
-            ncols = min(4, len(handles))
+        if handles:
+            ncols = max(1, min(4, len(handles), LEGEND_LETTERS // max(map(len, handles))))
+            figure.set_figheight(6.4 + LEGEND_INCHES * max(0, math.ceil(len(handles) / ncols) - 2))
             figure.legend(handles.values(), handles, loc="outside lower center", ncols=ncols, frameon=False)
         else:
             figure.text(0.5, 0.5, "no learning curves: no metrics.jsonl with metrics", ha="center", color=FAINT)
     return figure
 
 
-def _handles_by_label(pictures: "Iterable[Axes]") -> "dict[str, Artist]":
-    """One handle for each label, whichever picture has it."""
-    return {label: handle for axes in pictures for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-
-
-def _draw_group(axes: "Axes", group: Group, place: int, metric: str, where: Unit) -> None:
-    scale = SCALES[metric]
+def _draw_group(
+    axes: "Axes", lines: Sequence[Sequence[tuple[float, float]]], label: str, place: int
+) -> "dict[str, Artist]":
+    """Draw a group's lines; returns the legend's entry for it, none without lines."""
     dash = DASHES[place // len(COLOURS) % len(DASHES)]
-    lines = [_line(run, metric, where, scale) for run in group.runs]
-    lines = [line for line in lines if line]
     mean = _mean(lines)
     single = len(lines) == 1
-    for number, line in enumerate(lines):
-        axes.plot(
+    drawn: list[Artist] = []
+    for line in lines:
+        drawn += axes.plot(
             *zip(*line, strict=True),
             color=colour(place),
             linestyle=dash,
             linewidth=1.8 if single else 0.9,
             alpha=1.0 if single else 0.45,
             marker="o" if len(line) == 1 else None,
-            label=None if mean or number else group.name,
         )
     if mean:
-        label = f"{group.name}, mean of {len(lines)}"
-        axes.plot(*zip(*mean, strict=True), color=colour(place), linestyle=dash, linewidth=2.2, label=label)
+        [thick] = axes.plot(*zip(*mean, strict=True), color=colour(place), linestyle=dash, linewidth=2.2)
+        return {f"{label}; mean of {len(lines)}": thick}
+    return {label: drawn[0]} if drawn else {}
 
 
 def _line(run: Run, metric: str, where: Unit, scale: float) -> list[tuple[float, float]]:

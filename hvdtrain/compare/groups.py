@@ -8,7 +8,9 @@ from typing import Literal
 
 from hvdtrain.compare.runs import FINISHED, MISSING, Run
 from hvdtrain.compare.spread import Difference, Mean, difference, mean_of
-from hvdtrain.compare.tables import three_digits
+from hvdtrain.compare.tables import in_one_line, shortened, three_digits
+
+LABEL_SETTINGS = 3  # in a legend
 
 What = Literal["accuracy", "time"]
 
@@ -50,7 +52,8 @@ class Verdict:
     base: str
     what: What
     kind: Literal["inside", "outside", "unknown"]
-    text: str
+    change: str  # with its unit
+    text: str  # the change, its interval, and whether it is more than that spread
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -81,6 +84,27 @@ def differing(runs: Sequence[Run]) -> list[str]:
     known = [run.settings for run in runs if run.settings]
     names = dict.fromkeys(name for settings in known for name in settings)
     return [name for name in names if len({settings.get(name, MISSING) for settings in known}) > 1]
+
+
+def differing_by_choice(groups: Sequence[Group]) -> list[str]:
+    """The settings that differ without those that follow from others, unless there are only such."""
+    runs = [run for group in groups for run in group.runs]
+    names = differing(runs)
+    derived = frozenset[str]().union(*(run.derived for run in runs))
+    return [name for name in names if name not in derived] or names
+
+
+def labels(groups: Sequence[Group]) -> list[str]:
+    """The name of each group with the first settings that differ."""
+    names = differing_by_choice(groups)[:LABEL_SETTINGS]
+    texts = [shortened([group.runs[0].settings.get(name, MISSING) for group in groups]) for name in names]
+    values = [
+        ", ".join(f"{name} {text[place]}" for name, text in zip(names, texts, strict=True))
+        for place in range(len(groups))
+    ]
+    return [
+        in_one_line(f"{group.name}: {text}" if text else group.name) for group, text in zip(groups, values, strict=True)
+    ]
 
 
 def refusal(groups: Sequence[Group]) -> str | None:
@@ -124,8 +148,9 @@ def verdicts(groups: Sequence[Group]) -> list[Verdict]:
         base = finished[0]
         for what, here, there in _compared(group, base):
             change = difference(here, there)
-            text = difference_in_words(what, change, here, there)
-            found.append(Verdict(here=group.name, base=base.name, what=what, kind=change.kind, text=text))
+            size = _change_in_words(what, change, there)
+            text = f"{size}: {_interval_in_words(what, change, here, there)}"
+            found.append(Verdict(here=group.name, base=base.name, what=what, kind=change.kind, change=size, text=text))
     return found
 
 
@@ -137,24 +162,26 @@ def _compared(group: Group, base: Group) -> Iterator[tuple[What, Mean, Mean]]:
         yield "time", times[0], times[1]
 
 
-def difference_in_words(what: What, change: Difference, here: Mean, base: Mean) -> str:
-    """The difference, its interval, and whether it is more than the spread over seeds."""
+def _change_in_words(what: What, change: Difference, base: Mean) -> str:
     if what == "accuracy":
-        size, unit = f"{change.change:+.2f} points", ""
-        ends = [f"{change.change + sign * (change.half_width or 0):+.2f}" for sign in (-1, 1)]
-    else:
-        share = f" ({100 * change.change / base.mean:+.0f} %)" if base.mean else ""
-        size, unit = f"{_signed(change.change)} s{share}", " s"
-        ends = [_signed(change.change + sign * (change.half_width or 0)) for sign in (-1, 1)]
-    interval = f"95 % interval {ends[0]} to {ends[1]}{unit}"
+        return f"{change.change:+.2f} points"
+    share = f" ({100 * change.change / base.mean:+.0f} %)" if base.mean else ""
+    return f"{_signed(change.change)} s{share}"
+
+
+def _interval_in_words(what: What, change: Difference, here: Mean, base: Mean) -> str:
+    """The interval of a difference, and whether it is more than the spread over seeds."""
+    form, unit = ("{:+.2f}".format, "") if what == "accuracy" else (_signed, " s")
+    low, high = (form(change.change + sign * (change.half_width or 0)) for sign in (-1, 1))
+    interval = f"95 % interval {low} to {high}{unit}"
     if change.kind == "inside":
-        return f"{size}: inside the spread over seeds, no difference shown ({interval})"
+        return f"inside the spread over seeds, no difference shown ({interval})"
     if change.kind == "outside":
-        return f"{size}: outside the spread over seeds ({interval})"
+        return f"outside the spread over seeds ({interval})"
     if 1 in (here.n, base.n):
         few = "n = 1" if here.n == base.n else f"n = {here.n} against {base.n}"
-        return f"{size}: the spread over seeds is not known ({few}), so nothing can be said of it"
-    return f"{size}: no spread at all in n = {here.n} and {base.n} runs, too few to tell it from chance"
+        return f"the spread over seeds is not known ({few}), so nothing can be said of it"
+    return f"no spread at all in n = {here.n} and {base.n} runs, too few to tell it from chance"
 
 
 def _signed(value: float) -> str:

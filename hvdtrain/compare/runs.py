@@ -1,10 +1,10 @@
-"""Run folders as they are on disk: whole, still being written, torn, or of an older version."""
+"""Run folders as they are on disk: whole, still being written, torn, of an older version, or no run's at all."""
 
 import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from hvdtrain.safety.files import read_file
 
 FINISHED = "finished"
 MISSING = "-"
+LARGEST = 10**30  # seconds, bytes and samples of a run stay far below
 # Settings that may differ between runs of one average.
 _RUN_SETTINGS = {
     "seed",
@@ -30,7 +31,23 @@ _RUN_SETTINGS = {
     "hang_timeout_s",
 }
 # Ends of HOROVOD_ variables that tell where a process was started, not how it computes.
-_PROCESS_VARIABLES = ("RANK", "SIZE", "ADDR", "PORT", "HOSTNAME", "HOST", "IFACE", "TIMELINE", "SECRET_KEY", "ID")
+_PROCESS_VARIABLES = (
+    "RANK",
+    "SIZE",
+    "ADDR",
+    "PORT",
+    "HOSTNAME",
+    "HOST",
+    "IFACE",
+    "TIMELINE",
+    "SECRET_KEY",
+    "ID",
+    "LEVEL",
+)
+
+
+class OddFileError(Exception):
+    """A file holds what no table can show; one line that names the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +67,7 @@ class Run:
     folder: Path
     name: str  # of the folder; with its parents if two runs have the same
     settings: dict[str, str]  # all that must be equal within one average, as text; empty if unknown
+    derived: frozenset[str]  # names of those that follow from the others
     seed: int | None
     result: dict[str, Any]  # empty if there is none
     metrics: tuple[dict[str, Any], ...]  # lines of metrics.jsonl without events
@@ -59,7 +77,8 @@ class Run:
     @property
     def ended(self) -> str:
         """Why the run ended; '-' without a result."""
-        return str(self.result.get("exit_reason") or MISSING)
+        reason = self.result.get("exit_reason")
+        return reason if isinstance(reason, str) and reason else MISSING
 
     def number(self, name: str) -> float | None:
         """A number of the result, or with dots in its name of a part of it; None if it is missing."""
@@ -79,7 +98,7 @@ class Run:
         lines = [line for line in self.metrics if _number(line.get(name)) is not None]
         if name.startswith("train/"):
             lines = [line for line in lines if "eval/accuracy" not in line] or lines
-        steps_per_epoch = _number(_parsed(self.settings.get("steps_per_epoch")))
+        steps_per_epoch = _number(_float(self.settings.get("steps_per_epoch")))
         points = []
         for line in lines:
             step, epoch = _number(line.get("step")), _number(line.get("epoch"))
@@ -113,8 +132,33 @@ def _below(place: Path) -> Iterator[Path]:
             yield Path(parent)
 
 
-def read(folder: Path, complaints: list[str]) -> Run:
-    """The run of this folder; each missing or unreadable file adds a line to `complaints`, the rest is kept."""
+def read_all(folders: Iterable[Path], complaints: list[str]) -> list[Run]:
+    """The runs of these folders, under different names; those that no table can show are named in `complaints`."""
+    runs = [run for folder in folders if (run := read(folder, complaints)) is not None]
+    return _with_unique_names(runs)
+
+
+def read(folder: Path, complaints: list[str]) -> Run | None:
+    """The run of this folder; each missing or unreadable file adds a line to `complaints`, the rest is kept.
+
+    None, with one line, for a run that no table can show.
+    """
+    lines: list[str] = []
+    try:
+        run = _read(folder, lines)
+    except OddFileError as error:
+        complaints.append(f"{error}; skipping this run")
+        return None
+    complaints += lines
+    return run
+
+
+def _read(folder: Path, complaints: list[str]) -> Run:
+    try:
+        str(folder.resolve()).encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(folder).decode(errors="backslashreplace")
+        raise OddFileError(f"{shown}: its path is not valid UTF-8") from error
     config = _json(folder / "config.json", complaints)
     placement = _json(folder / "placement.json", complaints)
     environment = _json(folder / "environment.json", complaints)
@@ -123,22 +167,23 @@ def read(folder: Path, complaints: list[str]) -> Run:
         complaints.append(f"{folder} has no result.json: it is still running, or was torn off; shown without results")
     if not (folder / "config.json").exists():
         complaints.append(f"{folder} has no config.json: its settings are unknown, it is averaged with no other run")
-    ranks = [rank for rank in placement.get("ranks") or [] if isinstance(rank, dict)]
-    hosts = tuple(sorted(map(str, result.get("hosts") or {rank.get("host") for rank in ranks})))
+    ranks = [rank for rank in _list(placement, "ranks", folder / "placement.json") if isinstance(rank, dict)]
+    hosts = _list(result, "hosts", folder / "result.json") or dict.fromkeys(str(rank.get("host")) for rank in ranks)
     seed = config.get("seed")
     return Run(
         folder=folder,
         name=folder.resolve().name,
         settings=_settings(config, environment, ranks, np=result.get("np") or len(ranks) or None, hosts=len(hosts)),
+        derived=frozenset(_mapping(config.get("derived"))) - frozenset(config),
         seed=seed if isinstance(seed, int) else None,
         result=result,
         metrics=_metrics(folder / "metrics.jsonl", complaints),
-        hosts=hosts,
+        hosts=tuple(sorted(map(str, hosts))),
         on_gpus=any(str(rank.get("device", "")).startswith("cuda") for rank in ranks),
     )
 
 
-def with_unique_names(runs: Sequence[Run]) -> list[Run]:
+def _with_unique_names(runs: Sequence[Run]) -> list[Run]:
     """The same runs; those of the same name are named by the shortest ends of their paths that differ."""
     named = list(runs)
     paths = [run.folder.resolve().parts for run in runs]
@@ -183,9 +228,35 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _list(document: dict[str, Any], name: str, path: Path) -> list[Any]:
+    """A list of a document; empty if it is missing."""
+    value = document.get(name) or []
+    if not isinstance(value, list):
+        raise OddFileError(f"{path}: {name!r} is not a list")
+    return value
+
+
+def parsed(path: Path, text: bytes) -> Any:
+    """The value of a JSON text of this file; ValueError if it is not JSON, OddFileError if no table can show it."""
+
+    def integer(digits: str) -> int:
+        if abs(float(digits)) > LARGEST:
+            raise OddFileError(f"{path}: an integer of {len(digits)} digits")
+        return int(digits)
+
+    try:
+        value = json.loads(text, parse_int=integer)
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise OddFileError(f"{path}: nested too deeply") from error
+    except UnicodeEncodeError as error:
+        raise OddFileError(f"{path}: half of a surrogate pair, which is not text") from error
+    return value
+
+
 def _json(path: Path, complaints: list[str]) -> dict[str, Any]:
     try:
-        found = json.loads(read_file(path))
+        found = parsed(path, read_file(path))
         if not isinstance(found, dict):
             raise TypeError("not an object")
     except FileNotFoundError:
@@ -207,7 +278,7 @@ def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
     found, torn = [], []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(dict(json.loads(line)))
+            found.append(dict(parsed(path, line)))
         except (ValueError, TypeError):
             torn.append(number)
     if torn:
@@ -216,12 +287,14 @@ def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
     return tuple(line for line in found if "event" not in line)
 
 
-def _parsed(setting: str | None) -> Any:
+def _float(setting: str | None) -> float | None:
     try:
-        return json.loads(setting or "null")
+        return float(setting or "")
     except ValueError:
         return None
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """The number; None for anything else, NaN and infinity included."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return float(value) if is_number else None

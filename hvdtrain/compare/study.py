@@ -4,7 +4,6 @@ Speed-up of N ranks: images/s of N over images/s of the smallest measured size, 
 speed-up over N. Hours are ranks x wall time of one run, without the launcher's start.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from hvdtrain.compare import groups
 from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.groups import Group
-from hvdtrain.compare.runs import FINISHED, Run
+from hvdtrain.compare.runs import FINISHED, OddFileError, Run, parsed
 from hvdtrain.compare.spread import Mean, difference, mean_of
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.files import read_file
@@ -48,8 +47,8 @@ class Size:
 
     @property
     def speed(self) -> Mean | None:
-        """Mean images/s, or what the runs count."""
-        return None if self.group is None else self.group.speed()
+        """Mean images/s, or what the runs count; None also for 0, against which nothing can be compared."""
+        return _positive(None if self.group is None else self.group.speed())
 
     def mean(self, name: str) -> Mean | None:
         """The mean of a number of result.json."""
@@ -57,7 +56,7 @@ class Size:
 
     @property
     def time_s(self) -> Mean | None:
-        return self.mean("wall_time_s")
+        return _positive(self.mean("wall_time_s"))
 
     @property
     def accuracy(self) -> Mean | None:
@@ -140,9 +139,13 @@ class Study:
 def read(file: Path, complaints: list[str]) -> Study:
     """The study of this sweep.json; BadInput if it is not one, a line in `complaints` for each thing its runs lack."""
     try:
-        known = json.loads(read_file(file))
+        known = parsed(file, read_file(file))
         planned = {int(np) for np in known["sizes"]} | {int(row["np"]) for row in known["runs"]}
-        rows = [dict(row) for row in known["runs"]]
+        if min(planned, default=1) < 1:
+            raise ValueError(f"a size of {min(planned)} ranks")
+        rows = [
+            {**row, "run_folder": Path(row["run_folder"]) if row.get("run_folder") else None} for row in known["runs"]
+        ]
         numbers = {
             name: None if known.get(name) is None else float(known[name])
             for name in ("price_per_gpu_hour", "target_accuracy", "min_efficiency", "max_accuracy_loss")
@@ -150,7 +153,9 @@ def read(file: Path, complaints: list[str]) -> Study:
         program, mode = " ".join(map(str, known["program"])), str(known["mode"])
     except OSError as error:
         raise BadInput(f"{file} cannot be read ({error.strerror}): give the sweep.json of a study") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except OddFileError as error:
+        raise BadInput(f"{error}. Run hvdlaunch sweep again.") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise BadInput(f"{file} is not the sweep.json of a study ({error!r}): run hvdlaunch sweep again") from error
     target = numbers["target_accuracy"]
     sizes = [
@@ -180,14 +185,14 @@ def _size(
 ) -> Size:
     runs, lacking = [], [] if rows else ["not run yet"]
     for row in rows:
-        folder = Path(row["run_folder"]) if row.get("run_folder") else None
+        folder = row["run_folder"]
         known = folder is not None and (folder / "result.json").is_file()
-        run = runfolder.read(folder, complaints) if folder is not None and known else None
-        if (reason := _why_no_result(row, folder, run, np)) is not None:
+        run = runfolder.read(folder, complaints) if known else None
+        if (reason := _why_no_result(row, run, np)) is not None:
             lacking.append(reason)
         elif run is not None:
             runs.append(run)
-    averages = groups.grouped(runfolder.with_unique_names(runs))
+    averages = groups.grouped(runs)
     if len(averages) > 1:
         lacking += [f"not averaged, for they differ in {', '.join(groups.differing(runs)) or 'what is unknown'}"]
         averages = []
@@ -200,8 +205,9 @@ def _size(
     )
 
 
-def _why_no_result(row: dict[str, Any], folder: Path | None, run: Run | None, np: int) -> str | None:
+def _why_no_result(row: dict[str, Any], run: Run | None, np: int) -> str | None:
     """Why this run has no result; None if it has one."""
+    folder = row["run_folder"]
     if row.get("status") or row.get("why"):
         return str(row.get("why") or f"it ended with status {row['status']}")
     if folder is None:
@@ -331,6 +337,10 @@ def _points(number: float) -> str:
 
 def _ranks(np: int) -> str:
     return f"{np} rank{'' if np == 1 else 's'}"
+
+
+def _positive(mean: Mean | None) -> Mean | None:
+    return mean if mean is not None and mean.mean > 0 else None
 
 
 def mean_time_to_target(size: Size) -> Mean | None:

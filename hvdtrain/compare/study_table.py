@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hvdtrain.compare import drawings, groups, spread, study
+from hvdtrain.compare import drawings, groups, spread, study, terminal
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.spread import Mean
@@ -24,15 +24,15 @@ def compare(file: Path) -> tuple[str, list[str]]:
     if lines:
         lines = [f"Against {verdicts[0].base}:", *lines]
         notes.append(spread.RULE)
-    text = markdown(columns) + "\n"
-    text += "".join(f"{line}\n\n" for line in study.advice(found))
+    text = "".join(f"{line}\n\n" for line in study.advice(found))
     text += "".join(f"{line}\n" for line in lines) + "\n" * bool(lines)
     text += "\n\n".join(notes) + "\n" * bool(notes)
+    whole_text = f"{markdown(columns)}\n{text}"
     picture = drawings.png(drawings.scaling(found))
-    files = {"table.md": text.encode(), "table.csv": as_csv(columns).encode(), "scaling.png": picture}
+    files = {"table.md": whole_text.encode(), "table.csv": as_csv(columns).encode(), "scaling.png": picture}
     write_all(file.parent, files)
-    _write_events(file.parent, found, text, picture)
-    return text, complaints
+    _write_events(file.parent, found, whole_text, picture)
+    return f"{terminal.of_study(columns)}\n{text}", complaints
 
 
 def table(found: Study) -> list[Column]:

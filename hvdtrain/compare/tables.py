@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.spread import Mean
 
+MAX_LETTERS = 16  # of a setting where there is little room
+
 Value = str | float | None
 
 
@@ -72,7 +74,38 @@ def markdown(columns: Sequence[Column]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    return in_one_line(text).replace("|", "\\|")
+
+
+def in_one_line(text: str) -> str:
+    """The text, which may be a stranger's, without line ends and with all escaped that moves the cursor."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in " ".join(text.split()))
+
+
+def shortened(texts: Sequence[str]) -> list[str]:
+    """Long numbers with fewer digits and long words cut, as far as different texts stay different."""
+    for digits in (4, 6, 9):
+        rounded = [_rounded(text, digits) for text in texts]
+        if len(set(rounded)) == len(set(texts)):
+            break
+    else:
+        rounded = list(texts)
+    for cut in (slice(MAX_LETTERS), slice(-MAX_LETTERS, None)):
+        words = [text if len(text) <= MAX_LETTERS + 1 else text[cut] for text in rounded]
+        if len(set(words)) == len(set(texts)):
+            left = cut.start is None
+            return [
+                word if word == text else f"{word}…" if left else f"…{word}"
+                for word, text in zip(words, rounded, strict=True)
+            ]
+    return rounded
+
+
+def _rounded(text: str, digits: int) -> str:
+    try:
+        return f"{float(text):.{digits}g}" if "." in text and len(text) > digits + 3 else text
+    except ValueError:
+        return text
 
 
 def as_csv(columns: Sequence[Column]) -> str:

@@ -5,6 +5,8 @@ so that nobody waits in it any more, and shrinks it to those that are left, in t
 the new rank 0. Newcomers, who take the places of lost ones, get the last ranks; all call `take_in` for that.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import socket
@@ -14,15 +16,16 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hvdtrain.elastic.newcomers import Invitation, Newcomers, invited
 from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import Comm, HorovodComm, losses
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -183,13 +186,8 @@ def _owner(values: Tensor) -> Tensor:
     return owner
 
 
-def outliving(
-    comm: Comm, environment: Mapping[str, str], alike: Mapping[str, Any], *, grows: bool = False
-) -> ElasticComm:
-    """The same ranks, which outlive others, or newcomers; BadInput where their MPI or its mpirun does not let them.
-
-    And where this is a newcomer that differs from who has invited it in what must be `alike`.
-    """
+def require_ulfm(comm: Comm, environment: Mapping[str, str], *, grows: bool = False) -> None:
+    """Raise BadInput on all ranks where their MPI or its mpirun does not let them outlive each other, or grow."""
     if not isinstance(comm, HorovodComm) or comm.over_mpi is None:
         raise BadInput(
             "--elastic needs several ranks with MPI between them: start with hvdlaunch run --elastic, or mpirun"
@@ -199,13 +197,23 @@ def outliving(
             "--elastic needs an MPI whose ranks outlive each other: set up Open MPI 5 (MPI=5 make setup), and start "
             "with hvdlaunch run --elastic, or mpirun --with-ft ulfm"
         )
-    os.environ["HOROVOD_ELASTIC"] = "1"  # Horovod raises an error where it would end the process
-    invitation = invited(environment)
     if grows and len(hosts := set(comm.allgather(socket.gethostname()))) > 1:
         raise BadInput(
             f"--grow: the ranks are on {len(hosts)} hosts, and with Open MPI 5.0.11 newcomers can join on one alone: "
             "leave it out; with hvdlaunch --restarts lost hosts come back when the run starts again"
         )
+
+
+def outliving(comm: Comm, environment: Mapping[str, str], alike: Mapping[str, Any]) -> ElasticComm:
+    """The same ranks, which outlive others as `require_ulfm` lets them, or newcomers.
+
+    BadInput where this is a newcomer that differs from who has invited it in what must be `alike`.
+    """
+    assert isinstance(comm, HorovodComm)
+    os.environ["HOROVOD_ELASTIC"] = "1"  # Horovod raises an error where it would end the process
+    # At each loss its thread logs an error besides, on all ranks; the ranks get that error, and tell what follows.
+    os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
+    invitation = invited(environment)
     if invitation is not None:
         for name in alike.keys() | invitation.alike.keys():
             if alike.get(name) != invitation.alike.get(name):

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
 from hvdtrain.elastic import start
 from hvdtrain.ranks import connect
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import NEWCOMER
 
-INVITATION = "HVDTRAIN_INVITATION"  # of a newcomer's environment: Invitation as JSON
+INVITATION = "_HVDTRAIN_INVITATION"  # of a newcomer's environment: Invitation as JSON
 
 # From the start of a newcomer to its "ready": imports and data take 4 to 6 s on two busy cores.
 LIMIT_S = 300.0
@@ -59,11 +58,13 @@ def program(invitation: Invitation, environment: Mapping[str, str]) -> list[str]
 
     What binds a rank under hvdlaunch goes by HVDLAUNCH_RANK then.
     """
+    import torch
+
     given = {name: value for name, value in environment.items() if not _OF_PROCESS.match(name)}
     given |= {
         INVITATION: json.dumps(asdict(invitation)),
         NEWCOMER: str(invitation.number),
-        "HVDTRAIN_MPI_FIRST": "1",
+        "_HVDTRAIN_MPI_FIRST": "1",
         "HVDLAUNCH_RANK": str(invitation.place),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }

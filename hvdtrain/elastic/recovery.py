@@ -136,7 +136,7 @@ class Survivors:
         lost = [one for one in before if one not in comm.members]
         joined = [one for one in comm.members if one not in before]
         if not (lost or joined or isinstance(change, Grows)):
-            raise EndOfRun("sums failed though no rank was lost", status=FAILED, reason="failed")
+            raise EndOfRun(f"sums failed though no rank was lost: {change}", status=FAILED, reason="failed")
         run.tracker.go_on_from(here["tracker"])
         run.tracker.count(position.step, counts)
         self._sync.begin_anew(comm.size)
@@ -236,8 +236,10 @@ class Survivors:
             f"unreadable_{unit}": sum(one["unreadable"] for one in untold),
         }
         position = replace(Position(**there["position"]), totals=dict(totals))
-        mine = {"unreported": asdict(Unreported()), "reported": there["reported"]} if here is None else here
-        return {**there, "unreported": mine["unreported"], "reported": mine["reported"]}, position, counts
+        mine = asdict(Unreported())  # of what others have reported nothing is left, also where they are lost meanwhile
+        if here is not None and here["reported"] == there["reported"]:
+            mine = here["unreported"]
+        return {**there, "unreported": mine}, position, counts
 
     def _lead(self) -> None:
         """The lowest rank does from now on what rank 0 has done."""
@@ -267,14 +269,17 @@ class Survivors:
 
     def _give_up(self) -> None:
         host = socket.gethostname()
+        exits.be_shown()  # of those that are left none may lead yet
         say(f"{host}: ranks were lost, and those that are left have not closed up in {LIMIT_S:.0f} s: all of them end")
         self._comm.abort(FAILED)
 
 
-def _place(standing: Standing) -> tuple[int, int, int]:
-    """How far a rank has come."""
-    position = standing["position"]
-    return position["step"], position["epoch"], standing["reported"]
+def _place(standing: Standing) -> tuple[int, int]:
+    """How far a rank has come.
+
+    Whether it has ended the epoch does not count: all end it again where the lowest rank, which records it, has not.
+    """
+    return standing["position"]["step"], standing["reported"]
 
 
 def say(line: str) -> None:

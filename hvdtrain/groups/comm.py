@@ -4,22 +4,32 @@ Rank = group x size of a group + place in it. What the ranks of a group have ali
 ranks, and each rank carries its part to the others with its place: a network card passes on no element twice.
 """
 
+from __future__ import annotations
+
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from hvdtrain.groups.members import MpiMembers
-from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.comm import Comm, Group, HorovodComm, Members, Reducer, ReplicaPart, SerialComm
-from hvdtrain.ranks.sync import GradientSync, Waiting
 from hvdtrain.safety.exits import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hvdtrain.groups.members import MpiMembers
+    from hvdtrain.ranks.sync import GradientSync, Waiting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """How often groups of ranks meet."""
+
+    steps: int
+    from_epoch: int = 0  # before it at every step
 
 
 class Between:
@@ -31,6 +41,8 @@ class Between:
 
     def sum_(self, values: Tensor) -> None:
         """Replace a flat tensor, which is equal on all ranks of a group, by its sum over groups."""
+        import torch.nn.functional as F
+
         padded = F.pad(values.detach().cpu(), (0, -len(values) % self._near.size))
         own = padded.view(self._near.size, -1)[self._near.rank].clone()
         self._across.sum_(own)
@@ -41,6 +53,8 @@ class HostsComm:
     """All ranks of a run, in groups; its `data` are all of them."""
 
     def __init__(self, world: HorovodComm, mpi: Any, group_size: int) -> None:
+        from hvdtrain.groups.members import MpiMembers
+
         group, place = divmod(world.rank, group_size)
         self.rank, self.size = world.rank, world.size
         self.local_rank, self.local_size = world.local_rank, world.local_size
@@ -97,6 +111,8 @@ class HostsComm:
         self._all.average_(tensors)
 
     def broadcast_(self, model: nn.Module) -> None:
+        import torch
+
         self._near.broadcast_(model)
         values = list(model.state_dict().values())
         for dtype in dict.fromkeys(value.dtype for value in values):  # in the same order on all ranks
@@ -118,6 +134,8 @@ class HostsComm:
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:
+        from hvdtrain.groups.two_level import TwoLevelSync
+
         near = self._near.gradient_sync(
             model,
             compression=compression,

@@ -5,24 +5,15 @@ their means over groups: what is evaluated or saved is always of a meeting.
 """
 
 import time
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.groups.comm import HostsComm
+from hvdtrain.groups.comm import Every, HostsComm
 from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.safety.exits import EndOfRun
-
-
-@dataclass(frozen=True, kw_only=True)
-class Every:
-    """How often groups of ranks meet."""
-
-    steps: int
-    from_epoch: int = 0  # before it at every step
 
 
 class Follower(Protocol):

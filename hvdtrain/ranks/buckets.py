@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.wire import Wire
 
-# MiB of a bucket, as DistributedDataParallel has them; bench/fusion.py compares other sizes.
-BUCKET_MB = 25.0
-
 RankZeros = Callable[[list[str]], list[str]]  # what rank 0 says
 BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; what it returns waits for the sum
 

@@ -1,4 +1,9 @@
-"""Ranks and what they say to each other: HorovodComm, or for one process SerialComm."""
+"""Ranks and what they say to each other: HorovodComm, or for one process SerialComm.
+
+Torch is imported where tensors are: ranks meet, and may refuse their settings, without it.
+"""
+
+from __future__ import annotations
 
 import json
 import math
@@ -7,14 +12,15 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-from hvdtrain.ranks.buckets import BUCKET_MB, BucketSync
-from hvdtrain.ranks.sync import GradientSync, HorovodSync, NoSync, Waiting
-from hvdtrain.ranks.wire import Wire
+    from hvdtrain.ranks.sync import GradientSync, Waiting
+
+# MiB of a bucket, as DistributedDataParallel has them; bench/fusion.py compares other sizes.
+BUCKET_MB = 25.0
 
 # Of a broadcast, at a time: MPI counts to 2 GiB.
 _CHUNK_BYTES = 2**28
@@ -174,6 +180,8 @@ class SerialComm:
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:
+        from hvdtrain.ranks.sync import NoSync
+
         return NoSync()
 
 
@@ -295,6 +303,7 @@ class HorovodComm:
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         import horovod.torch as hvd
+        import torch
 
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
         if not floats:
@@ -323,6 +332,10 @@ class HorovodComm:
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:
+        from hvdtrain.ranks.buckets import BucketSync
+        from hvdtrain.ranks.sync import HorovodSync, NoSync
+        from hvdtrain.ranks.wire import Wire
+
         if self.size == 1:
             return NoSync()
         wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled)
@@ -364,6 +377,7 @@ def wait_until(is_done: Callable[[], bool], waiting: Waiting) -> None:
 def _allgather_by_horovod(content: bytes) -> list[bytes]:
     """The contents of all ranks by Horovod, where there is no MPI."""
     import horovod.torch as hvd
+    import torch
 
     lengths = hvd.allgather(torch.tensor([len(content)]), name="gather.lengths").tolist()
     joined = hvd.allgather(torch.frombuffer(bytearray(content), dtype=torch.uint8), name="gather.content")
@@ -373,6 +387,7 @@ def _allgather_by_horovod(content: bytes) -> list[bytes]:
 def _broadcast_by_horovod(chunk: memoryview) -> None:
     """Put rank 0's bytes into the memory of the other ranks, where there is no MPI."""
     import horovod.torch as hvd
+    import torch
 
     sent = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
     hvd.broadcast_(sent, root_rank=0, name="broadcast.content")

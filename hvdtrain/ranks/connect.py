@@ -4,19 +4,20 @@ One process without a launcher gets SerialComm, which needs neither.
 """
 
 import os
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
-import torch
-
 from hvdtrain.ranks import cores
+from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm, HorovodComm, SerialComm
 from hvdtrain.ranks.launchers import require_joined
 from hvdtrain.ranks.memory import keep_freed_memory
 from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import NEWCOMER, RANK_VARIABLES, BadInput
 
-# Fusing buffer of Horovod's all-reduce, in MiB: see "Fusion threshold" in docs/performance.md for the measurement.
+# Fusing buffer of Horovod's all-reduce, in MiB: see "Reducers, bucket sizes and cycles" in docs/performance.md.
 FUSION_THRESHOLD_MB = 128.0
 
 # Names of sums that Horovod remembers; beyond them it negotiates each anew at every step, and v2_l with --sync-bn has
@@ -44,8 +45,8 @@ def connect(
     run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
     remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
     watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
-    where there is no Horovod to write it, and where another launcher has started processes that do not meet. Where the
-    run `grows`, ranks can reach newcomers.
+    where there is no Horovod to write it, where another launcher has started processes that do not meet, and where
+    ranks lack Horovod. Where the run `grows`, ranks can reach newcomers.
     """
     keep_freed_memory()  # before MPI and Horovod have threads
     if fusion_threshold_mb is not None:
@@ -74,16 +75,26 @@ def connect(
         from mpi4py import MPI
 
         comm = HorovodComm(MPI.COMM_WORLD)
-        if comm.size == 1 and NEWCOMER not in os.environ:
-            require_joined(os.environ)
+        if NEWCOMER not in os.environ:  # that one has the Python of the rank that has started it
+            if comm.size == 1:
+                require_joined(os.environ)
+            agreed(comm, _require_horovod)
     else:
         require_joined(os.environ)
         if timeline:
             raise BadInput("--timeline: only Horovod has one, so start with horovodrun or mpirun, or leave it out")
         return SerialComm()
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores.cores_together(comm.local_size) // comm.local_size))
     return comm
+
+
+def _require_horovod() -> None:
+    """Raise BadInput if Horovod is missing: hvdtrain's package cannot name it, since it needs a build of its own."""
+    if find_spec("horovod") is None:
+        python = sys.executable
+        raise BadInput(
+            f"{python}: Horovod is not installed, and ranks need it. Run `PYTHON={python} make wheels` in a clone of "
+            f"hvdtrain, then `{python} -m pip install dist/horovod-*.whl`."
+        )
 
 
 def _keep_to_this_host(*, reach_newcomers: bool) -> None:

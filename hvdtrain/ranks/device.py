@@ -1,10 +1,12 @@
-"""The device of each rank: one GPU for one rank, or the CPU."""
+"""The device of each rank: one GPU for one rank, or the CPU; and how torch computes on it."""
 
+import os
 import socket
 
 import torch
 
-from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks import cores
+from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.safety.exits import BadInput
 
 
@@ -52,3 +54,17 @@ def require_own_device(comm: Comm, device: torch.device) -> None:
                 "give each rank its own, or start one rank per GPU"
             )
         owners[host, theirs] = rank
+
+
+def share_cores(comm: Comm) -> None:
+    """Let torch's threads be this rank's share of its host's cores, unless OMP_NUM_THREADS says otherwise."""
+    if not isinstance(comm, SerialComm) and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores.cores_together(comm.local_size) // comm.local_size))
+
+
+def set_arithmetic(*, deterministic: bool, tf32: bool) -> None:
+    """Let torch compute alike in each run, or as fast as it can, and on a GPU in TF32 or not."""
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not deterministic  # batches of one epoch have two shapes at most
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32

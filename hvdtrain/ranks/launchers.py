@@ -5,9 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from hvdtrain.safety.exits import BAD_INPUT, BadInput
-
-FIRST_S = 10.0  # for the first process to say why: once one has ended, its launcher may end the others
+from hvdtrain.safety.exits import BAD_INPUT, FIRST_S, BadInput
 
 
 def require_joined(environment: Mapping[str, str]) -> None:

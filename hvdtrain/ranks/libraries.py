@@ -3,16 +3,18 @@
 import sys
 
 import pynvml
-import torch
-from torch.cuda import nccl
 
 
 def library_versions() -> dict[str, str | None]:
     """By name; None where there is none, and the driver's without a visible GPU. Starts neither CUDA nor MPI."""
+    import torch
+
     return {"nccl": _nccl(), "cuda": torch.version.cuda, "nvidia_driver": _driver(), "mpi": _mpi()}
 
 
 def _nccl() -> str | None:
+    from torch.cuda import nccl
+
     try:
         return ".".join(str(part) for part in nccl.version())
     except AttributeError:  # a torch without CUDA
@@ -21,6 +23,8 @@ def _nccl() -> str | None:
 
 def _driver() -> str | None:
     """By NVML: asking CUDA itself would start it, before this rank has chosen its GPU."""
+    import torch
+
     if torch.cuda.device_count() == 0:
         return None
     try:

@@ -37,15 +37,24 @@ def weights_hash(hashes: dict[str, str]) -> str:
 
 
 def parameter_sums(model: nn.Module) -> Tensor:
-    """The sum of each parameter's bits, read as integers: int64 of shape (parameters,), on their device.
+    """The sum of each parameter's bits, read as integers, each times an odd number for its place.
 
-    Any flipped bit changes the sum of its parameter; the order of the elements does not matter.
+    int64 of shape (parameters,), on their device. Any changed element changes the sum of its parameter, and so do two
+    unequal elements of at most 32 bits that are swapped.
     """
-    sums = [
-        parameter.detach().view(_INTEGERS[parameter.element_size()]).sum(dtype=torch.int64)
-        for parameter in model.parameters()
-    ]
-    return torch.stack(sums)
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    return torch.stack([_sum_by_place(each.view(_INTEGERS[each.element_size()])) for each in parameters])
+
+
+def _sum_by_place(bits: Tensor) -> Tensor:
+    """The sum of (2 i + 1) x bits[i] over the row-major place i, modulo 2**64; no copy as large as `bits` is made."""
+    if bits.dim() < 2:
+        bits = bits.reshape(1, -1)
+    rows = bits.sum(dim=tuple(range(1, bits.dim())), dtype=torch.int64)  # R
+    columns = bits.sum(dim=0, dtype=torch.int64).flatten()  # C
+    row_places = torch.arange(len(rows), device=bits.device) * len(columns)
+    column_places = torch.arange(len(columns), device=bits.device)
+    return (rows * 2 * row_places).sum() + (columns * (2 * column_places + 1)).sum()
 
 
 def held_before(comm: Comm, model: nn.Module) -> set[int]:

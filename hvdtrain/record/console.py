@@ -1,29 +1,47 @@
-"""The lines that a person sees while a run goes on; rank 0 prints them."""
+"""The lines that a person sees while a run goes on, and on a terminal how far it is; rank 0 shows them."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+Thing = TypeVar("Thing")
+
+
+def progress(
+    things: Iterable[Thing], *, shown: bool, what: str, unit: str, total: int | None = None
+) -> Iterable[Thing]:
+    """The same things, with a bar of how many were taken if it is `shown` and standard error is a terminal."""
+    if not (shown and sys.stderr.isatty()):
+        return things
+    return tqdm(things, desc=what, unit=unit, total=total, leave=False, dynamic_ncols=True)
+
 
 class Console:
-    """A bar of the epochs on a terminal, and lines above it."""
+    """Lines on standard output, and a bar below them of what is under way."""
 
-    def __init__(self, *, shown: bool, epochs: int, done: int) -> None:
-        """`shown` on rank 0 alone; `done` of the epochs were done before."""
+    def __init__(self, *, shown: bool) -> None:
+        """`shown` on rank 0 alone."""
         self._shown = shown
-        self._bar = tqdm(total=epochs, initial=done, unit="epoch", disable=not shown or not sys.stderr.isatty())
+        self._bar: Iterable[Any] = ()
+
+    def progress(self, batches: Iterable[Thing], *, what: str, total: int) -> Iterable[Thing]:
+        """The same batches, with the one bar that there is at a time."""
+        self.close()
+        self._bar = bar = progress(batches, shown=self._shown, what=what, unit="batch", total=total)
+        return bar
 
     def say(self, *lines: str) -> None:
         """Print lines."""
         if not self._shown:
             return
         for line in lines:
-            if self._bar.disable:
-                print(line, flush=True)
+            if isinstance(self._bar, tqdm):
+                tqdm.write(line)  # clears the bar and draws it again
+                sys.stdout.flush()
             else:
-                self._bar.write(line)
+                print(line, flush=True)
 
     def events(self, events: Iterable[Mapping[str, Any]]) -> None:
         """A line for each step that was not as it should be, from the lines of metrics.jsonl."""
@@ -46,14 +64,14 @@ class Console:
         """Say from now on what rank 0 has said."""
         self._shown = True
 
-    def epoch_done(self, line: str) -> None:
-        """One epoch more."""
-        self._bar.update()
-        self.say(line)
-
     def close(self) -> None:
-        """Leave the bar as it is."""
-        self._bar.close()
+        """Take the bar away."""
+        if isinstance(self._bar, tqdm):
+            self._bar.close()
+        self._bar = ()
+
+
+SILENT = Console(shown=False)
 
 
 def _other_ranks(event: Mapping[str, Any]) -> str:

@@ -66,13 +66,18 @@ def _without_secret(word: str) -> str:
 
 def versions() -> dict[str, str | None]:
     """Python, and the packages and libraries whose version changes a result; None for one that is not there."""
+    return package_versions() | library_versions()
+
+
+def package_versions() -> dict[str, str | None]:
+    """Those of them that are known before torch is imported."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = None
-    return found | library_versions()
+    return found
 
 
 def _commit() -> str | None:

@@ -16,6 +16,7 @@ from hvdtrain.ranks.comm import Comm, losses
 from hvdtrain.record import events, peaks
 from hvdtrain.record.console import Console
 from hvdtrain.record.environment import environment
+from hvdtrain.record.opening import opening, too_few_steps
 from hvdtrain.record.placement import planned
 from hvdtrain.record.tracker import Measures, Tracker
 from hvdtrain.safety import exits, watchdog
@@ -33,7 +34,6 @@ class Run:
     """One rank's record of a run; made by `opened`, all ranks call its methods together."""
 
     tracker: Tracker  # since `begin`
-    console: Console
     device: torch.device
     leave: Event  # set when this rank was asked to save and leave
     concluded = False
@@ -42,6 +42,7 @@ class Run:
         self.folder = folder
         self.watch = watch
         self.faults = faults
+        self.console = Console(shown=comm.rank == 0)
         self._comm = comm
         self._summed: Summed | None = None
         self._rank = comm.rank  # names this rank's files, also where it becomes another
@@ -55,9 +56,8 @@ class Run:
         columns: Sequence[str],
         measures: Measures,
         memory: Mapping[str, Any] | None,
-        epochs_done: int,
     ) -> None:
-        """Write what is known before the first step; from now on a rank that ends early leaves a result.
+        """Write and say what is known before the first step; from now on a rank that ends early leaves a result.
 
         `columns` names the settings, and what was derived from them, for TensorBoard's HPARAMS page; `memory` is that
         of the tracker in the checkpoint that the run goes on from. In the end every rank obeys SIGUSR1, and hvdlaunch
@@ -88,13 +88,13 @@ class Run:
             )
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
         self.leave = exits.on_early_end(errors, self.tracker.conclude, step=lambda: self.watch.step)
-        self.console = Console(shown=comm.rank == 0, epochs=settings["epochs"], done=epochs_done)
         if "gradient_bytes" in known:
             self._summed = Summed(**{name: known[name] for name in ("gradient_bytes", "sync", "compression")})
         comm.allgather("ready")
         self._began = self.tracker.result["steps"], sent_bytes()
         if comm.rank == 0:
             exits.report(saves="yes")
+        self.console.say(*opening(known, placement, unit=measures.unit, folder=self.folder), *too_few_steps(known))
         self.faults.at("start")
 
     def lead(self) -> None:
@@ -164,6 +164,7 @@ def opened(
     try:
         yield run
     except EndOfRun as end:
+        run.console.close()
         try:
             run.end(end.reason)
         except lost:  # a rank that dies now is no news

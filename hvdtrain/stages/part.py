@@ -44,6 +44,9 @@ class Part:
 
     def run(self, model: nn.Module, received: Tensor | None, inputs: Inputs) -> Tensor:
         """What this stage makes of one micro-batch: what the next one receives, or the model's outputs."""
+        if received is not None:
+            # Of a leaf autocast keeps the copy in bf16: the gradients of its uses would then be summed in bf16.
+            received = received.view_as(received)
         recompute = self.recompute and len(inputs[0]) > 1  # see batch_norm.frozen
         hidden = run_all(model, self.own, received, inputs, recompute=recompute)
         if self.is_last:

@@ -1,19 +1,25 @@
 """The settings of hvdtrain.bert, and the recipes: functions that return settings."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from hvdtrain.ranks.comm import ReplicaPart
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.text import model
-from hvdtrain.train import command_line, optim, options
-from hvdtrain.train.command_line import AT_LEAST_1, PROBABILITY
-from hvdtrain.train.options import RunConfig
+from hvdtrain.settings import command_line, options
+from hvdtrain.settings.command_line import AT_LEAST_1, PROBABILITY
+from hvdtrain.settings.optimizers import OPTIMIZERS
+from hvdtrain.settings.options import RunConfig
 
 DATA = ("icd10", "json", "csv", "glue", "text")
+MODELS = {  # layers, width, heads, initializer range
+    "bert_tiny": (2, 128, 2, 0.06),  # learns faster than from 0.02
+    "bert_mini": (4, 256, 4, 0.02),
+    "bert_base": (12, 768, 12, 0.02),
+    "bert_large": (24, 1024, 16, 0.02),
+}
 _LEAST_TOKENS = 8  # [CLS], [SEP], [SEP] and a few words
 _EITHER = (("epochs", "max_steps"), ("tokenizer", "vocab_size"), ("pretrained", "vocab_size"), ("pretrained", "model"))
 
@@ -33,6 +39,25 @@ class BertConfig(RunConfig):
     COLUMNS: ClassVar[tuple[str, ...]] = (*RunConfig.COLUMNS, "task", "seed")
     ASIDE: ClassVar[tuple[str, ...]] = (*RunConfig.ASIDE, "export")
 
+    MOST_USED: ClassVar[tuple[str, ...]] = (
+        "recipe",
+        "task",
+        "data",
+        "data_dir",
+        "text_column",
+        "label_column",
+        "model",
+        "pretrained",
+        "max_tokens",
+        "epochs",
+        "global_batch_size",
+        "lr",
+        "precision",
+        "run",
+        "export",
+    )
+    GROUPS: ClassVar[Mapping[str, str]] = {**RunConfig.GROUPS, "task": "texts and their model"}
+
     recipe: str = "tiny"
     """tiny, finetune or pretrain: where the other defaults come from."""
     task: Literal["classify", "mlm"] = "classify"
@@ -51,6 +76,7 @@ class BertConfig(RunConfig):
     model: str = "bert_tiny"
     """bert_tiny (2 layers of 128), bert_mini (4 of 256), bert_base (12 of 768) or bert_large (24 of 1,024)."""
     experiment: Annotated[str, command_line.FOLDER_NAME] = "bert"
+    """The folder below runs-dir that has the runs."""
     pretrained: str | None = None
     """A folder with config.json and weights, or a name on the Hugging Face hub; its vocabulary comes along."""
     tokenizer: Path | None = None
@@ -132,30 +158,38 @@ RECIPES = {"tiny": tiny, "finetune": finetune, "pretrain": pretrain}
 def parse(argv: Sequence[str]) -> BertConfig:
     """The settings of a command line; BadInput for what cannot work whatever the machine."""
     config, given = command_line.parse(argv, RECIPES, recipe="tiny", prog="python -m hvdtrain.bert")
-    if config.model not in model.MODELS:
-        raise BadInput(f"--model {config.model!r} is unknown: choose one of {', '.join(model.MODELS)}")
+    if config.model not in MODELS:
+        raise BadInput(f"--model {config.model!r} is unknown: choose one of {', '.join(MODELS)}")
     if config.data not in DATA:
         raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(DATA)}")
     if "batch_size_per_rank" in given and "global_batch_size" not in given:
         config = replace(config, global_batch_size=None)  # the recipe's
+    _check_parts(config)
+    options.check(config, given)
+    _check_texts(config, given)
+    chosen = {name: f"{command_line.option(name)} {getattr(config, name)}" for name in given}
+    if config.recipe == "finetune":
+        chosen.setdefault("pretrained", "--recipe finetune")
+    for one, other in _EITHER:
+        if {one, other} <= chosen.keys():
+            words = [chosen[one], chosen[other]]
+            raise BadInput(f"{' and '.join(words)} exclude each other: leave one of them out")
+    if "max_steps" in given and "warmup_epochs" not in given:
+        config = replace(config, warmup_epochs=None)  # see of_steps
+    options.require_complete(config, _check_parts, _missing(config, given))
+    return replace(config, pretrained=None) if config.pretrained == "none" else config
+
+
+def _check_parts(config: BertConfig) -> None:
     if config.tensor > 1 and config.stages > 1:
         raise BadInput(f"--tensor {config.tensor} does not work with --stages {config.stages}: leave one of them out")
-    if config.tensor > 1 and optim.OPTIMIZERS[config.optimizer].layerwise:
+    if config.tensor > 1 and OPTIMIZERS[config.optimizer].layerwise:
         raise BadInput(
             f"--optimizer {config.optimizer} divides by the norms of whole layers, of which --tensor {config.tensor} "
             "leaves each rank a slice: give adamw"
         )
-    options.check(config, given)
-    _check_texts(config, given)
-    for one, other in _EITHER:
-        if {one, other} <= given:
-            words = [f"{command_line.option(name)} {getattr(config, name)}" for name in (one, other)]
-            raise BadInput(f"{' and '.join(words)} exclude each other: leave one of them out")
-    if "max_steps" in given and "warmup_epochs" not in given:
-        config = replace(config, warmup_epochs=None)  # see of_steps
     if config.freeze_embeddings and config.stages > 1:
         raise BadInput(f"--freeze-embeddings does not work with --stages {config.stages}: leave one of them out")
-    return replace(config, pretrained=None) if config.pretrained == "none" else config
 
 
 def of_steps(config: BertConfig, *, steps_per_epoch: int) -> BertConfig:
@@ -169,17 +203,24 @@ def of_steps(config: BertConfig, *, steps_per_epoch: int) -> BertConfig:
 
 
 def _check_texts(config: BertConfig, given: set[str]) -> None:
-    """Raise BadInput where data, columns and task do not fit together."""
-    if config.recipe == "finetune" and "pretrained" not in given:
-        raise BadInput("--recipe finetune is for a pretrained model: give --pretrained FOLDER or a name of the hub's")
+    """Raise BadInput where columns and task do not fit together."""
     if config.max_tokens < _LEAST_TOKENS:
         raise BadInput(f"--max-tokens {config.max_tokens} leaves no room for words: give at least {_LEAST_TOKENS}")
-    if config.task == "classify" and config.data == "text":
-        raise BadInput("--data text has no labels for --task classify: give --task mlm, or --data json or csv")
-    columns = {"text_column", "pair_column", "label_column"} & given
-    if columns and config.data in ("icd10", "text"):
-        raise BadInput(f"{command_line.option(min(columns))} is for json, csv and glue: --data {config.data} has none")
     if config.task == "mlm" and (columns := {"pair_column", "label_column"} & given):
         raise BadInput(f"{command_line.option(min(columns))} is for --task classify: leave it out")
+
+
+def _missing(config: BertConfig, given: set[str]) -> list[str]:
+    """What the settings of texts require and lack."""
+    lacking = []
+    if config.recipe == "finetune" and "pretrained" not in given:
+        lacking.append(command_line.requires("--recipe finetune", "--pretrained FOLDER (or NAME of one of the hub)"))
+    columns = [name for name in ("text_column", "pair_column", "label_column") if name in given]
+    if columns and config.data in ("icd10", "text"):
+        subject = " with ".join(map(command_line.option, columns))
+        lacking.append(command_line.requires(subject, "--data csv (or json, or glue)"))
+    elif config.task == "classify" and config.data == "text":
+        lacking.append(command_line.requires("--data text", "--task mlm (it has no labels to learn)"))
     if "pair_column" in given and "text_column" not in given:
-        raise BadInput("--pair-column without --text-column: give both")
+        lacking.append(command_line.requires("--pair-column", "--text-column NAME"))
+    return lacking

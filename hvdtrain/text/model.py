@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.stages.blocks import Block, Blocks, Inputs
 from hvdtrain.tensor.linear import Column, Row, own_draws, to_slices
+from hvdtrain.text.config import MODELS
 
 NORM_EPS = 1e-12
 _WORDS = "bert.embeddings.word_embeddings"
@@ -36,20 +37,11 @@ class BertSizes:
     initializer_range: float = 0.02  # standard deviation of a fresh weight
 
 
-_SHAPES = {  # layers, width, heads, initializer range
-    "bert_tiny": (2, 128, 2, 0.06),  # learns faster than from 0.02
-    "bert_mini": (4, 256, 4, 0.02),
-    "bert_base": (12, 768, 12, 0.02),
-    "bert_large": (24, 1024, 16, 0.02),
-}
-MODELS = tuple(_SHAPES)
-
-
 def sizes_of(name: str, *, vocabulary: int, positions: int = 512) -> BertSizes:
     """The sizes of a model by its name; BadInput for an unknown one."""
-    if name not in _SHAPES:
+    if name not in MODELS:
         raise BadInput(f"--model {name!r} is unknown: choose one of {', '.join(MODELS)}")
-    layers, width, heads, initializer_range = _SHAPES[name]
+    layers, width, heads, initializer_range = MODELS[name]
     return BertSizes(
         vocabulary=vocabulary,
         width=width,

@@ -21,8 +21,9 @@ from uuid import uuid4
 import numpy as np
 import tokenizers
 
+from hvdtrain.record.console import progress
 from hvdtrain.record.files import write_json
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
@@ -141,7 +142,8 @@ def _remove_dead(cache: Path) -> None:
 
 def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
     vocabulary = shape.vocabulary or learned(
-        lambda: (text for row in corpus.train() for text in _texts(row)), shape.vocab_size
+        lambda: (text for row in _shown(corpus.train(), "learning the vocabulary") for text in _texts(row)),
+        shape.vocab_size,
     )
     dtype = np.dtype("<u2" if len(vocabulary.tokens) < 2**16 else "<u4")
     lengths: list[int] = []
@@ -151,7 +153,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
     with (folder / "tokens.bin").open("wb") as file:
         for rows in (corpus.train(), corpus.test()):
             train = len(lengths)
-            for numbers, label, is_cut in _sequences(rows, vocabulary, shape):
+            for numbers, label, is_cut in _sequences(_shown(rows, "reading texts"), vocabulary, shape):
                 file.write(np.array(numbers, dtype).tobytes())
                 lengths.append(len(numbers))
                 labels.append(label)
@@ -183,6 +185,10 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
 
 def _texts(row: Row) -> list[str]:
     return [row.text] if row.pair is None else [row.text, row.pair]
+
+
+def _shown(rows: Iterator[Row], what: str) -> Iterator[Row]:
+    return iter(progress(rows, shown=launched_rank() == 0, what=what, unit=" rows"))
 
 
 def _sequences(

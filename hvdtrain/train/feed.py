@@ -1,5 +1,6 @@
 """From the samples of a split to batches on the device. N samples of a batch, S of a split."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -145,6 +146,12 @@ class Feed:
         """Where these batches go on from there: with others than before, what is left of the epoch is cut anew."""
         ends = {position.cut_from, *(position.cut_from + batch.stop for batch in self._cut(position.cut_from))}
         return position if position.visited in ends else replace(position, cut_from=position.visited)
+
+    def epochs(self, position: Position, max_steps: int) -> int:
+        """How many a run of so many steps has, with those that it has behind it and those that go on from there."""
+        here = len(self.batches(position)) if position.visited else 0  # of an epoch that is under way
+        rest = max(0, max_steps - position.step - here)
+        return position.epoch + bool(position.visited) + math.ceil(rest / self.sizes.steps_per_epoch)
 
     def batches(self, position: Position) -> RankBatches:
         """This rank's part of each step that is left of the epoch."""

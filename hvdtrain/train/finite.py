@@ -110,10 +110,11 @@ class SpikeWatch:
     """Finds the spikes of one rank's loss.
 
     A loss is a spike when it exceeds the median of the last 50 by more than 8 of their robust deviations (1.4826 times
-    the median absolute deviation, Rousseeuw and Croux 1993) and by half; it takes 10 losses to begin.
+    the median absolute deviation, Rousseeuw and Croux 1993), by half and by 0.1; it takes 10 losses to begin.
     """
 
     DEVIATIONS = 8.0
+    LEAST = 0.1  # one wrong sample raises a mean cross-entropy of nearly 0 by as much, such as 64 by a sample of 6.4
     SMALLEST = 10
 
     def __init__(self, rank: int) -> None:
@@ -126,7 +127,7 @@ class SpikeWatch:
         if len(self.recent) >= self.SMALLEST:
             usual = statistics.median(self.recent)
             deviation = 1.4826 * statistics.median(abs(recent - usual) for recent in self.recent)
-            if loss - usual > max(self.DEVIATIONS * deviation, 0.5 * abs(usual)):
+            if loss - usual > max(self.DEVIATIONS * deviation, 0.5 * abs(usual), self.LEAST):
                 spike = Spike(step=step, rank=self.rank, loss=loss, usual=usual)
         self.recent.append(loss)
         return spike

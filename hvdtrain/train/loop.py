@@ -18,6 +18,7 @@ from hvdtrain.elastic.progress import Progress, Unreported
 from hvdtrain.elastic.recovery import Grows
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import Comm, Members
+from hvdtrain.record.console import SILENT, Console
 from hvdtrain.record.run import Run
 from hvdtrain.record.tracker import Measures
 from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
@@ -133,12 +134,13 @@ def train_epoch(
     watchdog: Watchdog = OFF,
     faults: Faults = NONE,
     progress: Progress | None = None,
+    console: Console = SILENT,
 ) -> Iterator[Report]:
     """Visit each training sample once that is left of an epoch; report at report and save points and at the end.
 
     The learning rate follows the batch's size and the share of the epoch that was visited, so that it does not mind if
-    the samples before `start` came in batches of another size. At a limit, and after step `max_steps` of the run, the
-    epoch ends early.
+    the samples before `start` came in batches of another size; that of a run of so many steps follows these. At a
+    limit, and after step `max_steps` of the run, the epoch ends early.
 
     What became of a step is read while the next one is under way, so that a GPU does not wait for the host, or at once
     where a report, a checkpoint or a limit depends on it. `progress` is kept up to date for whoever goes on from there.
@@ -156,7 +158,8 @@ def train_epoch(
     progress = progress or Progress(start)
     progress.unreported = lambda: _unreported(window, pending)
     coming = feed.inputs(batches, start.epoch, watchdog)
-    for number, (batch, inputs) in enumerate(coming, start=start.step + 1):
+    shown = console.progress(coming, what=f"epoch {start.epoch + 1}", total=len(batches))
+    for number, (batch, inputs) in enumerate(shown, start=start.step + 1):
         watchdog.working(number)
         faults.at("step", number, model=step.model)
         phases.enter("other")
@@ -165,7 +168,7 @@ def train_epoch(
         step.poisoned = faults.poisons_loss(number)
         is_due = reports.is_due(number, last=last)
         epochs_done = start.epoch + visited / len(feed.split)
-        rate = lr(epochs_done * feed.sizes.steps_per_epoch, batch.global_size)
+        rate = lr(number - 1 if lr.by_steps else epochs_done * feed.sizes.steps_per_epoch, batch.global_size)
         taken = step(
             inputs,
             backward_passes=len(batch.micro_batches),
@@ -179,7 +182,7 @@ def train_epoch(
         phases.enter("other")
         decision = decided()
         while pending and (len(pending) > 1 or is_due or decision.save or decision.grow or limits.look_at_once(number)):
-            end = _read(*pending.popleft(), step=step, window=window, limits=limits, spikes=reports.spikes)
+            end = _read(pending, step=step, window=window, limits=limits, spikes=reports.spikes)
             ends = ends or end
         end = None
         if meets:
@@ -189,7 +192,7 @@ def train_epoch(
             window.waited_s += step.rounds.waited_s
         if is_due or end or decision.save or decision.grow:
             phases.enter("record")
-            yield reports.report(
+            report = reports.report(
                 window,
                 step=number,
                 lr=rate,
@@ -199,24 +202,26 @@ def train_epoch(
                 decision=decision,
                 end=end,
             )
-            window = Window()
+            window = Window()  # now: whoever goes on after a loss in what follows counts these steps once
+            yield report
+            window = Window()  # with a clock that begins after what was recorded and saved
         phases.step_done()
         if end:
             return
 
 
 def _read(
-    number: int,
-    count: float,
-    taken: Pending,
+    pending: deque[tuple[int, float, Pending]],
     *,
     step: TrainingStep,
     window: Window,
     limits: Limits,
     spikes: SpikeWatch,
 ) -> EndOfRun | None:
-    """Take in what became of a step; why the run ends with it, if it does."""
+    """Take in what became of the first of these steps; why the run ends with it, if it does."""
+    number, count, taken = pending[0]
     done = taken.read()
+    pending.popleft()  # not before: where a rank is lost while they tell each other, the step is still to be counted
     window.add(number, done, count=count)
     if not done.skipped and done.totals["count"]:
         spike = spikes.see(number, done.totals["loss"] / done.totals["count"])
@@ -261,6 +266,7 @@ def evaluate(
     micro_batch: int,
     save_points: SavePoints = NEVER,
     watchdog: Watchdog = OFF,
+    console: Console = SILENT,
 ) -> dict[str, float] | None:
     """The task's metrics on a split after step `number`; None where the ranks were asked to leave.
 
@@ -277,10 +283,11 @@ def evaluate(
     batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
     done = []
     batches = arriving(split, parts, step.device, None, watchdog=watchdog)
-    for place, (samples, raw) in enumerate(batches):
+    for place, (samples, raw) in enumerate(console.progress(batches, what="test", total=len(parts))):
         watchdog.evaluating(number)
         if place < batches_of_all and save_points.decide(number)().leave:
-            torch._foreach_copy_(statistics, own)
+            for buffer, before in zip(statistics, own, strict=True):  # there may be none: no foreach function
+                buffer.copy_(before)
             return None
         done += step.evaluation(model, task.prepare(raw, samples, None))
     sums: Totals = {}
@@ -340,7 +347,13 @@ def evaluate_or_leave(
 ) -> dict[str, float]:
     """The metrics of a split where the run stands; EndOfRun, once it is saved, where the ranks were asked to leave."""
     metrics = evaluate(
-        step, split, position.step, micro_batch=sizes.micro_batch, save_points=save_points, watchdog=run.watch
+        step,
+        split,
+        position.step,
+        micro_batch=sizes.micro_batch,
+        save_points=save_points,
+        watchdog=run.watch,
+        console=run.console,
     )
     run.watch.saving(position.step)
     if metrics is None:
@@ -361,25 +374,26 @@ def end_epoch(
     save_points: SavePoints,
     run: Run,
 ) -> Position:
-    """Evaluate what an epoch, of so many, has trained, record it and keep the best weights: where the next one begins.
+    """Evaluate what an epoch, of so many, has trained, keep the best weights and record it: where the next one begins.
 
     EndOfRun, once it is saved, where the ranks were asked to leave.
     """
     task, epoch = step.task, position.epoch + 1
     test = evaluate_or_leave(step, split, position, sizes=sizes, saves=saves, save_points=save_points, run=run)
-    is_best = run.tracker.is_best(test)
+    if run.tracker.is_best(test):
+        saves.save_best(position, step.evaluated, **{f"eval_{task.best}": test[task.best]})
+    steps = position.step if lr.by_steps else min(epoch * sizes.steps_per_epoch, lr.total_steps)
+    # Last, since a rank may be lost in all that comes before: then the others do all of it again.
     metrics = run.tracker.epoch_done(
         epoch,
         count=position.visited,
         train_s=position.train_s,
-        lr=lr(min(epoch * sizes.steps_per_epoch, lr.total_steps) - 1, lr.batch),
+        lr=lr(steps - 1, lr.batch),
         train=task.metrics(position.totals),
         test=test,
     )
-    run.console.epoch_done(
+    run.console.say(
         f"epoch {epoch:>3}/{epochs}  train loss {metrics['train/loss']:.4f}  test {task.in_words(test)}  "
         f"lr {metrics['train/lr']:.4g}  {metrics[f'train/{task.unit}_per_s']:.0f} {task.unit}/s"
     )
-    if is_best:
-        saves.save_best(position, step.evaluated, **{f"eval_{task.best}": test[task.best]})
     return Position(step=position.step, epoch=epoch)

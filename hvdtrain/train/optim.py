@@ -1,8 +1,7 @@
-"""Optimizers and their parameter groups."""
+"""Optimizers, by their names of settings/optimizers.py, and their parameter groups."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,34 +132,13 @@ def _sgd(groups: Groups, lr: float) -> torch.optim.SGD:
     return optimizer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """An optimizer that can be chosen by name."""
-
-    build: Callable[[Groups, float], torch.optim.Optimizer]  # from parameter groups and the learning rate
-    base_lr: float  # for a global batch of 256, when --lr is not given
-    scaling: Literal["linear", "sqrt"]  # of the rate with the global batch, see schedule.scaled_lr
-    layerwise: bool = False  # divides by the norms of single layers' gradients
-
-
-# Fused where torch has it (RMSProp has not). Rates: sgd He et al. 2016; rmsprop, with its momentum and epsilon, Tan and
-# Le 2019 (0.256 at 4096); adam and adamw torch's own default; lars You, Gitman and Ginsburg 2017 (32 at 32,768, rounded
-# up); lamb You et al. 2020 (0.005 at 512 for ResNet-50, by its square-root rule). Scaling: linear for SGD and RMSProp
-# (Goyal et al. 2017) and LARS (You, Gitman and Ginsburg 2017), the square root for Adam and AdamW (Malladi et al. 2022)
-# and LAMB (You et al. 2020).
-OPTIMIZERS: dict[str, Kind] = {
-    "sgd": Kind(
-        build=_sgd,
-        base_lr=0.1,
-        scaling="linear",
-    ),
-    "rmsprop": Kind(
-        build=lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, alpha=0.9, eps=1e-3, momentum=0.9, foreach=True),
-        base_lr=0.016,
-        scaling="linear",
-    ),
-    "adam": Kind(build=lambda groups, lr: torch.optim.Adam(groups, lr=lr, fused=True), base_lr=1e-3, scaling="sqrt"),
-    "adamw": Kind(build=lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True), base_lr=1e-3, scaling="sqrt"),
-    "lars": Kind(build=lambda groups, lr: Lars(groups, lr=lr), base_lr=0.25, scaling="linear", layerwise=True),
-    "lamb": Kind(build=lambda groups, lr: Lamb(groups, lr=lr), base_lr=3.5e-3, scaling="sqrt", layerwise=True),
+# From parameter groups and the learning rate; fused where torch has it (RMSProp has not). The momentum and epsilon of
+# RMSProp are those of Tan and Le 2019.
+BUILD: dict[str, Callable[[Groups, float], torch.optim.Optimizer]] = {
+    "sgd": _sgd,
+    "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, alpha=0.9, eps=1e-3, momentum=0.9, foreach=True),
+    "adam": lambda groups, lr: torch.optim.Adam(groups, lr=lr, fused=True),
+    "adamw": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True),
+    "lars": lambda groups, lr: Lars(groups, lr=lr),
+    "lamb": lambda groups, lr: Lamb(groups, lr=lr),
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.train.options import RunConfig
+from hvdtrain.settings.options import RunConfig
 
 _PERMUTATION = 0  # keeps this random stream apart from those of tasks, which begin with 1
 

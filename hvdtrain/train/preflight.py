@@ -1,11 +1,8 @@
-"""Before the first step: settings, ranks and device, agreed on by all ranks, and what makes the step."""
+"""Before the first step: device, batches and folder, agreed on by all ranks, and what makes the step."""
 
 import os
-import sys
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -16,27 +13,25 @@ from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
 from hvdtrain.elastic import recovery
-from hvdtrain.elastic.comm import ElasticComm, outliving
+from hvdtrain.elastic.comm import ElasticComm
 from hvdtrain.elastic.newcomers import invited
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.elastic.recovery import Recovery, Survivors
-from hvdtrain.groups.comm import HostsComm, in_groups
+from hvdtrain.groups.comm import HostsComm
 from hvdtrain.groups.power_sgd import PowerSGD, largest_rank, sent_elements
 from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.groups.two_level import TwoLevelSync
-from hvdtrain.ranks.agree import agreed, require_equal
+from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.buckets import BucketSync
-from hvdtrain.ranks.comm import Comm, ReplicaPart
-from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.record.environment import code_hash, versions
-from hvdtrain.record.placement import planned
 from hvdtrain.record.run import Run
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.watchdog import Watchdog
+from hvdtrain.settings.options import RunConfig, power_rank, rounds, sent_at_once_mb
 from hvdtrain.stages.blocks import Blocks, Inputs
-from hvdtrain.stages.comm import OPTIONS, PartsComm, in_parts
+from hvdtrain.stages.comm import OPTIONS, PartsComm
 from hvdtrain.stages.part import Part, measured_on_all, part_on_all, require_stages
 from hvdtrain.stages.point_to_point import join_replica
 from hvdtrain.timing.passes import clock, least_steps
@@ -44,59 +39,10 @@ from hvdtrain.timing.phases import OFF, WARMUP_STEPS, Phases
 from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
 from hvdtrain.train import optim
 from hvdtrain.train.average import averages_of_run, horizon_steps
-from hvdtrain.train.command_line import option
 from hvdtrain.train.feed import Feed
-from hvdtrain.train.options import RunConfig, power_rank, rounds
 from hvdtrain.train.order import BatchSizes, batch_sizes
 from hvdtrain.train.step import TrainingStep, precision_context
 from hvdtrain.train.task import Task
-
-Config = TypeVar("Config", bound=RunConfig)
-
-
-def join_ranks(parse: Callable[[Sequence[str]], Config], fallback: Config) -> tuple[Comm, Config]:
-    """The ranks, and settings that all of them have read alike; `fallback` is for what they need before they meet."""
-    try:
-        config, bad = parse(sys.argv[1:]), None
-    except BadInput as error:
-        config, bad = fallback, error  # the ranks still have to meet, to agree that they leave
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as torch.use_deterministic_algorithms asks for
-        torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = not config.deterministic  # batches of one epoch have two shapes at most
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
-    comm = connect(
-        fusion_threshold_mb=horovod_fusion_mb(config),
-        cycle_time_ms=config.cycle_time_ms,
-        timeline=config.timeline,
-        hang_timeout_s=config.hang_timeout_s,
-        grows=config.grow,
-    )
-
-    def require_good() -> None:
-        if bad is not None:
-            raise bad
-
-    agreed(comm, require_good)
-    settings = {option(name): str(value) for name, value in asdict(config).items()}
-    of_packages = {f"the version of {name}": value for name, value in versions().items()}
-    alike = {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()}
-    require_equal(comm, alike)
-    part, parts = config.parts
-    require_groups(part, parts, os.environ.get("HVDLAUNCH_PLAN"))
-    if config.sync == "two-level" or rounds(config) is not None:
-        comm = agreed(comm, lambda: in_groups(comm, config.sync_group_size))
-    if config.elastic:
-        comm = agreed(comm, lambda: outliving(comm, os.environ, alike, grows=config.grow))
-    return in_parts(comm, parts, part), config
-
-
-def require_groups(part: ReplicaPart, parts: int, plan: str | None) -> None:
-    """Raise BadInput where hvdlaunch has placed other groups of ranks than the parts of a replica are."""
-    placed = (planned(plan) or {}).get("ranks_per_replica")
-    if plan is not None and (placed or 1) != parts:
-        given = "without --ranks-per-replica" if placed is None else f"with --ranks-per-replica {placed}"
-        raise BadInput(f"{OPTIONS[part]} {parts}: hvdlaunch was started {given}: give it --ranks-per-replica {parts}")
 
 
 def own_device(comm: Comm, precision: str) -> torch.device:
@@ -207,16 +153,6 @@ def step_clock(
         return phases
     trace = folder / "profile" / f"rank-{comm.rank}.pt.trace.json.gz"
     return TorchTrace(phases, trace, steps=config.torch_profile, device=device)
-
-
-def sent_at_once_mb(config: RunConfig) -> float | None:
-    """MiB of gradients, 0 for each alone; None leaves it to the reducer."""
-    return 0.0 if config.deterministic else config.fusion_threshold_mb
-
-
-def horovod_fusion_mb(config: RunConfig) -> float | None:
-    """The same for Horovod's own buffer, which buckets do not need: it would take copies of several at once."""
-    return 0.0 if config.reducer == "bucket" else sent_at_once_mb(config)
 
 
 def _unmeasured_steps(config: RunConfig) -> int:
@@ -358,7 +294,7 @@ def step_of_run(
         model.compile()
         if average is not None:
             average.module.compile()  # it is evaluated, and no copy of a model is compiled with it
-    optimizer = optim.OPTIMIZERS[config.optimizer].build(groups, lr)
+    optimizer = optim.BUILD[config.optimizer](groups, lr)
     scaler = GradScaler(device.type, enabled=config.precision == "fp16")
     sync: GradientSync
     if (rank := power_rank(config.compression)) is not None and comm.size > 1:

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hvdtrain.train.optim import OPTIMIZERS
-from hvdtrain.train.options import RunConfig
+from hvdtrain.settings.optimizers import OPTIMIZERS
+from hvdtrain.settings.options import RunConfig
 
 REFERENCE_BATCH = 256
 
@@ -30,6 +30,7 @@ class LearningRate:
     warmup_steps: int
     total_steps: int
     shape: Literal["cosine", "linear", "constant"]
+    by_steps: bool = False  # of a run of so many steps, however many epochs they are; else epochs give the place
 
     def __call__(self, step: float, samples: float) -> float:
         """The rate of step 0, 1, ... total_steps - 1, or between two of them, with a global batch of `samples`."""
@@ -48,22 +49,32 @@ class LearningRate:
 
 
 def learning_rate(
-    config: RunConfig, *, samples: int, steps_per_epoch: int, max_steps: int | None = None
+    config: RunConfig,
+    *,
+    samples: int,
+    steps_per_epoch: int,
+    max_steps: int | None = None,
+    before: LearningRate | None = None,
 ) -> LearningRate:
     """The schedule of a run on `samples` training samples, its peak scaled to the batches if the settings say so.
 
-    It ends with the last epoch, or after `max_steps`.
+    It ends with the last epoch, or after `max_steps`: then its warm-up stays as many steps as it was `before`, with
+    other batches.
     """
     kind = OPTIMIZERS[config.optimizer]
     batch = samples / steps_per_epoch
     scaling = kind.scaling if config.scale_lr else None
     assert config.warmup_epochs is not None  # the script has made it a number
-    total_steps = min(config.epochs * steps_per_epoch, max_steps or math.inf)
+    total_steps = max_steps or config.epochs * steps_per_epoch
+    warmup_steps = round(min(config.warmup_epochs * steps_per_epoch, total_steps / 2))
+    if max_steps is not None and before is not None:
+        warmup_steps = before.warmup_steps
     return LearningRate(
         peak=scaled_lr(kind.base_lr if config.lr is None else config.lr, scaling=scaling, batch=batch),
         batch=batch,
         scaling=scaling,
-        warmup_steps=round(min(config.warmup_epochs * steps_per_epoch, total_steps / 2)),
-        total_steps=int(total_steps),
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
         shape=config.schedule,
+        by_steps=max_steps is not None,
     )

@@ -1,19 +1,19 @@
 """The settings of hvdtrain.effnet, and the recipes: functions that return settings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-import torch
-
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.train import command_line, options
-from hvdtrain.train.command_line import AT_LEAST_0, PROBABILITY
-from hvdtrain.train.options import RunConfig
-from hvdtrain.vision import models
+from hvdtrain.settings import command_line, options
+from hvdtrain.settings.command_line import AT_LEAST_0, PROBABILITY
+from hvdtrain.settings.options import RunConfig
 
 DATA = ("cifar10", "digits", "imagefolder", "synthetic")
+TINY = "efficientnet_tiny"
+_SIZES = ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "v2_l", "v2_m", "v2_s")  # those that torchvision has
+MODELS = (*(f"efficientnet_{size}" for size in _SIZES), TINY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,25 @@ class EffnetConfig(RunConfig):
 
     SHAPING: ClassVar[tuple[str, ...]] = (*RunConfig.SHAPING, "stem_stride")
     COLUMNS: ClassVar[tuple[str, ...]] = (*RunConfig.COLUMNS, "sync_bn", "seed")
+
+    MOST_USED: ClassVar[tuple[str, ...]] = (
+        "recipe",
+        "data",
+        "data_dir",
+        "model",
+        "pretrained",
+        "epochs",
+        "batch_size_per_rank",
+        "global_batch_size",
+        "optimizer",
+        "lr",
+        "precision",
+        "seed",
+        "runs_dir",
+        "run",
+        "profile",
+    )
+    GROUPS: ClassVar[Mapping[str, str]] = {**RunConfig.GROUPS, "pretrained": "images and their model"}
 
     recipe: str = "scaled"
     """scaled or book: where the other defaults come from."""
@@ -32,6 +51,7 @@ class EffnetConfig(RunConfig):
     model: str = "efficientnet_b0"
     """efficientnet_b0 to b7, efficientnet_v2_s, _m or _l, efficientnet_tiny."""
     experiment: Annotated[str, command_line.FOLDER_NAME] = "effnet"
+    """The folder below runs-dir that has the runs."""
     pretrained: str | None = None
     """A file of weights, 'hub' for torchvision's, or 'none', where a recipe has some."""
     stem_stride: Literal[1, 2] = 2
@@ -41,6 +61,7 @@ class EffnetConfig(RunConfig):
     stochastic_depth: Annotated[float | None, PROBABILITY] = None
     """Probability at the last block; the model's own if not given."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
+    """Share of each label that is spread over all classes."""
     normalize: bool = True
     """Give the images the training split's mean 0 and deviation 1 per channel; for imagefolder those of the model's
     weights."""
@@ -51,14 +72,10 @@ class EffnetConfig(RunConfig):
     sync_bn: bool = False
     """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
     channels_last: bool = True
+    """Keep the channels of a pixel side by side in memory, which convolutions are faster with."""
     max_unreadable_images: Annotated[int, AT_LEAST_0] = 100
     """End with status 1 after more than so many images, of all ranks and epochs, that could not be decoded; else they
     count as images without a gradient. Where more would come for want of a readable header, the run does not start."""
-
-    @property
-    def memory_format(self) -> torch.memory_format:
-        """How images and kernels lie in memory."""
-        return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 def scaled() -> EffnetConfig:
@@ -93,11 +110,17 @@ RECIPES = {"scaled": scaled, "book": book}
 def parse(argv: Sequence[str]) -> EffnetConfig:
     """The settings of a command line; BadInput for what cannot work whatever the machine."""
     config, given = command_line.parse(argv, RECIPES, recipe="scaled", prog="python -m hvdtrain.effnet")
-    if config.model not in models.MODELS:
-        raise BadInput(f"--model {config.model!r} is unknown: choose one of {', '.join(models.MODELS)}")
+    if config.model not in MODELS:
+        raise BadInput(f"--model {config.model!r} is unknown: choose one of {', '.join(MODELS)}")
     if config.data not in DATA:
         raise BadInput(f"--data {config.data!r} is unknown: choose one of {', '.join(DATA)}")
     options.check(config, given)
+    _check_sync_bn(config)
+    options.require_complete(config, _check_sync_bn)
+    return replace(config, pretrained=None) if config.pretrained == "none" else config
+
+
+def _check_sync_bn(config: EffnetConfig) -> None:
     if config.sync_bn and config.compile:
         raise BadInput("--sync-bn sums over ranks inside the model, which --compile cannot trace: leave one out")
     if config.sync_bn and config.recompute:
@@ -106,4 +129,3 @@ def parse(argv: Sequence[str]) -> EffnetConfig:
         raise BadInput(f"--sync-bn does not work with --stages {config.stages}: leave one of them out")
     if config.sync_bn and options.rounds(config) is not None:
         raise BadInput("--sync-bn asks all ranks at every layer, and --sync local keeps hosts apart: leave one out")
-    return replace(config, pretrained=None) if config.pretrained == "none" else config

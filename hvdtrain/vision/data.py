@@ -17,7 +17,10 @@ from hvdtrain.vision.download import giving_up
 from hvdtrain.vision.files import image_folder
 from hvdtrain.vision.headers import require_readable
 from hvdtrain.vision.images import Images
-from hvdtrain.vision.listing import listed
+from hvdtrain.vision.listing import listed, require_classes
+
+# On any number of ranks up to 64.
+OFFLINE = "python -m hvdtrain.effnet --data digits --model efficientnet_tiny --global-batch-size 64"
 
 
 def load_on_all(comm: Comm, config: EffnetConfig) -> Images:
@@ -32,8 +35,8 @@ def load_on_all(comm: Comm, config: EffnetConfig) -> Images:
 
 
 def folder_on_all(comm: Comm, config: EffnetConfig) -> Images:
-    """A folder of images on every rank; BadInput where there is none, or too many images are not readable."""
-    listing = agreed(comm, lambda: listed(config.data_dir))
+    """A folder of images on every rank; BadInput for a missing one, one class, or too many unreadable images."""
+    listing = agreed(comm, lambda: require_classes(listed(config.data_dir)))
     require_equal(comm, {"the numbers of training and test images": [len(split) for split in listing.splits]})
     require_readable(comm, listing, epochs=config.epochs, most=config.max_unreadable_images)
     return image_folder(
@@ -86,8 +89,8 @@ def fetch(name: str, folder: Path) -> None:
         if not (folder / CIFAR10.base_folder).is_dir():  # else another host was faster
             reason = " ".join(str(error).split())
             raise BadInput(
-                f"CIFAR-10 is not in {folder} and cannot be downloaded ({reason}): put {CIFAR10.base_folder}/ there, "
-                "or try --data digits, which needs no download"
+                f"--data-dir {folder}: CIFAR-10 is missing and cannot be downloaded ({reason}). Put "
+                f"{CIFAR10.base_folder}/ there, or train without a download: {OFFLINE}"
             ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)

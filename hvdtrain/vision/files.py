@@ -5,7 +5,8 @@ import functools
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional as TF
 
+from hvdtrain.safety.exits import STOPS
 from hvdtrain.safety.guard import Guard
 from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.feed import copied, prefetched
@@ -121,6 +123,22 @@ def _die_with_rank(_worker: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that are started now never get what asks a rank to leave, which may still save.
+
+    A terminal, timeout(1) and mpirun send it to all processes of a group. The start of Python's resource tracker
+    unblocks SIGINT and SIGTERM, so it comes first; it ignores both itself.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _received(arriving: Iterator[Batch]) -> Iterator[Batch]:
     """The batches; if a worker dies as it hands one over, torch's handler of SIGCHLD tells which one, and of what."""
     try:
@@ -141,10 +159,11 @@ class Readers:
     ) -> None:
         self._plan = _Plan()
         self._ahead = prefetch > 0
+        self._has_workers = workers > 0 and prefetch > 0
         self._images = _Decoded(listing, preprocessing, seed)
         self._stream: torch.cuda.Stream | None = None  # of the copies to the device
         processes: dict[str, Any] = {}
-        if workers and prefetch:
+        if self._has_workers:
             processes = {
                 "num_workers": workers,
                 "prefetch_factor": prefetch,
@@ -169,10 +188,8 @@ class Readers:
         self._plan.numbers, self._plan.batches, self._plan.epoch = numbers, batches, epoch
         if phases.alone:
             return copied(map(self._read_here, self._plan), device, phases)
-        # mpirun sends what asks a rank to save and leave to its workers as well, and a terminal Ctrl-C.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGINT})
-        arriving = _received(iter(self._loader))  # the first one starts the workers, which inherit the mask
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        with _deaf() if self._has_workers else nullcontext():
+            arriving = _received(iter(self._loader))  # the first one starts the workers
         if device.type != "cuda":
             return arriving
         if not self._ahead:

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.record.console import progress
 from hvdtrain.record.files import write_json
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.vision.listing import Listing
 
 # What Pillow raises for files that it cannot read, by format: RuntimeError for AVIF and DDS.
@@ -66,7 +67,14 @@ def _without_header(listing: Listing, images: Sequence[int]) -> list[int]:
 
     with ThreadPoolExecutor(_THREADS) as pool:
         # In small parts: who presses Ctrl-C waits for those that have begun.
-        parts = pool.map(among, [images[first : first + _AT_A_TIME] for first in range(0, len(images), _AT_A_TIME)])
+        asked = [images[first : first + _AT_A_TIME] for first in range(0, len(images), _AT_A_TIME)]
+        parts = progress(
+            pool.map(among, asked),
+            shown=launched_rank() == 0,
+            what=f"reading headers, {_AT_A_TIME} at a time",
+            unit="part",
+            total=len(asked),
+        )
         return sorted(image for part in parts for image in part)
 
 

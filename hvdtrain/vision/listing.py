@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
 
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.record.console import progress
+from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.vision.images import eighty_twenty
 
 
@@ -67,10 +68,21 @@ def listed(folder: Path) -> Listing:
     )
 
 
+def require_classes(listing: Listing) -> Listing:
+    """The same listing; BadInput if its training images are of fewer than two classes, so that any guess is right."""
+    if len(listing.labels[listing.splits[0]].unique()) < 2:
+        raise BadInput(
+            f"--data-dir {listing.folder}: all training images are in one class folder. "
+            "Name a folder with two or more class folders."
+        )
+    return listing
+
+
 def _images_of(part: Path, classes: Sequence[str], *, folder: Path) -> list[tuple[bytes, list[int]]]:
     """Of each class its images' paths below `folder`, and when the folders that they are in were changed, in ns."""
     found = []
-    for name in classes:
+    shown = launched_rank() == 0
+    for name in progress(classes, shown=shown, what=f"listing {part.name}", unit="class", total=len(classes)):
         text, changed = b"", []
         for below, _, files in sorted(os.walk(part / name, followlinks=True)):
             where = os.path.relpath(below, folder)

@@ -16,11 +16,9 @@ from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.stages.blocks import Block, Blocks, Inputs
+from hvdtrain.vision.config import MODELS, TINY
 from hvdtrain.vision.download import giving_up
 from hvdtrain.vision.preprocessing import Preprocessing
-
-TINY = "efficientnet_tiny"
-MODELS = (*(name for name in torchvision.models.list_models() if name.startswith("efficientnet_")), TINY)
 
 
 def build(

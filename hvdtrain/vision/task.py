@@ -92,6 +92,11 @@ class ImageTask:
         return f"accuracy {metrics['accuracy']:.2%}"
 
 
+def memory_format(config: EffnetConfig) -> torch.memory_format:
+    """How images and kernels lie in memory."""
+    return torch.channels_last if config.channels_last else torch.contiguous_format
+
+
 def image_task(config: EffnetConfig, images: Images, device: torch.device) -> ImageTask:
     """The task of a run, as its settings say."""
     return ImageTask(
@@ -103,5 +108,5 @@ def image_task(config: EffnetConfig, images: Images, device: torch.device) -> Im
         device=device,
         normalize=config.normalize,
         label_smoothing=config.label_smoothing,
-        memory_format=config.memory_format,
+        memory_format=memory_format(config),
     )

@@ -56,7 +56,7 @@ def place(
     run on CPUs if no host has a GPU; a GPU that is named may be busy with another program.
     Raises PlacementError where ranks do not fit.
     """
-    share = ranks_per_host(hosts, np)
+    share = ranks_per_host(hosts, np, ranks_per_replica)
     require_whole_replicas(ranks_per_replica, [host for host in hosts if host.name in share], np)
     used = {host: named(topologies[host], gpus) for host in share}
     with_gpus = [host for host, topology in used.items() if topology.gpus]
@@ -89,11 +89,13 @@ def with_slots(
     np: int | None,
     gpus: Literal["all", "none"] | Collection[int],
     ranks_per_replica: int | None = None,
+    listed: bool = True,
 ) -> tuple[Host, ...]:
     """The hosts, of which those that are not counted get a slot for each GPU to choose from, in whole replicas.
 
     Where their free GPUs are too few for `np`, all of them count, so that the placement can tell what is in the way. On
-    CPUs the slots stay as they are. PlacementError without `np` where there is neither a GPU nor a number of slots.
+    CPUs the slots stay as they are. PlacementError without `np` where there is neither a GPU nor a number of slots;
+    its remedy depends on whether the user has `listed` the hosts.
     """
     found = {host.name: topologies[host.name].gpus for host in hosts if not host.counted and gpus != "none"}
     found = {name: own for name, own in found.items() if own}
@@ -101,7 +103,9 @@ def with_slots(
     if np is None and unknown and not found and isinstance(gpus, str):
         why = "--gpus none" if gpus == "none" else "no GPU found"
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise PlacementError(f"{why} on {unknown[0]}{more}: give -np N, the number of ranks to run on CPUs")
+        remedy = "--per-host N, the number of ranks on the CPUs of each host"
+        remedy = remedy if listed else "-np N, the number of ranks to run on CPUs"
+        raise PlacementError(f"{why} on {unknown[0]}{more}: give {remedy}")
 
     def filled(slots: Mapping[str, int]) -> tuple[Host, ...]:
         new = (
@@ -121,14 +125,17 @@ def with_slots(
     return filled({name: len(own) for name, own in found.items()})
 
 
-def ranks_per_host(hosts: Sequence[Host], np: int) -> dict[str, int]:
-    """How many ranks each host gets, without the hosts that get none."""
+def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None = None) -> dict[str, int]:
+    """How many ranks each host gets, without the hosts that get none; PlacementError where they have too few slots."""
     room = sum(host.slots for host in hosts)
     if np < 1:
         raise PlacementError(f"-np {np}: a run has at least one rank")
     if np > room:
         places = ", ".join(f"{host.name} {host.slots}" for host in hosts)
-        raise PlacementError(f"-np {np} is more than the {room} slots there are ({places}): {_more_room(hosts, np)}")
+        raise PlacementError(
+            f"-np {np} is more than the {room} slots there are ({places}): "
+            f"{_more_room(hosts, np, max(1, ranks_per_replica or 1))}"
+        )
     share: dict[str, int] = {}
     for host in hosts:
         share[host.name] = min(host.slots, np)
@@ -136,9 +143,9 @@ def ranks_per_host(hosts: Sequence[Host], np: int) -> dict[str, int]:
     return {name: ranks for name, ranks in share.items() if ranks}
 
 
-def _more_room(hosts: Sequence[Host], np: int) -> str:
-    """The remedy where the hosts have too few slots for `np` ranks."""
-    each = -(-np // len(hosts)) if hosts else 0
+def _more_room(hosts: Sequence[Host], np: int, group: int) -> str:
+    """The remedy where the hosts have too few slots for `np` ranks, of which each `group` is on one host."""
+    each = -(-np // (len(hosts) * group)) * group if hosts else 0
     if any(host.counted for host in hosts) or not 0 < each <= MAX_SLOTS:
         return "give more hosts or slots"
     return f"write {to_option(replace(host, slots=each) for host in hosts)}"

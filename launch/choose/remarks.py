@@ -1,13 +1,16 @@
 """Pure: what the user should know of the GPUs that a run has got."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.choose.placement import RankSlot
 from launch.errors import harmless
 from launch.machine.nvidia_smi import SOURCE
-from launch.machine.topology import OUTSIDE, Gpu, Topology
+from launch.machine.topology import OUTSIDE, Gpu, Topology, usable_cores
 
 MAX_NAMED = 4
+MOST_PER_CORE = 8  # ranks; what a program weighs is not known, but with more of them hardly any gets on
 
 
 def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> tuple[str, ...]:
@@ -28,6 +31,28 @@ def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -
         unlike = "; ".join(f"{name} ({places})" for name, places in models.items())
         lines.append(f"unlike GPUs, and each step waits for the slowest: {unlike}")
     return tuple(lines)
+
+
+def crowded(slots: Sequence[RankSlot], topologies: Mapping[str, Topology], group: int = 1) -> str | None:
+    """A warning if hosts have more than MOST_PER_CORE ranks for each core that a run may use; None without any.
+
+    What it proposes keeps each `group` of ranks on one host.
+    """
+    ranks = Counter(slot.host for slot in slots)
+    cores = {host: _cores(topologies[host]) for host in ranks}
+    over = [host for host in ranks if cores[host] and ranks[host] > MOST_PER_CORE * cores[host]]
+    if not over:
+        return None
+    places = _listed([f"{host} ({ranks[host]} ranks, {cores[host]:g} cores)" for host in over])
+    each = min(*(int(MOST_PER_CORE * cores[host]) for host in over), *ranks.values())
+    each = max(group, each // group * group)
+    fewer = f"-np {each}" if len(ranks) == 1 else f"-np {each * len(ranks)} --per-host {each}"
+    return f"warning: {places}: more than {MOST_PER_CORE} ranks for each core. Start fewer, for example with {fewer}."
+
+
+def _cores(topology: Topology) -> float:
+    """How many cores its ranks have together, by their time where a quota leaves less; 0 where not known."""
+    return min(len(usable_cores(topology)), topology.cpu_quota or math.inf)
 
 
 def unseen_by_nvidia_smi(hosts: Sequence[str]) -> str:

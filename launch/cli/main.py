@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,14 +16,15 @@ from launch.errors import CommandError, LaunchError, harmless, in_one_line
 if TYPE_CHECKING:
     from types import FrameType
 
+WITH_PROGRAM = ("run", "plan", "sweep")
+COMMANDS = (*WITH_PROGRAM, "check", "gpus", "topo", "hostfile")
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Do what the command line says, and end with its status."""
     _open_standard_files()
     words = list(sys.argv[1:] if argv is None else argv)
     words, program = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, None)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.watch.run has them
-        signal.signal(number, _leave)
     try:
         status = _do(_options(words, program))
         sys.stdout.flush()
@@ -46,17 +49,50 @@ def _options(words: list[str], program: list[str] | None) -> argparse.Namespace:
     """The options, with `words` and the `program`; None where there is no -- before it. Alone hvdlaunch prints help."""
     if not words and program is None:
         words = ["--help"]
-    if (wrong := mistakes.before_a_command(words, program or ())) is not None:
-        raise CommandError(wrong)
+    if mistakes.lacks_command(words):
+        raise CommandError(_without_command(words, program))
     options = parser().parse_args(words)
     takes_program = "stray" in options
     if takes_program and options.stray:
-        wrong = mistakes.without_dashes(words, options.stray, program or ())
-        raise CommandError(f"{wrong}; see hvdlaunch {options.command} --help")
+        stray, meant = options.stray[0], _meant(words, program)
+        wrong = f"{stray!r} is not the value of an option. Write" if program else "put -- before the program:"
+        raise CommandError(f"{wrong} {meant}; see hvdlaunch {options.command} --help")
     if program and not takes_program:
         raise CommandError(f"{options.command} takes no program: leave out what stands after --")
     options.program, options.words = program or [], words
     return options
+
+
+def _without_command(words: list[str], program: list[str] | None) -> str:
+    """What to say of a command line that begins with an option, or has a program alone."""
+    place = next((place for place, word in enumerate(words) if word in COMMANDS), None)
+    command = "run" if place is None else words[place]
+    words = [command, *(words if place is None else [*words[:place], *words[place + 1 :]])]
+    try:
+        if command not in WITH_PROGRAM:
+            parser().parse_args(words)
+            return f"no command: write {shlex.join(['hvdlaunch', *words])}; see hvdlaunch --help"
+        return f"no command: write {_meant(words, program)}; see hvdlaunch --help"
+    except CommandError as error:
+        return f"no command: put {command} first; {error}"
+
+
+def _meant(words: list[str], program: list[str] | None) -> str:
+    """The whole command that these words were meant to be, which hvdlaunch takes; CommandError if it takes none."""
+    options = parser().parse_args(words)
+    if options.stray and program and program[0].startswith("-"):  # train.py -- --lr 1
+        words, program = words[: len(words) - len(options.stray)], [*options.stray, *program]
+    while (options := parser().parse_args(words)).stray and program:
+        words = [*words[: len(words) - len(options.stray)], *options.stray[1:]]
+    words = words[: len(words) - len(options.stray)]
+    if options.command == "sweep" and options.sizes is None:
+        words += ["-np", "1,2,4"]
+    program = program or options.stray or ["PROGRAM"]
+    found = options.apptainer is not None or shutil.which(program[0]) is not None
+    program = mistakes.runnable(program, found=found)
+    if (wrong := mistakes.in_program(program, found=True)) is not None:
+        raise CommandError(wrong)
+    return shlex.join(["hvdlaunch", *words, "--", *program])
 
 
 def _do(options: argparse.Namespace) -> int:
@@ -64,17 +100,22 @@ def _do(options: argparse.Namespace) -> int:
     if options.command in ("topo", "gpus", "hostfile"):
         from launch.cli import show
 
-        return {"topo": show.topo, "gpus": show.gpus, "hostfile": show.hostfile}[options.command](options)
-    from launch.cli import start
+        do = {"topo": show.topo, "gpus": show.gpus, "hostfile": show.hostfile}
+    else:
+        from launch.cli import start
 
-    do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "check": start.check_hosts}
+        do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "check": start.check_hosts}
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # until now launch.__main__ has it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.watch.run has them
+        signal.signal(number, _leave)
     return do[options.command](options)
 
 
 def _open_standard_files() -> None:
     """Open /dev/null in place of those that the caller has closed, so that no other file gets their numbers."""
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
+        os.set_inheritable(free, True)  # else they are closed again in mpirun
     os.close(free)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115

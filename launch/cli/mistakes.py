@@ -8,7 +8,7 @@ from pathlib import PurePath
 # The words of other launchers, and old ones of ours -> what a command may have in their place.
 MEANT = {
     **dict.fromkeys(("--np", "--ntasks", "--num-proc", "--num_proc", "-k"), ("-np",)),
-    **dict.fromkeys(("-host", "--host", "-hosts", "--hosts", "--nnodes", "--num_nodes"), ("-H",)),
+    **dict.fromkeys(("-host", "--host", "-hosts", "--hosts"), ("-H",)),
     **dict.fromkeys(("-hostfile", "-machinefile", "--machinefile"), ("--hostfile",)),
     **dict.fromkeys(("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num_gpus"), ("--per-host",)),
     **dict.fromkeys(("-npernode", "--npernode", "-ppn"), ("--per-host",)),
@@ -16,21 +16,34 @@ MEANT = {
     "--busy": ("--gpus",),
     "--from": ("--hostfile", "--topology"),
 }
+NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes their names
 STARTERS = {"torchrun", "mpirun", "mpiexec", "horovodrun", "hvdlaunch", "srun", "accelerate", "deepspeed"}
 STARTERS |= {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}  # python -m
 
 
 def in_options(words: Sequence[str], options: Collection[str]) -> str | None:
-    """What is wrong with the words of a command that has these `options`; None where nothing is known."""
-    for word in _options_of(words):
+    """All that is known to be wrong with the words of a command that has these `options`; None for nothing."""
+    wrong = []
+    for word in dict.fromkeys(_options_of(words)):
         meant = next((option for option in MEANT.get(word, ()) if option in options), None)
         if meant is not None and word not in options:
-            return f"{word} is no option here: write {meant}"
-    for option, value, following in zip(words, words[1:], words[2:], strict=False):
-        several = value.endswith(",") or re.fullmatch(r"[\w.-]+:[0-9]+,?", following)
-        if option == "-H" and several and not following.startswith("-"):
-            return f"-H takes one word: write -H {value.rstrip(',')},{following.rstrip(',')}"
-    return None
+            wrong.append(f"{word} is no option here: write {meant}")
+        elif word in NUMBER_OF_HOSTS and "-H" in options:
+            wrong.append(f"{word} is no option here: name the hosts, as in -H node1,node2")
+    if (hosts := _hosts_in_several_words(words)) is not None:
+        wrong.append(f"-H takes one word: write -H {hosts}")
+    return "; ".join(wrong) or None
+
+
+def _hosts_in_several_words(words: Sequence[str]) -> str | None:
+    """The hosts of -H a:8 b:8 in one word; None if they are in one word."""
+    start = words.index("-H") + 1 if "-H" in words else len(words)
+    end = start + 1
+    while end < len(words) and not words[end].startswith("-"):
+        if not (words[end - 1].endswith(",") or re.fullmatch(r"[\w.-]+:[0-9]+,?", words[end])):
+            break
+        end += 1
+    return ",".join(word.strip(",") for word in words[start:end]) if end > start + 1 else None
 
 
 def _options_of(words: Sequence[str]) -> Iterator[str]:
@@ -49,24 +62,19 @@ def unknown(words: Sequence[str], options: Collection[str]) -> str:
     from difflib import get_close_matches
 
     line = f"unrecognized arguments: {' '.join(words)}"
-    near = get_close_matches(words[0].partition("=")[0], [*options], 1, cutoff=0.8)
-    return f"{line}: did you mean {near[0]}?" if near else line
+    unknown = (word.partition("=")[0] for word in words if word.startswith("-"))
+    near = [match for word in unknown for match in get_close_matches(word, [*options], 1, cutoff=0.8)]
+    return f"{line}: did you mean {', '.join(near)}?" if near else line
 
 
-def before_a_command(words: Sequence[str], program: Sequence[str]) -> str | None:
-    """What to say of a command line without a command; None where it has one."""
-    if words and (not words[0].startswith("-") or words[0] in ("-h", "--help", "--version")):
-        return None
-    meant = ["hvdlaunch", "run", *words, "--", *(program or ["PROGRAM"])]
-    return f"no command: write {shlex.join(meant)}; see hvdlaunch --help"
+def lacks_command(words: Sequence[str]) -> bool:
+    """Whether a command line begins with what only a command has: its options, or the program."""
+    return not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"))
 
 
-def without_dashes(words: Sequence[str], stray: Sequence[str], program: Sequence[str]) -> str:
-    """What to say of `stray` words, the last ones of a command: most often they are a program without -- before it."""
-    if program:
-        return f"{stray[0]!r} is no option's value: leave it out, the program stands after --"
-    options = words[: len(words) - len(stray)]
-    return f"put -- before the program: {shlex.join(['hvdlaunch', *options, '--', *stray])}"
+def runnable(program: Sequence[str], *, found: bool) -> list[str]:
+    """The program with python before a script that this machine has not `found` among what it can execute."""
+    return ["python", *program] if program[0].endswith(".py") and not found else list(program)
 
 
 def in_program(program: Sequence[str], *, found: bool) -> str | None:
@@ -79,6 +87,6 @@ def in_program(program: Sequence[str], *, found: bool) -> str | None:
             f"-- {name}: each rank would start ranks of its own: leave {name} and its options out, "
             "hvdlaunch starts them all, as in -- python train.py"
         )
-    if first.endswith(".py") and not found:
-        return f"-- {program[0]} cannot be executed: write -- {shlex.join(['python', *program])}"
+    if (meant := runnable(program, found=found)) != list(program):
+        return f"-- {program[0]} cannot be executed: write -- {shlex.join(meant)}"
     return None

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.cli import mistakes, values
-from launch.errors import harmless
+from launch.cli.job_options import add_job_options
+from launch.errors import CommandError
 from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.reach.ssh import SILENCE_S
 from launch.watch.stops import GRACE_S
@@ -17,8 +18,7 @@ TRAINING = "-- python -m hvdtrain.effnet"
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"hvdlaunch: {harmless(' '.join(message.split()))}; see {self.prog} --help", file=sys.stderr)
-        sys.exit(2)
+        raise CommandError(f"{message}; see {self.prog} --help")
 
 
 class _Command(_Parser):
@@ -39,13 +39,13 @@ class _Version(argparse.Action):
     def __call__(self, *_: object) -> NoReturn:
         from importlib.metadata import PackageNotFoundError, version
 
-        from launch.reach.probe import version as digest
+        from launch.machine.software import code_digest
 
         try:
             number = version("hvdtrain")
         except PackageNotFoundError:  # a checkout on PYTHONPATH
             number = "not installed"
-        print(f"hvdlaunch {number}, code {digest()}")
+        print(f"hvdlaunch {number}, code {code_digest()}")
         sys.exit(0)
 
 
@@ -72,9 +72,8 @@ def parser() -> argparse.ArgumentParser:
     run = command("run", "start a program on GPUs or CPUs of one host or many", f"-H node1,node2 {TRAINING}")
     _add_start_options(run)
     run.add_argument("--dry-run", action="store_true", help="show what hvdlaunch plan shows, start nothing")
-    _add_sbatch_options(run)
     _add_nccl_debug(run)
-    _add_mpijob_options(run)
+    add_job_options(run)
     plan = command("plan", "show who would run where, the files and the exact command", f"-np 4 {TRAINING}")
     _add_start_options(plan)
     plan.set_defaults(dry_run=True, sbatch=None, sbatch_options=[], mpijob=None, mpijob_options=[], nccl_debug=False)
@@ -325,7 +324,11 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
 
 def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "-np", dest="sizes", type=values.sizes, required=True, metavar="1,2,4...", help="ranks of each run"
+        "-np",
+        dest="sizes",
+        type=values.sizes,
+        metavar="1,2,4...",
+        help="ranks of each run; needed, there is no default",
     )
     command.add_argument(
         "--seeds", type=int, default=1, metavar="S", help="runs of each size, with seeds 0, 1...; default: 1"
@@ -344,34 +347,6 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
     command.set_defaults(topology=[], nsys=False, measured=None, elastic=False, grow=False)
-
-
-def _add_sbatch_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script that does it; default: do it now"
-    )
-    run.add_argument(
-        "--sbatch-option",
-        dest="sbatch_options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for that script: time=4:00:00, partition=gpu, exclusive; default: our own, which it may replace",
-    )
-
-
-def _add_mpijob_options(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "--mpijob", type=Path, metavar="FILE", help="write a Kubeflow MPIJob that does it; default: do it now"
-    )
-    run.add_argument(
-        "--mpijob-option",
-        dest="mpijob_options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for that job: image=IMAGE, and claim=NAME of a volume for all pods; default: none, both are needed",
-    )
 
 
 def _add_ends(run: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from launch.cli import mistakes
@@ -17,7 +17,7 @@ from launch.machine.saved import read_topology
 from launch.machine.topology import Topology
 from launch.reach.ssh import Ssh, agent_of
 from launch.start import mpijob, prepare, sbatch
-from launch.start.request import RunRequest, check, default_hostfile, listed
+from launch.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.start.shown import plan_text
 from launch.watch import nccl, supervise
 from launch.watch import run as watched
@@ -50,6 +50,7 @@ def run(options: argparse.Namespace) -> int:
         return _sbatch(options)
     if options.mpijob is not None:
         return _mpijob(options)
+    _require(options.command, options)
     if options.dry_run:
         return _plan(options)
     request = _request(options)
@@ -73,6 +74,7 @@ def sweep(options: argparse.Namespace) -> int:
     """Run a program at several sizes."""
     from launch.study import sweep
 
+    _require("sweep", options, [] if options.sizes else ["-np 1,2,4 (ranks of each run)"])
     options.np = max(options.sizes)
     request = _request(options)
     _require_leave_of_root(options)
@@ -110,12 +112,22 @@ def check_hosts(options: argparse.Namespace) -> int:
     return checked.status
 
 
-def _request(options: argparse.Namespace) -> RunRequest:
+def _require(what: str, options: argparse.Namespace, missing: Sequence[str] = ()) -> None:
+    """CommandError with all that is missing, the program included, and for a program that cannot be a rank."""
+    if not options.program and not missing:
+        words = f"{options.command} -np {'1,2' if options.command == 'sweep' else 2}"
+        raise CommandError(f"no program: put it after --, for example hvdlaunch {words} -- python -m hvdtrain.effnet")
     if not options.program:
-        raise CommandError("no program: put it after --, as in hvdlaunch run -np 2 -- python -m hvdtrain.effnet")
+        raise CommandError(f"{what} requires {', '.join([*missing, '-- PROGRAM (what each rank runs)'])}")
     found = options.apptainer is not None or shutil.which(options.program[0]) is not None
-    if (wrong := mistakes.in_program(options.program, found=found)) is not None:
-        raise CommandError(wrong)
+    wrong = [f"{what} requires {', '.join(missing)}"] if missing else []
+    if (mistake := mistakes.in_program(options.program, found=found)) is not None:
+        wrong.append(mistake)
+    if wrong:
+        raise CommandError("; ".join(wrong))
+
+
+def _request(options: argparse.Namespace) -> RunRequest:
     return RunRequest(
         np=options.np,
         per_host=options.per_host,
@@ -131,7 +143,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         network=options.network,
         exports=tuple(options.exports),
         as_root=options.allow_run_as_root,
-        show="all" if options.elastic else options.show,  # whoever leads after rank 0 is seen, too
+        show=options.show,
         elastic=options.elastic,
         grow=options.grow,
         reach=Ssh(
@@ -176,7 +188,7 @@ def _topologies(given: Collection[str]) -> dict[str, Topology]:
 def _plan(options: argparse.Namespace) -> int:
     print(plan_text(prepare.prepare(_request(options), _environment(options), Path.cwd())))
     if not options.topology:
-        _remind_root(options)
+        _remind_root(options, "to start it as root, add --allow-run-as-root")
     return 0
 
 
@@ -189,9 +201,9 @@ def _require_leave_of_root(options: argparse.Namespace) -> None:
         raise CommandError("run as root: add --allow-run-as-root if you mean it, as in a container")
 
 
-def _remind_root(options: argparse.Namespace) -> None:
+def _remind_root(options: argparse.Namespace, remedy: str) -> None:
     if _is_root_without_leave(options):
-        print("hvdlaunch: to start it as root, add --allow-run-as-root", file=sys.stderr, flush=True)
+        print(f"hvdlaunch: {remedy}", file=sys.stderr, flush=True)
 
 
 def _restart_policy(options: argparse.Namespace) -> supervise.RestartPolicy | None:
@@ -217,9 +229,13 @@ def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[
 def _sbatch(options: argparse.Namespace) -> int:
     request, own = _request(options), sbatch.parse_options(options.sbatch_options)
     hosts = listed(request, {})  # those of an allocation that this runs in are not the job's
+    np = sbatch.tasks(request.np, hosts, own)
+    unknown = np is None and not request.topologies
+    missing = ["-np N (the tasks of the job), or -H A:N with a number for each host"] if unknown else []
+    _require("--sbatch", options, missing)
     check(request, hosts, os.environ)
     slots = prepare.prepare(request, os.environ, Path.cwd()).plan.slots if request.topologies else ()
-    np = len(slots) or sbatch.tasks(request.np, hosts, own)
+    np = len(slots) or np or 0
     if hosts is None:
         sbatch.require_room(np, own)
     words = _without(("--sbatch", "--sbatch-option", "--topology"), options.words[1:])
@@ -232,20 +248,23 @@ def _sbatch(options: argparse.Namespace) -> int:
         nodes=[host.name for host in hosts or ()],
         gpus=request.gpus != "none",
         grace_s=options.grace_s,
-        cpus_per_task=sbatch.cpus_per_task(slots, request.topologies) if slots else None,
+        cores_per_rank=sbatch.cores_per_rank(slots, request.topologies) or usual_cores(request),
         options=own,
         environment=os.environ,
     )
     write(options.sbatch, script)
     print(f"submit it with: sbatch {options.sbatch}")
-    _remind_root(options)
+    _remind_root(options, "to submit it as root, write it again with --allow-run-as-root")
     return 0
 
 
 def _mpijob(options: argparse.Namespace) -> int:
+    """Root is nobody here: whoever writes the job, its pods run as the image's user."""
     _refuse_what_pods_have_not(options)
-    request, pods = _request(options), mpijob.parse_options(options.mpijob_options)
-    workers = mpijob.workers(request.np, request.per_host)
+    given = mpijob.parse_options(options.mpijob_options)
+    _require("--mpijob", options, mpijob.missing(given, options.np))
+    request = _request(options)
+    workers = mpijob.workers(options.np, request.per_host)
     check(request, workers, os.environ)
     words = _without(("--mpijob", "--mpijob-option"), options.words[1:])
     ssh = [word for option in mpijob.SSH for word in ("--ssh-option", option)]
@@ -255,7 +274,7 @@ def _mpijob(options: argparse.Namespace) -> int:
     job = mpijob.mpijob(
         ["hvdlaunch", "run", *words, *ssh, "--", *options.program],
         name=name,
-        pods=pods,
+        pods=mpijob.pods(given, usual_cores(request)),
         workers=workers,
         gpus=request.gpus != "none",
         grace_s=options.grace_s,
@@ -272,7 +291,8 @@ def _mpijob(options: argparse.Namespace) -> int:
 
 
 def _refuse_what_pods_have_not(options: argparse.Namespace) -> None:
-    """CommandError for what cannot be in the job of --mpijob."""
+    """CommandError for all that cannot be in the job of --mpijob."""
+    wrong = []
     hosts = "names hosts, but Kubernetes makes those of --mpijob"
     named_gpus = not isinstance(options.gpus, str)
     for option, given, why in (
@@ -298,7 +318,9 @@ def _refuse_what_pods_have_not(options: argparse.Namespace) -> None:
         ("--nccl-debug", options.nccl_debug, "tells of a run that is started here, but --mpijob starts none"),
     ):
         if given:
-            raise CommandError(f"{option} {why}: leave it out")
+            wrong.append(f"{option} {why}: leave it out")
+    if wrong:
+        raise CommandError("; ".join(wrong))
 
 
 def _without(options: Collection[str], words: list[str]) -> list[str]:

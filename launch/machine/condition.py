@@ -34,8 +34,8 @@ class Folder:
 
     path: str
     there: bool
-    writable: bool  # it, or the nearest folder above that is there
-    free_mib: int | None  # None: nobody can say
+    writable: bool | None  # it, or the nearest folder above that is there; None: not tried, it is only read
+    free_mib: int | None  # None: not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def read_condition(look: Look) -> Condition:
         software=read_software(),
         locked_memory_mib=_locked_memory_mib(),
         shm_free_mib=_free_mib(Path(SHM)),
-        folders=tuple(map(_folder, look.folders)),
+        folders=tuple(_folder(Path(path), is_written=place == 0) for place, path in enumerate(look.folders)),
         sees_token=None if look.token is None else _is_there(Path(look.token)),
         settings=_settings(os.environ, map(Path, NCCL_FILES)),
     )
@@ -115,11 +115,23 @@ def _may_lock_all() -> bool:
     return bool(found and int(found[1], 16) >> CAP_IPC_LOCK & 1)
 
 
-def _folder(path: str) -> Folder:
-    nearest = _nearest(Path(path))
+def _folder(path: Path, *, is_written: bool) -> Folder:
+    nearest = _nearest(path)
     return Folder(
-        path=path, there=_is_there(Path(path)), writable=os.access(nearest, os.W_OK), free_mib=_free_mib(nearest)
+        path=str(path),
+        there=_is_there(path),
+        writable=_takes_files(nearest) if is_written else None,
+        free_mib=_free_mib(nearest),
     )
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether a file can be made there, as a run does; permissions do not tell of /proc, a read-only disk or root."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def _nearest(folder: Path) -> Path:
@@ -140,4 +152,4 @@ def _free_mib(folder: Path) -> int | None:
         facts = os.statvfs(folder)
     except OSError:
         return None
-    return facts.f_bavail * facts.f_frsize >> 20
+    return facts.f_bavail * facts.f_frsize >> 20 if facts.f_blocks else None  # /proc and others have none

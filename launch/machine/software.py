@@ -54,7 +54,7 @@ def read_software() -> Software:
         driver=_read(SYSFS / "module/nvidia/version").strip() or None,
         project=_version("hvdtrain"),
         commit=_commit(),
-        code=_code(),
+        code=code_digest(),
     )
 
 
@@ -111,9 +111,10 @@ def _commit() -> str | None:
     return None if answer.status else answer.out.strip()
 
 
-def _code() -> str:
+def code_digest(*packages: str) -> str:
+    """A digest of these packages' code as it is on disk now, of the whole project's if none is named."""
     digest = hashlib.sha256()
-    for package in ("launch", "hvdtrain"):
+    for package in packages or ("launch", "hvdtrain"):
         for file in sorted((PROJECT / package).rglob("*.py")):
             if file.is_file():  # an editor's lock is a link to nothing
                 digest.update(str(file.relative_to(PROJECT)).encode() + file.read_bytes())

@@ -139,6 +139,12 @@ def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int], hidden_mi
     return f"busy: {hidden_mib} MiB in use by a process that is not seen from here" if hidden_mib > IDLE_MIB else None
 
 
+def usable_cores(topology: Topology) -> frozenset[int]:
+    """The cores that this process may use, or else those near GPUs; empty where not known."""
+    own = {core for node in topology.numa_nodes for core in node.cores}
+    return frozenset(own or {core for gpu in topology.gpus for core in gpu.cores})
+
+
 def restrict(topology: Topology, visible: str | None) -> Topology:
     """The topology with the GPUs outside a CUDA_VISIBLE_DEVICES marked as unusable; None restricts nothing.
 

@@ -74,12 +74,11 @@ def own_slot(environment: Any) -> dict[str, Any]:
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
         slot = slot_of(rank, plan)
         slot["show_all"] = {"all": True, "0": False}[plan["show"]]
+        slot["joins"] = TAKES in environment
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
         local_ranks = (environment[name] for name in LOCAL_RANKS if name in environment)
-        slot["found_local_rank"] = (
-            slot["local_rank"] if TAKES in environment else int(next(local_ranks, slot["local_rank"]))
-        )
+        slot["found_local_rank"] = slot["local_rank"] if slot["joins"] else int(next(local_ranks, slot["local_rank"]))
     except (StopIteration, LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         refuse(
             "this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the same version of the "
@@ -210,19 +209,24 @@ def keep_words(slot: dict[str, Any]) -> int:
 
     Where a host takes no log, or the job has no name, a rank writes as if there were no forwarder.
     """
-    os.environ.pop("HVDLAUNCH_LOGS", None)
+    for name in ("HVDLAUNCH_LOGS", "HVDLAUNCH_SHOW"):
+        os.environ.pop(name, None)
     if not (job := os.environ.get("HVDLAUNCH_JOB")):
         return 2
     folder = f"{forwarder.LOGS}/{job}"
     try:
         log = forwarder.new_log(job, slot["rank"])
-        errors = forwarder.start(log, slot["rank"], show_all=slot["show_all"])
+        is_shown = slot["show_all"] or (slot["rank"] == 0 and not slot["joins"])
+        request = None if is_shown else forwarder.request(job, slot["rank"])
+        errors = forwarder.start(log, slot["rank"], show_all=slot["show_all"], request=request)
     except OSError as error:
         if slot["local_rank"] == 0:
             why = f"{folder} on {slot['host']} cannot be written: {error.strerror}"
             print(f"hvdlaunch: {why}: what its ranks write is shown, and not kept", file=sys.stderr, flush=True)
         return 2
     os.environ["HVDLAUNCH_LOGS"] = f"{os.getcwd()}/{folder}"  # noqa: PTH109
+    if request is not None:
+        os.environ["HVDLAUNCH_SHOW"] = request
     return errors
 
 

@@ -35,7 +35,7 @@ class Streams(NamedTuple):  # dataclasses take a rank long to import
 
 
 def new_log(job: str, rank: int) -> int:
-    """Open a new file for a rank's words; that of an attempt before stays beside it.
+    """Open a new file for a rank's words; that of an attempt before stays beside it, its `request` does not.
 
     No link is followed. OSError where it cannot be made.
     """
@@ -61,6 +61,8 @@ def _folder_without(job: str, rank: int) -> int:
     os.close(logs)
     with contextlib.suppress(FileNotFoundError):
         os.rename(_name(rank), f"rank-{rank}.before.log", src_dir_fd=folder, dst_dir_fd=folder)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_request_name(rank), dir_fd=folder)
     return folder
 
 
@@ -68,11 +70,21 @@ def _name(rank: int) -> str:
     return f"rank-{rank}.log"
 
 
-def start(log: int, rank: int, *, show_all: bool) -> int:
+def _request_name(rank: int) -> str:
+    return f"rank-{rank}.show"
+
+
+def request(job: str, rank: int) -> str:
+    """The path of the file with which a rank asks to be shown, as one that does from now on what rank 0 has done."""
+    return f"{os.getcwd()}/{LOGS}/{job}/{_request_name(rank)}"  # noqa: PTH109
+
+
+def start(log: int, rank: int, *, show_all: bool, request: str | None) -> int:
     """Have another process keep what this one, and what it becomes, writes from now on; OSError where it cannot.
 
-    Rank 0's is shown as it comes, or with `show_all` every rank's line by line. The answer is standard error as it was,
-    which exec closes. The launcher waits until the other process has ended, too: it has the launcher's files.
+    It is shown as it comes, from the `request` on if there is one, or with `show_all` line by line. The answer is
+    standard error as it was, which exec closes. The launcher waits until the other process has ended, too: it has the
+    launcher's files.
     """
     before_out, before_err = os.dup(1), os.dup(2)
     (out, new_out), (err, new_err) = _stream_like(1), _stream_like(2)
@@ -84,7 +96,7 @@ def start(log: int, rank: int, *, show_all: bool) -> int:
         try:
             _detach(keep=(log, out, err, before_out, before_err, *rank_end))
             if os.fork() == 0:  # no child of the rank, which may wait for its own
-                _forward(streams, Words(streams, Log(log), rank, show_all=show_all), rank_end)
+                _forward(streams, Words(streams, Log(log), rank, show_all=show_all, request=request), rank_end)
             status = 0
         except OSError as error:
             status = error.errno or 1
@@ -162,11 +174,13 @@ def _read(file: int) -> bytes:
 class Words:
     """What a rank writes: shown as it comes or in whole lines, kept in whole lines."""
 
-    def __init__(self, streams: Streams, log: "Log", rank: int, *, show_all: bool) -> None:
+    def __init__(self, streams: Streams, log: "Log", rank: int, *, show_all: bool, request: str | None) -> None:
         self.due = math.inf  # on time.monotonic(): when the next line has waited long enough for its rest
         self._log = log
         self._lines = {streams.out: Line(), streams.err: Line()}
-        self._shown: dict[int, int] = {}  # as it comes
+        self._launchers = {streams.out: streams.launchers_out, streams.err: streams.launchers_err}
+        self._shown = not show_all and request is None  # as it comes
+        self._request = request
         self._told: int | None = None  # where whole lines go
         self._mark = b"[%d] " % rank
         if show_all:
@@ -174,13 +188,15 @@ class Words:
             with contextlib.suppress(OSError):  # it is no pipe
                 # Open MPI reads as many bytes as there are, of several ranks in turn: a packet comes alone and whole.
                 fcntl.fcntl(self._told, fcntl.F_SETFL, fcntl.fcntl(self._told, fcntl.F_GETFL) | os.O_DIRECT)
-        elif rank == 0:
-            self._shown = {streams.out: streams.launchers_out, streams.err: streams.launchers_err}
 
     def feed(self, stream: int, chunk: bytes) -> None:
         """The rank has written this."""
-        if stream in self._shown:
-            put(self._shown[stream], chunk)
+        if not self._shown and self._request is not None:
+            with contextlib.suppress(OSError):  # the rank has not asked
+                os.unlink(self._request)  # noqa: PTH108 (pathlib takes a rank longer to import than all else here)
+                self._shown = True
+        if self._shown:
+            put(self._launchers[stream], chunk)
         self._pass_on(stream, self._lines[stream].whole(chunk, time.monotonic()))
 
     def flush(self, now: float) -> None:

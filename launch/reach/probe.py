@@ -6,7 +6,6 @@ Its GPU driver may take so many seconds. With a token (none: an empty word) and 
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 import socket
@@ -14,13 +13,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
-from pathlib import Path
 
 from launch.errors import HostError, LaunchError, TopologyError
 from launch.machine.condition import Condition, Look, read_condition
 from launch.machine.decode import decode, short
 from launch.machine.local import local_topology
 from launch.machine.mpi import Mpi, read_mpi
+from launch.machine.software import code_digest
 from launch.machine.system import address_toward, free_port
 from launch.machine.topology import Topology, check, restrict
 
@@ -102,10 +101,8 @@ class Report:
 
 
 def version() -> str:
-    """A digest of this package's code as it is on disk now: ranks that have another one may read plans otherwise."""
-    package = Path(__file__).parents[1]
-    files = sorted(file for file in package.rglob("*.py") if file.is_file())  # an editor's lock is a link to nothing
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    """A digest of this package's code: ranks with another one may read plans differently."""
+    return code_digest("launch")
 
 
 def facts_to_json(facts: HostFacts) -> str:

@@ -6,7 +6,7 @@ from launch.choose import network
 from launch.choose.findings import Finding, common_findings, named
 from launch.choose.measured import with_measured
 from launch.choose.placement import RankSlot, place, ranks_per_host, with_slots
-from launch.choose.remarks import gpu_remarks, left_out
+from launch.choose.remarks import crowded, gpu_remarks, left_out
 from launch.errors import CommandError, HostError, TopologyError
 from launch.hosts.host import MAX_SLOTS, Host, shown
 from launch.machine.topology import Topology
@@ -24,9 +24,16 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     topologies, unmeasured = measured_topologies(request, facts.answers)
     listed = facts.hosts or own_hosts(request, topologies)
     replicas = request.ranks_per_replica
-    hosts = with_slots(listed, topologies, np=request.np, gpus=request.gpus, ranks_per_replica=replicas)
+    hosts = with_slots(
+        listed,
+        topologies,
+        np=request.np,
+        gpus=request.gpus,
+        ranks_per_replica=replicas,
+        listed=facts.hosts is not None,
+    )
     np = sum(host.slots for host in hosts) if request.np is None else request.np
-    ranks = ranks_per_host(hosts, np)
+    ranks = ranks_per_host(hosts, np, replicas)
     for host in ranks:
         if host in unmeasured:
             raise unmeasured[host]
@@ -102,11 +109,13 @@ def measured_topologies(
 def remarks_on(
     request: RunRequest, listed: Iterable[Host], slots: Sequence[RankSlot], topologies: Mapping[str, Topology]
 ) -> list[str]:
-    """What the user should know of the GPUs, or that there are none."""
+    """What the user should know of the GPUs, or that there are none, and of too many ranks."""
+    too_many = crowded(slots, topologies, request.ranks_per_replica or 1)
+    remarks = [] if too_many is None else [too_many]
     if slots[0].gpu is None:
         why = "--gpus none" if request.gpus == "none" else "no GPU found"
-        return [f"{why}: the ranks run on CPUs"]
-    remarks = [*gpu_remarks(slots, topologies)]
+        return [f"{why}: the ranks run on CPUs", *remarks]
+    remarks += gpu_remarks(slots, topologies)
     if request.np is None and request.gpus == "all":
         remarks += left_out({host.name: topologies[host.name] for host in listed if not host.counted})
     return remarks
@@ -128,17 +137,18 @@ def own_hosts(request: RunRequest, names: Iterable[str]) -> tuple[Host, ...]:
 
 
 def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFacts]) -> None:
-    """CommandError where this host is in the run and does not have the program, or what it is to run under."""
+    """CommandError where this host is in the run and does not have the program, and what it is to run under."""
     if not facts.local & used.keys():
         return
+    wrong = []
     program = "apptainer" if request.apptainer is not None else request.program[0]
     if program in facts.missing:
         remedy = "install it, or leave --apptainer out" if request.apptainer else "correct what stands after --"
-        raise CommandError(f"no program {program!r} on this host: {remedy}")
+        wrong.append(f"no program {program!r} on this host: {remedy}")
     if request.nsys and not request.apptainer and "nsys" in facts.missing:
-        raise CommandError(
-            "--nsys: no nsys on this host: put the bin folder of Nsight Systems in PATH, or leave --nsys out"
-        )
+        wrong.append("--nsys: no nsys on this host: put the bin folder of Nsight Systems in PATH, or leave --nsys out")
+    if wrong:
+        raise CommandError("; ".join(wrong))
 
 
 def require_image(request: RunRequest, facts: Facts) -> None:

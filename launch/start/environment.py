@@ -49,8 +49,9 @@ def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str,
                 f"-x {name.split('=')[0]!r}: give the name of a variable alone and set it in the environment, "
                 "since every user of a machine can read its command lines"
             )
-        if name not in environment:
-            raise CommandError(f"-x {name}: there is no such variable in the environment: set it, or leave -x out")
+    if missing := [f"-x {name}" for name in extra if name not in environment]:
+        them = "it" if len(missing) == 1 else "them"
+        raise CommandError(f"{' '.join(missing)}: not set in the environment. Set {them}, or leave {them} out.")
     allowed = {name for name in environment if EXPORTED.fullmatch(name) and not is_secret(name, environment[name])}
     return tuple(sorted({*allowed, *extra, "HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"}))
 

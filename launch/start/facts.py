@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.choose.findings import named
 from launch.choose.placement import ranks_per_host
 from launch.errors import CommandError, HostError
 from launch.hosts.host import Host
@@ -98,9 +99,8 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
     if request.topologies:
         names = [host.name for host in hosts] if hosts else list(request.topologies)
         if missing := [name for name in names if name not in request.topologies]:
-            raise HostError(
-                f"host {missing[0]} has no --topology {missing[0]}=FILE: give one for every host, or for none"
-            )
+            add = f"--topology {missing[0]}=FILE{', one for each' if len(missing) > 1 else ''}"
+            raise HostError(f"no saved topology of {named(missing)}: add {add}, or leave --topology out")
         return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
     names = _may_get_ranks(hosts, request.np) if hosts else ["localhost"]
     with contextlib.ExitStack() as asking:

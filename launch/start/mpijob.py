@@ -21,8 +21,9 @@ CLEAN_UP_S = 10  # to end all ranks that have not saved in time
 # each more the command would do all its restarts anew, also after a status that is final.
 LOST_LAUNCHERS = 1
 NAME_CHARS = 40  # a pod's name, which is longer, has 63
-# Of the project's image: the home of user 1000, and its ssh server where no port below 1024 may be taken.
-KEYS, GROUP, PORT = "/home/hvdtrain/.ssh", 1000, 2222
+# Of the project's image: its user, whose group has the same number, the home of that user, and the ssh server's port,
+# since that user may take none below 1024. An image FROM it may end as root, whose home has no keys.
+USER, KEYS, PORT = 1000, "/home/hvdtrain/.ssh", 2222
 SHARED = "/shared"  # where every pod has the claim, and works
 SSH = (f"Port={PORT}", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ConnectionAttempts=10")
 # The names of new pods are known after some seconds. The operator's own arguments for ssh would stand in place of ours.
@@ -30,12 +31,27 @@ WAIT = "for second in $(seq 60); do getent hosts $(cut -d' ' -f1 /etc/mpi/hostfi
 START = ("sh", "-c", f'{WAIT}; unset OMPI_MCA_plm_rsh_args; exec "$@"', "sh")
 
 
+# Of --mpijob-option: what Kubernetes takes, and what is proposed for what is missing or wrong.
+PLAIN = {
+    "image": r"\w[\w./:@-]*",
+    "claim": r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?",
+    "cpu": r"0*[1-9][0-9]{0,3}",
+    "memory": r"0*[1-9][0-9]{0,6}[MGT]i?",
+}
+EXAMPLES = {"image": "image=IMAGE", "claim": "claim=NAME", "cpu": "cpu=8", "memory": "memory=16Gi"}
+NEEDED = {"image": "the image to run", "claim": "a PersistentVolumeClaim that all pods can write to"}
+MEMORY = "4Gi"  # of a rank: itself, and what the driver of its GPU keeps in the host's memory
+OF_LAUNCHER = {"cpu": "1", "memory": "1Gi"}  # hvdlaunch and mpirun
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """What --mpijob-option says."""
+    """What each pod has."""
 
     image: str
     claim: str  # a PersistentVolumeClaim that all pods may write to
+    cores_per_rank: int
+    memory_per_rank: str  # as Kubernetes writes it: 4Gi
 
 
 def mpijob(
@@ -60,15 +76,22 @@ def mpijob(
     run = environment.get("HVDLAUNCH_JOB") or name
     variables = [{"name": "HVDLAUNCH_JOB", "value": _literal(run)}]
     variables += [_variable(one, name, environment) for one in exports]
-    launcher = {"name": "launcher", "args": [_literal(word) for word in (*START, *command)], "env": variables}
-    worker = {
+    launcher = {
+        "name": "launcher",
+        "args": [_literal(word) for word in (*START, *command)],
+        "env": variables,
+        "resources": {"requests": OF_LAUNCHER},
+    }
+    requests = {"cpu": str(pods.cores_per_rank * slots), "memory": _times(pods.memory_per_rank, slots)}
+    worker: dict[str, Any] = {
         "name": "worker",
         "args": ["sshd"],
         "env": [{"name": "SSH_PORT", "value": str(PORT)}],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+        "resources": {"requests": requests},
     }
     if gpus:
-        worker["resources"] = {"limits": {"nvidia.com/gpu": slots}}
+        worker["resources"]["limits"] = {"nvidia.com/gpu": slots}
     policy = {"cleanPodPolicy": "Running", "backoffLimit": LOST_LAUNCHERS if restarts else 0}
     replicas = {
         "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": _pod(launcher, pods, grace_s)},
@@ -108,7 +131,7 @@ def _pod(container: Mapping[str, Any], pods: Pods, grace_s: float, memory: str |
     return {
         "spec": {
             "terminationGracePeriodSeconds": math.ceil(grace_s) + CLEAN_UP_S,
-            "securityContext": {"fsGroup": GROUP},
+            "securityContext": {"runAsUser": USER, "fsGroup": USER},
             "containers": [whole],
             "volumes": [{"name": name, **source} for name, source in volumes.items()],
         }
@@ -131,28 +154,43 @@ def secrets(exports: Sequence[str], environment: Mapping[str, str]) -> tuple[str
     return tuple(name for name in exports if is_secret(name, environment[name]))
 
 
-def parse_options(given: Sequence[str]) -> Pods:
-    """--mpijob-option; CommandError for what is missing or makes no sense."""
-    values: dict[str, str] = {}
+def _times(memory: str, ranks: int) -> str:
+    """The memory of so many ranks: 8 of 4Gi have 32Gi."""
+    amount = memory.rstrip("MGTi")
+    return f"{int(amount) * ranks}{memory.removeprefix(amount)}"
+
+
+def parse_options(given: Sequence[str]) -> dict[str, str]:
+    """--mpijob-option by key; CommandError for what makes no sense."""
+    options: dict[str, str] = {}
     for word in given:
-        key, equals, value = word.partition("=")
-        if key not in ("image", "claim") or not equals:
-            raise CommandError(f"--mpijob-option {shown(word)}: give image=IMAGE or claim=NAME")
-        values[key] = value
-    for key, what in (("image", "the image to run"), ("claim", "a PersistentVolumeClaim that all pods can write to")):
-        if key not in values:
-            raise CommandError(f"--mpijob wants --mpijob-option {key}=NAME, {what}")
-    plain = {"image": r"\w[\w./:@-]*", "claim": r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?"}
-    for key, pattern in plain.items():
-        if not re.fullmatch(pattern, values[key], re.ASCII):
-            raise CommandError(f"--mpijob-option {key}={shown(values[key])}: Kubernetes has no such {key}: correct it")
-    return Pods(image=values["image"], claim=values["claim"])
+        key, _, value = word.partition("=")
+        if key not in PLAIN:
+            raise CommandError(f"--mpijob-option {shown(word)}: unknown. Write {' or '.join(EXAMPLES.values())}.")
+        if not re.fullmatch(PLAIN[key], value, re.ASCII):
+            raise CommandError(f"--mpijob-option {shown(word)}: not supported. Write a value such as {EXAMPLES[key]}.")
+        options[key] = value
+    return options
 
 
-def workers(np: int | None, per_host: int | None) -> tuple[Host, ...]:
-    """The pods with ranks, as hosts, each with as many; CommandError where they are not known or not full."""
-    if np is None:
-        raise CommandError("--mpijob: give -np N, the ranks of the job; --per-host N are those of each pod")
+def missing(options: Mapping[str, str], np: int | None) -> list[str]:
+    """What a job needs besides these options and `np`, as it is written and what it is."""
+    lacking = [] if np is not None else ["-np N (the ranks of the job; --per-host N are those of each pod)"]
+    return lacking + [f"--mpijob-option {EXAMPLES[key]} ({what})" for key, what in NEEDED.items() if key not in options]
+
+
+def pods(options: Mapping[str, str], usual_cores: int) -> Pods:
+    """What each pod has, by options that lack nothing; ranks have `usual_cores` unless they say otherwise."""
+    return Pods(
+        image=options["image"],
+        claim=options["claim"],
+        cores_per_rank=int(options.get("cpu", usual_cores)),
+        memory_per_rank=options.get("memory", MEMORY),
+    )
+
+
+def workers(np: int, per_host: int | None) -> tuple[Host, ...]:
+    """The pods with ranks, as hosts, each with as many; CommandError where they are not full."""
     slots = per_host or np
     if np % slots:
         raise CommandError(f"--per-host {slots}: -np {np} is no multiple of it, but Kubernetes makes all pods alike")

@@ -14,6 +14,9 @@ from launch.machine.topology import Topology
 from launch.reach.ssh import SSH, Ssh
 from launch.start.environment import exported, require_plain_job
 
+# Of a rank whose host is not known yet. With a GPU: itself, the threads of Horovod and NCCL, and readers of files.
+CORES_WITH_GPU, CORES_ON_CPUS = 4, 1
+
 Show = Literal["0", "all"]  # what is seen of the ranks: what rank 0 writes, or all ranks line by line
 
 
@@ -42,6 +45,11 @@ class RunRequest:
     per_host: int | None = None  # slots of each host; None: those of the list
     check: bool = True  # look at what differs between several hosts, and refuse what would fail
     measured: tuple[GpuLinks, ...] = ()  # what GPUs are chosen by in place of the table of link speeds; empty: by that
+
+
+def usual_cores(request: RunRequest) -> int:
+    """The cores to ask for, for each rank, if those of its host are not known."""
+    return CORES_ON_CPUS if request.gpus == "none" else CORES_WITH_GPU
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:

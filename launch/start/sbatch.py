@@ -10,7 +10,7 @@ from pathlib import PurePath
 from launch.choose.placement import RankSlot, ranks_per_host
 from launch.errors import CommandError
 from launch.hosts.host import Host, shown
-from launch.machine.topology import Topology
+from launch.machine.topology import Topology, usable_cores
 
 CLEAN_UP_S = 10  # to end all ranks that have not saved in time
 # What an activated shell has set; with it the job finds the same programs wherever it is submitted.
@@ -18,9 +18,11 @@ ACTIVATED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 # Ours -> those of the user's options that stand in its place, beside the same one.
 REPLACED_BY = {
     "gpus-per-task": {"gpus", "gpus-per-node", "gpus-per-socket", "gres", "ntasks-per-gpu", "tres-per-task"},
-    "cpus-per-task": {"cpus-per-gpu", "ntasks-per-node"},  # a task may then be several ranks
+    "cpus-per-task": {"cpus-per-gpu"},
     "requeue": {"no-requeue"},
 }
+
+COUNTED_GPUS = {"gpus", "gpus-per-task", "gpus-per-socket"}  # of the job, of a task, of a socket: not of a node
 
 Options = Mapping[str, str | None]  # --sbatch-option: name -> value
 
@@ -35,7 +37,7 @@ def sbatch(
     nodes: Sequence[str],
     gpus: bool,
     grace_s: float,
-    cpus_per_task: int | None,
+    cores_per_rank: int,
     options: Options,
     environment: Mapping[str, str],
 ) -> str:
@@ -54,8 +56,8 @@ def sbatch(
         "requeue": None,
         "signal": f"B:USR1@{math.ceil(grace_s) + CLEAN_UP_S}",
     }
-    if cpus_per_task is not None:
-        ours["cpus-per-task"] = str(cpus_per_task)
+    if (ranks := _ranks_of_a_task(options)) is not None and "cpu" not in (options.get("tres-per-task") or ""):
+        ours["cpus-per-task"] = str(cores_per_rank * min(ranks, np))
     if per_host is not None:
         ours["ntasks-per-node"] = str(per_host)
     if nodes:
@@ -94,15 +96,13 @@ def parse_options(given: Sequence[str]) -> dict[str, str | None]:
     return options
 
 
-def tasks(np: int | None, hosts: Sequence[Host] | None, options: Options) -> int:
-    """The number of ranks of the job: `np`, or the slots of its hosts, or of the user's options."""
+def tasks(np: int | None, hosts: Sequence[Host] | None, options: Options) -> int | None:
+    """The number of ranks of the job: `np`, or the slots of its hosts, or of the user's options; None if unknown."""
     if np is not None:
         return np
     if hosts and all(host.counted for host in hosts):
         return sum(host.slots for host in hosts)
-    if (room := _slots(options)) is not None:
-        return room
-    raise CommandError("--sbatch: give -np N, the number of tasks of the job, or -H with a number for each host")
+    return _slots(options)
 
 
 def require_room(np: int, options: Options) -> None:
@@ -113,28 +113,38 @@ def require_room(np: int, options: Options) -> None:
 
 def _slots(options: Options) -> int | None:
     """The slots that the user's options ask for; None where they do not say."""
-    numbers = {key: int(value) for key, value in options.items() if value and re.fullmatch("[0-9]{1,6}", value)}
+    numbers = _numbers(options)
     each = numbers.get("ntasks-per-node")
-    counted = {"gpus", "gpus-per-task", "gpus-per-socket"} & options.keys()
+    counted = COUNTED_GPUS & options.keys()
     if counted or (options.keys() & {"gpus-per-node", "gres"} and numbers.get("ntasks") == numbers.get("nodes", 0)):
         return None  # one task may have all GPUs of a node, and as many slots
-    if each == 1:  # for all GPUs of a node
-        given = options.get("gpus-per-node") or options.get("gres") or "1"
-        gpus = "" if "," in given else given.rpartition(":")[2]
-        each = int(gpus) if re.fullmatch("[0-9]{1,6}", gpus) else None
+    if each == 1:
+        each = _ranks_of_a_task(options)
     if each is not None and "nodes" in numbers:
         return each * numbers["nodes"]
     return numbers.get("ntasks")
 
 
-def cpus_per_task(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> int | None:
-    """So many cores that no host has fewer for each of its ranks; None where the cores of one are not known."""
-    shares = []
-    for host, ranks in Counter(slot.host for slot in slots).items():
-        nodes, gpus = topologies[host].numa_nodes, topologies[host].gpus
-        cores = {core for node in nodes for core in node.cores} or {core for gpu in gpus for core in gpu.cores}
-        shares.append(len(cores) // ranks)
-    return min(shares) or None
+def _ranks_of_a_task(options: Options) -> int | None:
+    """The ranks of a task: one, or one for each GPU of a node that has one task; None if those GPUs are not known."""
+    if _numbers(options).get("ntasks-per-node") != 1:
+        return 1
+    if (COUNTED_GPUS - {"gpus-per-task"}) & options.keys():
+        return None
+    given = options.get("gpus-per-task") or options.get("gpus-per-node") or options.get("gres") or "1"
+    gpus = "" if "," in given else given.rpartition(":")[2]
+    return int(gpus) if re.fullmatch("0*[1-9][0-9]{0,5}", gpus) else None
+
+
+def _numbers(options: Options) -> dict[str, int]:
+    return {key: int(value) for key, value in options.items() if value and re.fullmatch("[0-9]{1,6}", value)}
+
+
+def cores_per_rank(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> int | None:
+    """As many cores as each host has for each of its ranks, at least 1; None if the cores of a host are not known."""
+    ranks = Counter(slot.host for slot in slots)
+    cores = {host: len(usable_cores(topologies[host])) for host in ranks}
+    return max(1, min(cores[host] // ranks[host] for host in ranks)) if ranks and all(cores.values()) else None
 
 
 def job_name(program: Sequence[str]) -> str:

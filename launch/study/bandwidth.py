@@ -138,7 +138,7 @@ def _started(found: Bandwidth, prepared: PreparedRun, file: Path, *, log: bool) 
         if result.status:
             raise ValueError(result.why or f"its ranks ended with status {result.status}")
         sums, exchanges = from_report(json.loads(read_text(file)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = str(error) if result.status else "its ranks have left no report"
         remedy = "see above" if result.status else "start in a folder that all hosts share"
         return found, [

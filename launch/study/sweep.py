@@ -129,7 +129,7 @@ def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
         was = {key: known[key] for key in settings(study)}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CommandError(f"{file} cannot be continued ({error!r}): give another --name, or move it away") from error
     for key, now in settings(study).items():
         if was[key] != now:
@@ -221,7 +221,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     """What a JSON file of a run folder holds; empty if it is missing or incomplete."""
     try:
         return dict(json.loads(read_text(file)))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 

@@ -44,7 +44,7 @@ def run_logged(
         new_folder(folder)
     except OSError as error:
         raise ProcessError(f"{folder} cannot be made: {error.strerror}") from error
-    return run(prepared, grace_s=grace_s, out=out), read_folder(folder)
+    return run(prepared, grace_s=grace_s, out=out), read_folder(folder, max_ranks=len(prepared.plan.slots))
 
 
 def lines_of(log: NcclLog | None, prepared: PreparedRun) -> list[str]:

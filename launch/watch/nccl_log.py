@@ -72,22 +72,23 @@ def new_folder(folder: Path) -> None:
         os.close(at)
 
 
-def read_folder(folder: Path) -> NcclLog | None:
-    """The logs that ranks have left in a folder; None where there is none."""
+def read_folder(folder: Path, *, max_ranks: int) -> NcclLog | None:
+    """The logs that ranks of a run of `max_ranks` have left in a folder; None if they have left none."""
     logs = []
     for file in sorted(folder.glob(NAMES)):
         try:
-            log = read_rank(read_text(file))
+            log = read_rank(read_text(file), max_ranks=max_ranks)
         except (OSError, ValueError):
             continue
         logs += [] if log is None else [log]
     return together(logs)
 
 
-def read_rank(text: str) -> RankLog | None:
-    """One rank's log; None where NCCL has not made a communicator."""
+def read_rank(text: str, *, max_ranks: int) -> RankLog | None:
+    """One rank's log; None if NCCL has not made a communicator that a run of `max_ranks` can have."""
     lines = [line.rstrip() for line in text.splitlines()]
-    sizes = [(int(found[2]), int(found[1])) for line in lines if (found := RANK.search(line))]
+    found_sizes = [(int(found[2]), int(found[1])) for line in lines if (found := RANK.search(line))]
+    sizes = [(ranks, rank) for ranks, rank in found_sizes if rank < ranks <= max_ranks]
     if not sizes:
         return None
     ranks, rank = max(sizes)

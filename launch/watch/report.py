@@ -22,7 +22,7 @@ def read_report(file: Path) -> Report:
     """The report as it stands; an empty one where the file is missing or is no report."""
     try:
         known = dict(json.loads(read_text(file)))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return Report()
     step = str(known.get("checkpoint"))
     return Report(

@@ -160,7 +160,7 @@ def test_two_ranks_on_one_gpu_are_refused(tmp_path):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_step_never_waits_for_the_device(optimizer):
     model = models.build("efficientnet_b0", classes=10).to(CUDA, memory_format=torch.channels_last).train()
-    built = optim.OPTIMIZERS[optimizer].build(optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
+    built = optim.BUILD[optimizer](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
     average = MovingAverage(model, horizon_steps=10.0)
     step = step_of(model, optimizer=built, average=average, find_nan=False, clip_norm=1.0)
     images = torch.randn(8, 3, 32, 32, device=CUDA).contiguous(memory_format=torch.channels_last)

@@ -53,7 +53,7 @@ def test_a_step_and_its_input_never_wait_for_the_device(tmp_path, monkeypatch, t
     built = BertForMaskedLM(sizes) if task == "mlm" else BertForClassification(sizes, len(found.labels))
     model, learned = built.to(CUDA).train(), text_task(config, found)
     groups = optim.parameter_groups(model, 0.01, decay_all=False)
-    step = step_of(model, task=learned, optimizer=optim.OPTIMIZERS["adamw"].build(groups, 1e-3), find_nan=False)
+    step = step_of(model, task=learned, optimizer=optim.BUILD["adamw"](groups, 1e-3), find_nan=False)
     cuts = BatchSizes(micro_batch=8, global_batch=16, steps_per_epoch=6)
     feed = Feed(found.train, learned, SerialComm(), cuts, seed=0, device=CUDA)
     coming = feed.inputs(feed.batches(Position()), 0)

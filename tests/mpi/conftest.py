@@ -22,6 +22,7 @@ from tests.mpi.pool import FIXED, Pools
 
 PROJECT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
+START = Path(__file__).parent / "start"  # what Python itself imports in each rank
 TIMEOUT_S = 120
 EFFNET = ["-m", "hvdtrain.effnet"]
 QUICK = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "1"]
@@ -65,7 +66,7 @@ def environment(folder: Path) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_btl": "self,vader",  # nothing leaves the machine
         "HOME": str(folder),  # horovodrun keeps its caches there
-        "PYTHONPATH": str(PROJECT),  # programs take tests.steps from there
+        "PYTHONPATH": f"{START}:{PROJECT}",  # programs take tests.steps from there
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # threads that wait for a busy core are slower than one
     }
@@ -202,8 +203,8 @@ def left_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def one_torn_image(folder: Path) -> None:
-    """Folders of two classes with 20 images each; the header of one is whole, its pixels are not."""
+def one_torn_image(folder: Path) -> Path:
+    """Folders of two classes with 20 images each; the header of one, which is returned, is whole, its pixels not."""
     noise = np.random.default_rng(0)
     for label in ("a", "b"):
         (folder / label).mkdir(parents=True)
@@ -212,3 +213,4 @@ def one_torn_image(folder: Path) -> None:
             image.save(folder / label / f"{number}.png")
     torn = folder / "b" / "7.png"
     torn.write_bytes(torn.read_bytes()[:1000])
+    return torn

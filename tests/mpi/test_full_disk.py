@@ -79,7 +79,7 @@ def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
     run.killed("step6", saved=4)
     saved = files_under(run.path / "checkpoints")
     said = run.finish(status=1, HVDTRAIN_FAULT="raise@rankall:step21")
-    warnings = [line for line in said.splitlines() if "warning" in line]
+    warnings = [line for line in said.splitlines() if "write failed" in line]
     assert len(warnings) == 1
     assert re.search(r"checkpoint write failed: .*: No space left on device.*; training goes on", warnings[0])
     left = files_under(run.path / "checkpoints")

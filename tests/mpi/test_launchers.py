@@ -1,9 +1,12 @@
-"""Launchers that know nothing of MPI: their processes do not meet, and say so."""
+"""What launchers start and should not: processes that do not meet, and more than fit a host."""
 
 import subprocess
 import sys
 
-from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, environment
+import pytest
+
+from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, command, environment
+from tests.mpi.launched import argv
 
 
 def test_torchruns_ranks_are_refused_and_train_nothing(tmp_path):
@@ -22,3 +25,22 @@ def test_torchruns_ranks_are_refused_and_train_nothing(tmp_path):
     assert said.count("hvdtrain: torchrun has started 2 processes that do not meet over MPI") == 1, said
     assert "with mpirun -np 2, " in said
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mpirun", "hvdlaunch"])
+def test_more_ranks_than_fit_a_host_all_leave_and_one_says_why(tmp_path, launcher):
+    many = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=10000000", sys.executable, *EFFNET]
+    mpirun = command("mpirun", 3, [])
+    done = subprocess.run(
+        [*mpirun[:-1], *many] if launcher == "mpirun" else argv("-np", "3", program=many),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("ranks need 3500000.0 GB of memory for their imports alone") == 1, done.stderr
+    assert "Traceback" not in done.stderr

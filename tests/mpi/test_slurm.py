@@ -140,7 +140,7 @@ def test_slurm_takes_the_options_of_a_script(tmp_path, slurm):
 
 
 def test_one_task_for_all_gpus_of_a_node_has_a_slot_for_each(tmp_path, slurm):
-    options = ("nodes=1", "ntasks-per-node=1", "gpus-per-node=8")
+    options = ("nodes=1", "ntasks-per-node=1", "gpus-per-node=8", "cpus-per-task=2")
     words = [word for option in options for word in ("--sbatch-option", option)]
     job = submitted(tmp_path, slurm, PLACE, "-np", "3", *words)
     assert status_of(tmp_path, slurm, job) == ("0:0", [])

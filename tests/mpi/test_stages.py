@@ -136,10 +136,12 @@ LOOSE = ("--clip-norm", "1e6")
 MODELS = {"2": "bert_tiny", "4": "bert_mini"}  # of 3 and 5 blocks
 
 
-@pytest.mark.parametrize(("ranks", "stages"), [(2, "2"), slow(4, "4")])
-def test_a_classifier_of_texts_in_stages_has_the_bits_of_one_process(exported, ranks, stages):
+@pytest.mark.parametrize(
+    ("ranks", "stages", "precision"), [(2, "2", "fp32"), slow(2, "2", "bf16"), slow(4, "4", "fp32")]
+)
+def test_a_classifier_of_texts_in_stages_has_the_bits_of_one_process(exported, ranks, stages, precision):
     """Each micro-batch has a length of its own."""
-    words = *LOOSE, "--model", MODELS[stages]
+    words = *LOOSE, "--model", MODELS[stages], "--precision", precision
     assert difference(exported(ranks, "classify", *words, "--stages", stages), exported(1, "classify", *words)) == 0
 
 
@@ -198,7 +200,7 @@ def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, pools, reference
         (
             2,
             ["--stages", "2", "--accumulate-steps", "1"],
-            "--accumulate-steps 1 is fewer micro-batches than --stages 2",
+            "--stages 2 requires --accumulate-steps 2 or more",
         ),
         slow(2, ["--stages", "2", "--sync-bn"], "--sync-bn does not work with --stages 2: leave one of them out"),
         slow(2, ["--stages", "2", "--stages-at", "9"], "--stages-at 9: the model has blocks 0 to 7: give no more"),

@@ -2,15 +2,17 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 PROJECT = Path(__file__).parents[2]
 TOOLS = ("bash", "sh", "env", "dirname", "tr", "grep", "paste", "sha256sum", "cat", "df", "tail", "cut", "sed", "head",
-         "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf")  # fmt: skip
+         "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf", "flock", "sleep")  # fmt: skip
 
 
 @pytest.fixture
@@ -19,7 +21,7 @@ def machine(tmp_path):
     clone = tmp_path / "clone"
     clone.mkdir()
     shutil.copytree(PROJECT / "scripts", clone / "scripts")
-    for file in (*PROJECT.glob("requirements*.lock"), PROJECT / "pyproject.toml"):
+    for file in (*PROJECT.glob("requirements*.lock"), PROJECT / "pyproject.toml", PROJECT / "Makefile"):
         shutil.copy(file, clone)
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -165,6 +167,27 @@ def test_mpi_5_has_an_environment_of_its_own(machine, tmp_path):
     assert start(clone, programs, MPI="5").stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("user", "gpus", "settings", "started"),
+    [
+        (1000, 0, [], "hvdlaunch run -np 2 --"),
+        (0, 0, [], "hvdlaunch run -np 2 --allow-run-as-root --"),
+        (1000, 1, [], "hvdlaunch run -np 1 --"),
+        (1000, 8, [], "hvdlaunch run -np 2 --"),
+        (1000, 1, ["NP=4"], "hvdlaunch run -np 4 --"),
+    ],
+)
+def test_make_train_starts_ranks_with_hvdlaunch(machine, user, gpus, settings, started):
+    clone, programs = machine
+    put(programs / "id", f"echo {user}")
+    put(programs / "nvidia-smi", f"for gpu in $(seq {gpus}); do echo GPU $gpu; done")
+    (programs / "seq").symlink_to(shutil.which("seq"))
+    command = ["make", "--dry-run", "--directory", str(clone), "train", "train-bert", *settings]
+    shown = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=True).stdout
+    for program in ("hvdtrain.effnet", "hvdtrain.bert"):
+        assert f"{started} python -m {program}" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("version", ["4", "6", "openmpi"])
 def test_another_mpi_is_refused(machine, version):
     clone, programs = machine
@@ -174,13 +197,16 @@ def test_another_mpi_is_refused(machine, version):
 
 
 @pytest.fixture
-def builder(machine, tmp_path):
-    """build_horovod.sh with a python whose `pip wheel` writes an empty wheel and counts."""
+def builder(machine, tmp_path, tmp_path_factory):
+    """build_horovod.sh with a python whose `pip wheel` writes an empty wheel and counts; it looks at torch once."""
     clone, programs = machine
-    built = tmp_path / "built"
+    built, torchs = tmp_path / "built", tmp_path_factory.getbasetemp() / "torchs"
     put(
         programs / "python",
-        f'case "$*" in *"pip wheel"*) echo "$CXX ${{HOROVOD_GPU_OPERATIONS:-none}}" >>{built};\n'
+        f'case "$*" in -) [ -e {torchs} ] || {{ {sys.executable} - >{torchs}.$$ && mv {torchs}.$$ {torchs}; }}\n'
+        f"exec cat {torchs};;\n"
+        f'*"pip wheel"*) echo "$CXX ${{HOROVOD_GPU_OPERATIONS:-none}}" >>{built};\n'
+        'while [ -n "$GATE" ] && ! [ -e "$GATE" ]; do sleep 0.1; done\n'
         f'[ -z "$TORCH_SEES" ] || {sys.executable} -c "from torch.utils import cpp_extension as torchs\n'
         'print(torchs.CUDA_HOME)" >$TORCH_SEES 2>/dev/null\n'
         'while [ "$1" != --wheel-dir ]; do shift; done; mkdir -p "$2"; : >"$2/horovod-0-any.whl"; exit;; esac\n'
@@ -289,7 +315,102 @@ def test_a_failed_build_leaves_no_wheel_and_names_its_log(builder, tmp_path):
     assert done.returncode == 1
     assert ".log" in done.stderr
     kept = clone / ".cache" / "hvdtrain" / "horovod"
-    assert [path.suffix for path in kept.iterdir()] == [".log"]
+    assert sorted(path.suffix for path in kept.iterdir()) == [".lock", ".log"]
+
+
+class Builds:
+    """Builds at the same time, each held until the gate opens."""
+
+    def __init__(self, clone, programs, folder):
+        self._clone, self._programs, self._folder = clone, programs, folder
+        self.gate, self.running = folder / "gate", []
+
+    def start(self, number, stderr=None):
+        """One more, whose words come in a file `number`."""
+        env = {"PATH": str(self._programs), "HOME": str(self._clone), "CUDA_HOME": "/nowhere", "GATE": str(self.gate)}
+        words = [str(self._clone / "scripts" / "build_horovod.sh"), str(self._programs / "python")]
+        with (self._folder / f"{number}").open("w") as file, (self._folder / f"{number}.out").open("w") as out:
+            self.running.append(subprocess.Popen(words, env=env, stdout=out, stderr=stderr or file))
+        return self.running[-1]
+
+    def says(self, number, words):
+        """Wait until it has said so."""
+        end = time.monotonic() + 30
+        while words not in (self._folder / f"{number}").read_text():
+            assert time.monotonic() < end, (self._folder / f"{number}").read_text()
+            time.sleep(0.05)
+
+    def wheels(self):
+        """Open the gate, and wait for all: the status and the wheel of each."""
+        self.gate.touch()
+        outs = [self._folder / f"{number}.out" for number in range(len(self.running))]
+        return [(one.wait(30), out.read_text()) for one, out in zip(self.running, outs, strict=True)]
+
+
+@pytest.fixture
+def builds(builder, tmp_path):
+    clone, programs, _ = builder
+    builds = Builds(clone, programs, tmp_path)
+    yield builds
+    builds.gate.touch()
+    for build in builds.running:
+        build.kill()
+        build.wait()
+
+
+def test_of_three_set_ups_at_once_one_builds_and_the_others_name_it(builder, builds, tmp_path):
+    clone, *_ = builder
+    first = builds.start(0)
+    builds.says(0, "building, three minutes or so")
+    for number in (1, 2):
+        builds.start(number)
+        builds.says(number, f"waiting for process {first.pid} on {socket.gethostname()} in {clone}, which builds")
+    (status, wheel), *others = builds.wheels()
+    assert status == 0
+    assert Path(wheel.strip()).exists()
+    assert others == [(0, wheel)] * 2
+    assert len((tmp_path / "built").read_text().splitlines()) == 1
+    assert [path.suffix for path in Path(wheel).parents[1].iterdir()] == [""]
+
+
+def test_whoever_waits_for_a_builder_that_dies_builds(builds, tmp_path):
+    first = builds.start(0)
+    builds.says(0, "building, three minutes or so")
+    second = builds.start(1)
+    builds.says(1, f"waiting for process {first.pid} ")
+    first.kill()
+    builds.says(1, "building, three minutes or so")
+    builds.start(2)
+    builds.says(2, f"waiting for process {second.pid} ")
+    (_, nothing), (status, wheel), third = builds.wheels()
+    assert nothing == ""
+    assert status == 0
+    assert third == (0, wheel)
+
+
+def test_the_build_shows_the_elapsed_time(builder, builds, tmp_path):
+    """Each second on a terminal, every 30 s in a log; 100 seconds are one here."""
+    put(builder[1] / "sleep", f"exec {shutil.which('sleep')} 0.01")
+    builds.start(0)
+    builds.says(0, "building, 60 s")
+    ours, its = os.openpty()
+    builds.start(1, stderr=its)
+    os.close(its)
+    shown = b""
+    while b"horovod: waiting, 0:02" not in shown:
+        shown += os.read(ours, 1000)
+    assert b"horovod: waiting, 0:01\rhorovod: waiting, 0:02" in shown
+    builds.running[0].kill()
+    while b"horovod: building, 1:02" not in shown:
+        shown += os.read(ours, 1000)
+    assert b"horovod: building, 1:01\rhorovod: building, 1:02" in shown
+    assert [status for status, _ in builds.wheels()[1:]] == [0]
+    said = (tmp_path / "0").read_text()
+    assert [line for line in said.splitlines() if "building, " in line][1:3] == [
+        "horovod: building, 30 s",
+        "horovod: building, 60 s",
+    ]
+    os.close(ours)
 
 
 def test_two_mpis_are_found_out(tmp_path):

@@ -13,6 +13,7 @@ from hvdtrain.elastic.progress import Progress
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import faults, watchdog
+from hvdtrain.settings.optimizers import OPTIMIZERS
 from hvdtrain.timing.trace import BEFORE_STEPS
 from hvdtrain.train import optim
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, layers
@@ -96,7 +97,7 @@ def test_the_global_batch_is_shared_by_ranks_and_passes(ranks, changes, micro_ba
     first = next(iter(training.feed.batches(Position())))
     assert len(first.micro_batches) == changes.get("accumulate_steps", 1)
     batch = len(training.images.train) / sizes.steps_per_epoch
-    assert training.lr.peak == pytest.approx(optim.OPTIMIZERS["sgd"].base_lr * batch / 256)
+    assert training.lr.peak == pytest.approx(OPTIMIZERS["sgd"].base_lr * batch / 256)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
     ("settings", "told"),
     [
         ({}, {}),
-        ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3}),
+        ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3, "bucket_mb": None}),
         ({"compression": "fp16", "fusion_threshold_mb": 8.0}, {"compression": "fp16", "bucket_mb": 8.0}),
         ({"deterministic": True}, {"bucket_mb": 0.0}),
         ({"precision": "fp16"}, {"loss_is_scaled": True}),
@@ -187,7 +188,7 @@ def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
         "loss_is_scaled": False,
         "reducer": "bucket",
         "groups": None,
-        "bucket_mb": None,
+        "bucket_mb": 25.0,
     }
     assert assembled(**settings).step.comm.syncs == [{**usual, **told}]
 
@@ -197,7 +198,7 @@ def test_layerwise_optimizers_have_their_own_rate(name, kind, power):
     training = assembled(optimizer=name)
     assert type(training.step.optimizer) is kind
     batch = 1438 / 23  # a global batch of at most 64
-    assert training.lr.peak == pytest.approx(optim.OPTIMIZERS[name].base_lr * (batch / 256) ** power)
+    assert training.lr.peak == pytest.approx(OPTIMIZERS[name].base_lr * (batch / 256) ** power)
 
 
 def test_an_epoch_with_sync_bn_and_a_global_batch_goes_through():
@@ -227,7 +228,7 @@ def test_a_run_that_goes_on_trains_the_epochs_that_are_left(tmp_path, done):
         watch=watchdog.OFF,
         faults=faults.NONE,
         profile=lambda *_, **__: None,
-        console=SimpleNamespace(events=list, epoch_done=lines.append),
+        console=SimpleNamespace(events=list, say=lines.append, progress=lambda batches, **_: batches),
         tracker=Tracker(tmp_path, writes=False, measures=measures_of(training.step.task), result={}),
     )
     effnet.train(

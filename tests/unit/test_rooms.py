@@ -65,8 +65,10 @@ def test_the_code_hash_sees_a_change_in_any_room(tmp_path, monkeypatch):
 
 
 # A process that is started after MPI_Init is not safe, and one that nobody ends is left behind.
+# Of multiprocessing not what looks after the loader workers, which torch starts.
 STARTS = re.compile(
-    r"(subprocess|_posixsubprocess|multiprocessing|torch\.multiprocessing|concurrent\.futures\.process|pty)(\.\w+)*"
+    r"(subprocess|_posixsubprocess|multiprocessing(?!\.(active_children|resource_tracker)\b)"
+    r"|torch\.multiprocessing|concurrent\.futures\.process|pty)(\.\w+)*"
     r"|concurrent\.futures\.ProcessPoolExecutor|asyncio\.create_subprocess_\w+"
     r"|(os|posix)\.(system|popen|fork|forkpty|(posix_)?spawn\w*)"
     r"|platform\.(platform|processor|uname|architecture)"  # they ask the programs uname and file
@@ -107,6 +109,12 @@ def test_what_starts_a_process_is_seen(source, found):
 def test_two_files_start_processes():
     files = [file for package in ("hvdtrain", "launch") for file in (PROJECT / package).rglob("*.py")]
     assert {file for file in files if starters(file.read_text())} == MAY_START
+
+
+def test_a_variable_that_is_not_for_users_is_private_by_name():
+    files = [file for package in ("hvdtrain", "launch") for file in (PROJECT / package).rglob("*.py")]
+    named = {name for file in files for name in re.findall(r'"(_?HVDTRAIN_[A-Z_]+)"', file.read_text())}
+    assert {name for name in named if not name.startswith("_")} == {"HVDTRAIN_COMMIT", "HVDTRAIN_FAULT"}
 
 
 def test_every_bench_that_is_named_is_there():

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.groups.comm import in_groups
-from hvdtrain.groups.rounds import EVERY_STEP, Every, LocalRounds
+from hvdtrain.groups.comm import Every, in_groups
+from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.ranks.connect import connect
 from hvdtrain.record import gauges
 from hvdtrain.record.gauges import Gauges
@@ -33,7 +33,7 @@ model = net()
 comm.data.broadcast_(model)
 data = images()
 task = task_of(data)
-optimizer = optim.OPTIMIZERS["sgd"].build(optim.parameter_groups(model, 5e-4, decay_all=True), LR)
+optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=True), LR)
 average = MovingAverage(model, horizon_steps=5)
 sync = comm.data.gradient_sync(model, compression="none")
 step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, clip_norm=CLIP_NORM)

@@ -51,7 +51,7 @@ torch.manual_seed(1 + comm.rank)
 scaler = GradScaler("cpu", enabled=precision == "fp16", init_scale=128.0)
 step = step_of(
     model,
-    optimizer=optim.OPTIMIZERS["sgd"].build(optim.parameter_groups(model, 5e-4, decay_all=False), 0.01),
+    optimizer=optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01),
     comm=comm,
     sync=comm.gradient_sync(model, compression="none"),
     scaler=scaler,

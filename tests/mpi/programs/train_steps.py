@@ -67,7 +67,7 @@ task = task_of(
 step = step_of(
     model,
     task=task,
-    optimizer=optim.OPTIMIZERS["sgd"].build(groups, 0.1),
+    optimizer=optim.BUILD["sgd"](groups, 0.1),
     comm=comm,
     sync=comm.gradient_sync(model, compression=compression, reducer=reducer, bucket_mb=0.25),
 )

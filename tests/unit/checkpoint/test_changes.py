@@ -104,3 +104,16 @@ def test_a_run_of_so_many_steps_keeps_their_size():
     now = {**now, "global_batch": 128, "config": {**now["config"], "max_steps": 100}}
     with pytest.raises(BadInput, match="has 256 images per step, now there are 128: give --global-batch-size 256"):
         changed(saved(), now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)
+    now["config"]["elastic"] = True  # the checkpoint may be of the ranks that were left
+    assert changed(saved(elastic=True), now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE) == [
+        "--max-steps was None, now 100: the command line's holds"
+    ]
+
+
+def test_a_run_of_so_many_steps_may_have_had_more_epochs_with_other_ranks():
+    now = of_run(replace(CONFIG, epochs=4))
+    then = {**now, "position": {"epoch": 4, "visited": 10}}
+    with pytest.raises(BadInput, match="--epochs 4: this run is in epoch 5 already"):
+        changed(then, now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)
+    then, now = ({**one, "config": {**one["config"], "max_steps": 40}} for one in (then, now))
+    assert changed(then, now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE) == []

@@ -54,7 +54,7 @@ def test_new_or_empty_run_folder_is_made_ready(tmp_path, exists, overwrite):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("result", [None, '{"exit_reason": "failed"}', '{"exit_reason"', '{"np": 1}'])
+@pytest.mark.parametrize("result", [None, '{"exit_reason": "failed"}', '{"exit_reason"', '{"np": 1}', "[" * 200_000])
 def test_unfinished_run_is_replaced(tmp_path, result, overwrite):
     folder = put(tmp_path / "run", config_json="{}", **{} if result is None else {"result_json": result})
     (folder / "ranks").mkdir()

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks, which are threads here, up to 1,024 of them."""
+"""Checkpoints of several ranks, which are threads here; make test-slow has 1,024 of them."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from hvdtrain.safety.guard import CHECKPOINT_WRITE
 from tests.ranks import together
 from tests.unit.checkpoint.checkpoints import Small, files_under, names
 
-MANY = 1024
+MANY = 64
 
 
 def saved(root, size, *steps, **options):
@@ -62,7 +62,7 @@ def traffic(monkeypatch):
     return traffic
 
 
-@pytest.mark.parametrize("size", [4, MANY])
+@pytest.mark.parametrize("size", [4, MANY, pytest.param(1024, marks=pytest.mark.slow)])
 def test_what_passes_rank_0_and_what_the_others_do(tmp_path, traffic, size):
     """However many they are: none writes, reads, gives or gets more, but rank 0 gets 110 bytes of each at a save."""
     bytes_of = [run.parts.comm.bytes for run in saved(tmp_path, size, 1)]

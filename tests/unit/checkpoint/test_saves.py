@@ -1,4 +1,5 @@
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ MIDDLE = Position(step=3, epoch=0, visited=48, totals={"loss": 90.5, "count": 48
 def start(tmp_path):
     """What saves the checkpoints of a training in tmp_path/checkpoints."""
 
-    def make(training, *, newest=None, keep=2, faults=None):
+    def make(training, *, newest=None, keep=2, faults=None, outlived=False):
         (tmp_path / "ranks").mkdir(exist_ok=True)
         tracker = Tracker(tmp_path, writes=True, measures=IMAGES, result={})
         options = {} if faults is None else {"faults": faults}
@@ -38,6 +39,7 @@ def start(tmp_path):
             guard=tracker.guard,
             keep=keep,
             newest=newest,
+            outlived=outlived,
             **options,
         )
         saves.tracker = tracker
@@ -246,6 +248,35 @@ def test_the_lowest_that_is_left_writes_on(tmp_path, start):
     assert (found.about["np"], found.about["global_batch"], found.about["samples"]) == (1, 7, 53)
     assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000003"]
     assert found.is_of(1)
+
+
+def test_the_best_is_on_disk_before_others_could_outlive_who_writes_it(tmp_path, start, monkeypatch):
+    write = checkpoint.write
+
+    def slow_write(*arguments, **options):
+        time.sleep(0.3)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "write", slow_write)
+    training, root = begun(), tmp_path / "checkpoints"
+    start(training, outlived=True).save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
+    assert names(root) == ["best-000000003"]
+
+
+def test_the_lowest_that_is_left_writes_the_best_that_was_not_written(tmp_path, start):
+    def lost(_):
+        raise ConnectionError
+
+    rank = Rank(1, 2, answers=lost)
+    training = begun(Rank(1, 2))
+    training.step.comm = rank
+    saves = start(training, outlived=True)
+    with pytest.raises(ConnectionError):
+        saves.save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
+    rank.rank, rank.size, rank.answers = 0, 1, None
+    saves.go_on(np=1)
+    saves.save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
+    assert names(tmp_path / "checkpoints") == ["best-000000003"]
 
 
 def test_a_step_that_was_saved_is_saved_once_more_by_fewer_ranks(tmp_path, start):

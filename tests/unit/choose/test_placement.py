@@ -223,16 +223,17 @@ def test_slots_of_gpus_are_those_of_whole_replicas():
 
 
 @pytest.mark.parametrize(
-    ("names", "gpus", "message"),
+    ("names", "gpus", "listed", "message"),
     [
-        (("cpu",), "all", "no GPU found on cpu: give -np N, the number of ranks to run on CPUs"),
-        (("cpu", "other"), "all", "no GPU found on cpu and 1 more: give -np N"),
-        (("a",), "none", "--gpus none on a: give -np N"),
+        (("cpu",), "all", False, "no GPU found on cpu: give -np N, the number of ranks to run on CPUs"),
+        (("cpu", "other"), "all", True, "no GPU found on cpu and 1 more: give --per-host N, the number of ranks on"),
+        (("a",), "none", False, "--gpus none on a: give -np N"),
     ],
 )
-def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, message):
+def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message):
+    known = {"a": machine(), "cpu": machine(0), "other": machine(0)}
     with pytest.raises(PlacementError, match=f"^{message}"):
-        with_slots(bare(*names), {"a": machine(), "cpu": machine(0), "other": machine(0)}, np=None, gpus=gpus)
+        with_slots(bare(*names), known, np=None, gpus=gpus, listed=listed)
 
 
 def test_too_few_slots_on_cpus_are_answered_with_the_words_to_write():

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from launch.choose.placement import place
-from launch.choose.remarks import gpu_remarks, left_out
+from launch.choose.remarks import crowded, gpu_remarks, left_out
 from launch.machine.topology import OUTSIDE
 from tests.unit.machines import hosts, machine
 
@@ -73,3 +73,30 @@ def test_hosts_that_only_nvidia_smi_tells_of_are_named_once():
     slots = place(hosts(a=1, b=2, c=0, d=1), told, np=4, gpus="all", binding="numa")
     (line,) = gpu_remarks(slots, told)
     assert line.startswith("a, b: nvidia-smi has told of the GPUs, since there is no NVML: memory that hidden")
+
+
+@pytest.mark.parametrize(
+    ("slots", "quota", "where", "remedy"),
+    [
+        ({"a": 128}, None, None, None),  # eight for each of 16 cores
+        ({"a": 129}, None, "a (129 ranks, 16 cores)", "-np 128"),
+        (
+            {"a": 16, "b": 130, "c": 140},
+            None,
+            "b (130 ranks, 16 cores), c (140 ranks, 16 cores)",
+            "-np 48 --per-host 16",
+        ),
+        ({"a": 13}, 1.5, "a (13 ranks, 1.5 cores)", "-np 12"),
+        ({"unknown": 200}, None, None, None),
+    ],
+)
+def test_a_host_with_far_more_ranks_than_cores_is_warned_of_in_one_line(slots, quota, where, remedy):
+    known = {name: replace(machine(), cpu_quota=quota) for name in "abc"} | {"unknown": machine(0, cores=())}
+    placed = place(hosts(**slots), known, np=sum(slots.values()), gpus="none", binding="numa")
+    line = f"warning: {where}: more than 8 ranks for each core. Start fewer, for example with {remedy}."
+    assert crowded(placed, known) == (line if where else None)
+
+
+def test_fewer_ranks_are_proposed_in_whole_replicas():
+    placed = place(hosts(a=130), {"a": machine()}, np=130, gpus="none", binding="numa")
+    assert (crowded(placed, {"a": machine()}, 3) or "").endswith("with -np 126.")

@@ -31,7 +31,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
     [
         (("fly",), "invalid choice: 'fly'"),
         (("topo\nx",), "invalid choice: 'topo\\nx'"),
-        (("--topo",), "no command: write hvdlaunch run --topo -- PROGRAM"),
+        (("--topo",), "no command: put run first; unrecognized arguments: --topo; see hvdlaunch run --help"),
         ((*TOPO, "a\nb"), "unrecognized arguments: a b; see hvdlaunch topo --help"),
         (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: give a number of at least 0"),
         (("run", "-np", "2", "--min-np", "1", *PROGRAM), "--min-np is for a run that is started again: add --restarts"),
@@ -98,7 +98,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN, "-np", "5", *PROGRAM), "-np 5 is more than the 4 slots there are (a 4)"),
         ((*PLAN, "-np", "9" * 30, "--gpus", "none", *PROGRAM), "is more than the 4096 slots there are"),
         ((*PLAN, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
-        ((*PLAN, "-H", "b:2", *PROGRAM), "host b has no --topology b=FILE"),
+        ((*PLAN, "-H", "b:2", *PROGRAM), "no saved topology of b: add --topology b=FILE, or"),
         ((*PLAN, "-H", "a;rm:2", *PROGRAM), "-H: 'a;rm' is no host name"),
         ((*PLAN, "-H", "a", "--hostfile", "x", *PROGRAM), "not allowed with argument"),
         ((*PLAN, "--hostfile", "missing", *PROGRAM), "missing cannot be read"),
@@ -113,7 +113,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN, "--bind", "socket", *PROGRAM), "invalid choice: 'socket'"),
         ((*PLAN, "-x", "A=B", *PROGRAM), "-x 'A': give the name of a variable alone"),
         ((*PLAN, "-x", "a b", *PROGRAM), "-x 'a b': give the name of a variable alone"),
-        ((*PLAN, "-x", "missing", *PROGRAM), "-x missing: there is no such variable in the environment"),
+        ((*PLAN, "-x", "missing", *PROGRAM), "-x missing: not set in the environment. Set it, or"),
         ((*PLAN, "-x", "A\nB", *PROGRAM), "-x 'A\\nB': give the name"),
         ((*PLAN, "--topology", "a=x", *PROGRAM), "--topology 'a=x': a has one already, give each host once"),
         ((*PLAN, "--topology", "b=", *PROGRAM), "--topology 'b=': give HOST=FILE"),
@@ -130,7 +130,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: there is no such image"),
         (("check", *PROGRAM), "check takes no program: leave out what stands after --"),
         (("check", "-H", "a;rm"), "-H: 'a;rm' is no host name"),
-        (("check", "-x", "missing"), "-x missing: there is no such variable in the environment"),
+        (("check", "-x", "missing"), "-x missing: not set in the environment. Set it, or"),
         (("check", "-H", "a,b"), "no mpirun on PATH"),
         (("check", "--no-check"), "unrecognized arguments: --no-check"),
         (("run", *PLAN[1:], *PROGRAM), "--topology is for plan, --dry-run and --sbatch: a run asks its hosts"),
@@ -144,7 +144,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*SBATCH, "-np", "0", *PROGRAM), "argument -np: '0' is no whole number of at least 1"),
         ((*SBATCH, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
         ((*SBATCH, "-H", "a:2", "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
-        ((*SBATCH, "-x", "MISSING", *PROGRAM), "-x MISSING: there is no such variable"),
+        ((*SBATCH, "-x", "MISSING", *PROGRAM), "-x MISSING: not set"),
         ((*SBATCH, "--sbatch-option", "a\nb=1", *PROGRAM), "--sbatch-option 'a\\nb=1': give KEY=VALUE"),
         ((*SBATCH, "--topology", "a=cpu.json", "--gpus", "0,1", *PROGRAM), "host a has no GPU, but --gpus asks"),
         (("run", "-np", "1", "--sbatch-option", "time=1", *PROGRAM), "--sbatch-option is for the script that --sbatch"),
@@ -389,6 +389,7 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
             "#SBATCH --open-mode=append",
             "#SBATCH --requeue",
             "#SBATCH --signal=B:USR1@35",
+            "#SBATCH --cpus-per-task=4",
             "#SBATCH --nodes=2",
             "#SBATCH --nodelist=n1,n2",
             "#SBATCH --gpus-per-task=1",
@@ -406,7 +407,7 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
     [
         (("-np", "5", "-H", "n1:2,n2:2"), "-np 5 is more than the 4 slots there are"),
         (("-np", "4", "-H", "n1:2,n2:2", "--gpus", "3"), "--gpus names 1 for the 2 ranks on host n1"),
-        (("-np", "1", "-x", "missing"), "-x missing: there is no such variable"),
+        (("-np", "1", "-x", "missing"), "-x missing: not set"),
         (("-np", "5", "--sbatch-option", "ntasks=4"), "-np 5 is more than the 4 slots there are"),
     ],
 )
@@ -464,6 +465,7 @@ def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):
     words = ["run", "-np", "2", "--gpus", "none", "--sbatch", "job", "--", "prog", "a"]
     monkeypatch.setattr(sys, "argv", ["hvdlaunch", *words])
     output(capsys, *words)
+    assert "#SBATCH --cpus-per-task=1\n" in Path("job").read_text()
     assert "gpus" not in Path("job").read_text().replace("--gpus none", "")
     assert "nodes" not in Path("job").read_text()
 

@@ -1,6 +1,7 @@
 """What people write by mistake is answered with what they mean, and nothing has started."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,10 @@ GPU4 = ("--topology", "pix4.txt")
         ("run -np 2 python x.py", "put -- before the program: hvdlaunch run -np 2 -- python x.py; see hvdlaunch run"),
         ("sweep -np 1,2 python x.py -np 3", "put -- before the program: hvdlaunch sweep -np 1,2 -- python x.py -np 3"),
         ("run --nsys --zzz x", "unrecognized arguments: --zzz; see hvdlaunch run --help"),
-        ("plan -np 2 me -- prog", "'me' is no option's value: leave it out, the program stands after --"),
+        (
+            "plan -np 2 me -- prog",
+            "'me' is not the value of an option. Write hvdlaunch plan -np 2 -- prog; see",
+        ),
         ("-np 2 -- prog a", "no command: write hvdlaunch run -np 2 -- prog a; see hvdlaunch --help"),
         ("-- prog a", "no command: write hvdlaunch run -- prog a"),
         ("run -np 0 -- prog", "argument -np: '0' is no whole number of at least 1; see hvdlaunch run --help"),
@@ -40,11 +44,12 @@ GPU4 = ("--topology", "pix4.txt")
         ("run --per-host 0 -- prog", "argument --per-host: '0' is no whole number of at least 1"),
         ("plan -np 2 -H localhost --topology cpu.json -- prog", "(localhost 1): write localhost:2"),
         ("plan -np 3 -H a,b --topology a=cpu.json --topology b=cpu.json -- prog", "(a 1, b 1): write a:2,b:2"),
-        ("plan -H a --topology a=cpu.json -- prog", "no GPU found on a: give -np N"),
+        ("plan -H a --topology a=cpu.json -- prog", "no GPU found on a: give --per-host N, the number of ranks on the"),
         ("plan --topology cpu.json -- prog", "no GPU found on localhost: give -np N"),
         ("plan --gpus none --topology pix4.txt -- prog", "--gpus none on localhost: give -np N"),
-        ("run --sbatch job -- prog", "--sbatch: give -np N, the number of tasks of the job"),
-        ("run --sbatch job -H a,b -- prog", "--sbatch: give -np N, the number of tasks of the job"),
+        ("run --sbatch job -- prog", "--sbatch requires -np N (the tasks of the job), or -H A:N with a number for"),
+        ("run --sbatch job -H a,b -- prog", "--sbatch requires -np N (the tasks of the job), or -H A:N"),
+        ("run --nnodes=2 -np 2 -- prog", "--nnodes is no option here: name the hosts, as in -H node1,node2; see"),
         ("run --sbatch job --dry-run -np 2 -- prog", "--sbatch and --dry-run: neither starts anything, give one"),
         ("plan -H a:2 --per-host 4 --topology a=pix4.txt -- prog", "--per-host 4 is more than the 2 slots of host a"),
     ],
@@ -91,6 +96,11 @@ def test_words_of_the_program_are_its_own(capsys):
     assert "prog --hosts" in refusal(capsys, "run", "--nsys", "-np", "2", "prog", "--hosts", "x")
 
 
+def output_of_job(capsys, *words):
+    assert output(capsys, *words) == "submit it with: kubectl create -f job\n"
+    return Path("job").read_text()
+
+
 def test_root_needs_its_option_for_what_starts_ranks_alone(capsys, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     leave = "run as root: add --allow-run-as-root if you mean it, as in a container"
@@ -103,5 +113,11 @@ def test_root_needs_its_option_for_what_starts_ranks_alone(capsys, monkeypatch):
         assert refusal(capsys, *command, "-np", "2", *TRAIN).startswith("no mpirun on PATH")
     assert output(capsys, "topo", *GPU4)
     assert output(capsys, "gpus", "-k", "2", *GPU4)
-    reminder = "hvdlaunch: to start it as root, add --allow-run-as-root\n"
+    reminder = "hvdlaunch: to submit it as root, write it again with --allow-run-as-root\n"
     assert ended(capsys, "run", "-np", "2", "--sbatch", "job", *TRAIN) == (0, "submit it with: sbatch job\n", reminder)
+    again = ("run", "-np", "2", "--allow-run-as-root", "--sbatch", "job", *TRAIN)
+    assert ended(capsys, *again) == (0, "submit it with: sbatch job\n", "")
+    assert "run -np 2 --allow-run-as-root -- " in Path("job").read_text()
+    # Whoever writes this one, its pods run as the image's user.
+    pods = ("--mpijob-option", "image=a", "--mpijob-option", "claim=b")
+    assert "runAsUser" in output_of_job(capsys, "run", "-np", "2", "--mpijob", "job", *pods, *TRAIN)

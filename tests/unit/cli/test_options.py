@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from launch.cli import options
+from launch.machine.software import read_software
 from tests.unit.cli.commands import output
 from tests.unit.cli.test_cli import PROGRAM
 
@@ -28,10 +29,10 @@ def test_alone_it_prints_its_help_with_run_first_and_examples_that_are_right(cap
         assert f"hvdlaunch {example}" in " ".join(output(capsys, words[0], "--help").split())
 
 
-def test_the_version_names_the_code(capsys):
-    from launch.reach.probe import version
-
-    assert re.fullmatch(rf"hvdlaunch \d+\.\d+\.\d+, code {version()}\n", output(capsys, "--version"))
+def test_the_version_names_the_code_as_check_does(capsys):
+    code = read_software().code
+    assert re.fullmatch("[0-9a-f]{12}", code)
+    assert re.fullmatch(rf"hvdlaunch \d+\.\d+\.\d+, code {code}\n", output(capsys, "--version"))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

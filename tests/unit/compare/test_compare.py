@@ -1,5 +1,6 @@
 import base64
 import csv
+import os
 import re
 
 import pytest
@@ -8,13 +9,14 @@ from PIL import Image
 from hvdtrain.compare import __main__ as compare
 from hvdtrain.compare import drawings, groups
 from hvdtrain.compare import runs as runfolder
+from hvdtrain.compare.tables import shortened
 from hvdtrain.safety.exits import BadInput
 
 from .runfolders import make_run
 
 
 def runs_of(folder):
-    return runfolder.with_unique_names([runfolder.read(path, []) for path in runfolder.find([folder])])
+    return runfolder.read_all(runfolder.find([folder]), [])
 
 
 def rows(text):
@@ -30,17 +32,95 @@ def two_recipes(folder, *, apart=0.02):
     return folder
 
 
-def test_runs_that_differ_in_the_seed_are_one_row(tmp_path, capsys):
-    compare.main([str(two_recipes(tmp_path / "runs")), "--out", str(tmp_path / "out")])
-    text = capsys.readouterr().out
-    first, second = rows(text)
+def compared(folder, out):
+    """The table with all columns, and what stands below it."""
+    compare.main([str(folder), "--out", str(out)])
+    return (out / "table.md").read_text()
+
+
+def test_runs_that_differ_in_the_seed_are_one_row(tmp_path):
+    first, second = rows(compared(two_recipes(tmp_path / "runs"), tmp_path / "out"))
     assert (first["run"], first["n"], first["seeds"], first["lr"]) == ("a-seed*", "3", "0, 1, 2", "not set")
     assert (first["accuracy %"], second["accuracy %"]) == ("96.00 ± 0.20", "98.00 ± 0.20")
     assert (first["steps"], first["skipped steps"], first["exit reason"]) == ("48", "0", "finished")
     assert first["peak MiB"] == "612 ± 0"
     assert list(first)[3] == "lr"  # what differs comes before what came out
     assert not {"model", "np", "commit"} & set(first)
-    assert (tmp_path / "out" / "table.md").read_text() in text
+
+
+def test_a_terminal_gets_ten_columns_at_most_with_the_chosen_settings_first(tmp_path, capsys):
+    for place, name in enumerate(("a", "b")):
+        known = {f"option_{number}": place for number in range(9)}
+        known |= {"lr": (0.1234567891, 0.2)[place], "data_dir": f"/data/{'long-' * 9}{name}"}
+        make_run(tmp_path / name, np=1 + place, accuracy=0.9 + place / 20, config=known)
+    text = compared(tmp_path, tmp_path / "out")
+    assert len(rows(text)[0]) == 25
+    output = capsys.readouterr().out
+    first, second = rows(output)
+    assert list(first) == [
+        "run",
+        "np",
+        "lr",
+        "option_0",
+        "option_1",
+        "option_2",
+        "time s",
+        "images/s",
+        "accuracy %",
+        "loss",
+    ]
+    assert (first["lr"], second["lr"]) == ("0.1235", "0.2")
+    assert output.splitlines()[-1] == (
+        f"Accuracy against a: b +5.00 points (too few runs to tell); all columns, curves and 95 % intervals: "
+        f"{tmp_path}/out/report.html"
+    )
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "0.1234567891" in page
+    assert "option_<wbr>8" in page
+
+
+def test_settings_that_follow_from_others_are_shown_if_no_others_differ(tmp_path):
+    for steps in (1, 2):
+        make_run(tmp_path / str(steps), config={"derived": {"global_batch": 64, "steps_per_epoch": steps}})
+    run_groups = groups.grouped(runs_of(tmp_path))
+    assert groups.differing_by_choice(run_groups) == ["steps_per_epoch"]
+    assert groups.labels(run_groups) == ["1: steps_per_epoch 1", "2: steps_per_epoch 2"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "short"),
+    [
+        (["0.006241319444444445", "64", "3.10"], ["0.006241", "64", "3.10"]),
+        (["0.12345678", "0.12345679"], ["0.12345678", "0.12345679"]),
+        (["a" * 40, "b" * 40], ["a" * 16 + "…", "b" * 16 + "…"]),
+        (
+            ["/a/long/way/to/x", "/a/long/way/to/it/x", "/a/long/way/to/it/y"],
+            ["/a/long/way/to/x", "…long/way/to/it/x", "…long/way/to/it/y"],
+        ),
+        (["a" * 40 + "b" * 40, "a" * 41 + "b" * 40], ["a" * 40 + "b" * 40, "a" * 41 + "b" * 40]),
+    ],
+)
+def test_long_settings_are_shortened_as_far_as_they_stay_different(texts, short):
+    assert shortened(texts) == short
+
+
+@pytest.mark.parametrize(("apart", "judged"), [(0.02, "outside"), (0.001, "inside")])
+def test_one_sentence_says_what_is_more_than_the_spread(tmp_path, capsys, apart, judged):
+    compare.main([str(two_recipes(tmp_path / "runs", apart=apart)), "--out", str(tmp_path / "out")])
+    sentence = capsys.readouterr().out.splitlines()[-1]
+    assert sentence.startswith(
+        f"Accuracy against a-seed*: b-seed* +{100 * apart:.2f} points ({judged} the spread over seeds); "
+    )
+
+
+def test_what_moves_the_cursor_is_escaped(tmp_path, capsys):
+    make_run(tmp_path / "a\x1b[2J", config={"data": "b\x1b[2J"})
+    make_run(tmp_path / "c")
+    (tmp_path / "c" / "result.json").unlink()
+    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    output = capsys.readouterr()
+    assert "\x1b" not in output.out + output.err
+    assert "a\\x1b[2J" in output.out
 
 
 @pytest.mark.parametrize(
@@ -50,18 +130,17 @@ def test_runs_that_differ_in_the_seed_are_one_row(tmp_path, capsys):
         (0.001, "+0.10 points: inside the spread over seeds, no difference shown (95 % interval -0.35 to +0.55)"),
     ],
 )
-def test_a_difference_is_compared_with_the_spread(tmp_path, capsys, apart, words):
-    compare.main([str(two_recipes(tmp_path / "runs", apart=apart)), "--out", str(tmp_path / "out")])
-    text = capsys.readouterr().out
+def test_a_difference_is_compared_with_the_spread(tmp_path, apart, words):
+    text = compared(two_recipes(tmp_path / "runs", apart=apart), tmp_path / "out")
     assert f"- accuracy of b-seed* against a-seed*: {words}" in text
     assert "Welch" in text
 
 
-def test_nothing_is_claimed_of_a_single_run(tmp_path, capsys):
+def test_nothing_is_claimed_of_a_single_run(tmp_path):
     make_run(tmp_path / "a", accuracy=0.5)
     make_run(tmp_path / "b", accuracy=0.9, config={"lr": 0.5})
-    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
-    assert "+40.00 points: the spread over seeds is not known (n = 1)" in capsys.readouterr().out
+    text = compared(tmp_path, tmp_path / "out")
+    assert "+40.00 points: the spread over seeds is not known (n = 1)" in text
 
 
 @pytest.mark.parametrize(
@@ -124,17 +203,57 @@ def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, ca
     make_run(tmp_path / "a", result={"eval_loss": None, "skipped_steps": None, "memory": None})
     (make_run(tmp_path / "b", seed=1) / "result.json").unlink()
     (make_run(tmp_path / "c", seed=2) / "config.json").write_text("{")
-    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
-    output = capsys.readouterr()
-    a, b, c = rows(output.out)
+    text = compared(tmp_path, tmp_path / "out")
+    a, b, c = rows(text)
     assert (a["accuracy %"], a["loss"], a["skipped steps"], a["peak MiB"]) == ("97.00", "-", "-", "-")
     assert (b["accuracy %"], b["time s"], b["exit reason"]) == ("-", "-", "-")
     assert c["accuracy %"] == "97.00"
-    lines = output.err.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith(f"hvdtrain: {tmp_path}/b has no result.json")
     assert lines[1].startswith(f"hvdtrain: {tmp_path}/c/config.json cannot be read")
-    assert "settings that are unknown (c)" in output.out
+    assert "settings that are unknown (c)" in text
+
+
+def test_odd_runs_are_left_out_in_one_line_each_and_the_others_are_compared(tmp_path, capsys):
+    nested = "[" * 200_000 + "]" * 200_000
+    odd = [
+        ("result.json", f'{{"np": {"9" * 400}}}', "an integer of 400 digits"),
+        ("metrics.jsonl", f'{{"step": {"9" * 5000}}}', "an integer of 5000 digits"),
+        ("metrics.jsonl", nested, "nested too deeply"),
+        ("config.json", f'{{"data": {nested}}}', "nested too deeply"),
+        ("result.json", '{"hosts": 5}', "'hosts' is not a list"),
+        ("placement.json", '{"ranks": 5}', "'ranks' is not a list"),
+        ("config.json", '{"data": "\\ud800"}', "half of a surrogate pair, which is not text"),
+        ("result.json", '{"exit_reason": "\\ud800"}', "half of a surrogate pair, which is not text"),
+    ]
+    for number, (file, content, _) in enumerate(odd):
+        (make_run(tmp_path / f"odd{number}") / file).write_text(content)
+    make_run(tmp_path / os.fsdecode(b"odd\xff"))
+    make_run(tmp_path / "a", seed=0)
+    make_run(tmp_path / "b", seed=1)
+    compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    output = capsys.readouterr()
+    assert [row["run"] for row in rows(output.out)] == ["a and 1 more"]
+    lines = [f"odd{number}/{file}: {problem}" for number, (file, _, problem) in enumerate(odd)]
+    lines.append(r"odd\xff: its path is not valid UTF-8")
+    assert output.err.splitlines() == [f"hvdtrain: {tmp_path}/{line}; skipping this run" for line in lines]
+
+
+def test_odd_runs_alone_are_one_line(tmp_path):
+    make_run(tmp_path / os.fsdecode(b"odd\xff"))
+    with pytest.raises(BadInput, match=r"no run can be compared: .* its path is not valid UTF-8"):
+        compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    names = [r"a$\frac$", "_b", "c"]
+    for name in names:
+        make_run(tmp_path / name, config={"model": name})
+    figure = drawings.curves(groups.grouped(runs_of(tmp_path)))
+    drawings.svg(figure)
+    entries = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sorted(entries) == sorted(f"{name}: model {name}" for name in names)
 
 
 def test_a_vertical_bar_in_a_setting_does_not_break_the_table(tmp_path, capsys):
@@ -190,7 +309,10 @@ def test_curves_are_drawn_over_steps_epochs_and_seconds(tmp_path):
     assert list(mean.get_xdata()) == [12, 24, 36, 48]
     assert list(mean.get_ydata()) == pytest.approx([1.9, 1.4, 0.9, 0.4])
     assert accuracy.lines[0].get_ydata()[-1] == pytest.approx(96)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a-seed*, mean of 3", "b-seed*, mean of 3"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "a-seed*: lr not set; mean of 3",
+        "b-seed*: lr 0.5; mean of 3",
+    ]
 
 
 def test_runs_without_metrics_say_so_in_the_picture(tmp_path):

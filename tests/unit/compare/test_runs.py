@@ -1,4 +1,6 @@
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -35,6 +37,7 @@ def test_a_whole_run_is_read_without_complaint(tmp_path):
     assert run.number("memory.resident_mib") == 612.4
     assert run.number("no_such_key") is None
     assert run.number("np.no_such_part") is None
+    assert [replace(run, result={"x": odd}).number("x") for odd in (math.nan, math.inf, 1e300, True, "5")] == [None] * 5
     shown = {name: run.settings[name] for name in ("np", "hosts", "global_batch", "lr", "augment", "torch")}
     assert shown == {
         "np": "2",
@@ -49,6 +52,7 @@ def test_a_whole_run_is_read_without_complaint(tmp_path):
 
 def test_variables_of_a_process_are_no_settings(tmp_path):
     variables = {"HOROVOD_RANK": "0", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711", "HOROVOD_FUSION_THRESHOLD": "64"}
+    variables["HOROVOD_LOG_LEVEL"] = "fatal"
     run, _ = read(make_run(tmp_path / "a", environment={"horovod_settings": variables}))
     assert {name for name in run.settings if name.isupper()} == {"HOROVOD_FUSION_THRESHOLD"}
 
@@ -113,5 +117,5 @@ def test_unknown_settings_are_reported(tmp_path):
 
 def test_runs_of_the_same_name_are_told_apart_by_the_end_of_their_paths(tmp_path):
     places = ("one/x/run", "two/x/run", "three/y/run", "three/y/other")
-    runs = runfolder.with_unique_names([read(make_run(tmp_path / place))[0] for place in places])
+    runs = runfolder.read_all([make_run(tmp_path / place) for place in places], [])
     assert [run.name for run in runs] == ["one/x/run", "two/x/run", "y/run", "other"]

@@ -43,8 +43,9 @@ def test_the_smallest_measured_size_counts_as_its_ranks(tmp_path):
 
 
 def test_table_of_a_study(tmp_path, capsys):
-    compare.main(["--sweep", str(three_sizes(tmp_path, target_accuracy=80, price_per_gpu_hour=3600))])
-    one, two, four = rows(capsys.readouterr().out)
+    file = three_sizes(tmp_path, target_accuracy=80, price_per_gpu_hour=3600)
+    compare.main(["--sweep", str(file)])
+    one, two, four = rows((file.parent / "table.md").read_text())
     assert two == {
         "ranks": "2",
         "hosts": "1",
@@ -60,6 +61,7 @@ def test_table_of_a_study(tmp_path, capsys):
         "cost": "8.4",
     }
     assert "remark" not in one
+    assert list(rows(capsys.readouterr().out)[0]) == [title for title in two if title not in ("hosts", "steps")]
     assert four["s to 80 %"] == "1.80 ± 0.00"
 
 
@@ -201,6 +203,28 @@ def test_sizes_that_are_no_doublings_are_extrapolated_alike(tmp_path):
 def test_a_single_size_gives_no_forecast(tmp_path):
     lines = study.advice(read(make_study(tmp_path / "s", [(1, 0, make_run(tmp_path / "a", np=1), None)])))
     assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sizes": [0]},
+        {"sizes": [float("inf")]},
+        {"price_per_gpu_hour": 10**400},
+        {"mode": "\ud800"},
+        {"runs": [{"np": 1, "run_folder": 5}]},
+    ],
+)
+def test_an_odd_study_is_one_line(tmp_path, change):
+    file = make_study(tmp_path / "s", [], **change)
+    with pytest.raises(BadInput, match=r"sweep\.json.*[rR]un hvdlaunch sweep again"):
+        compare.main(["--sweep", str(file)])
+
+
+def test_a_study_named_with_dollars_and_a_run_of_no_speed_are_drawn(tmp_path, capsys):
+    sizes = [(np, 0, make_run(tmp_path / f"np{np}", np=np, result={"train_images_per_s": 0}), None) for np in (1, 2)]
+    compare.main(["--sweep", str(make_study(tmp_path / r"a$\frac$", sizes, min_efficiency=90))])
+    assert [row["images/s"] for row in rows(capsys.readouterr().out)] == ["-", "-"]
 
 
 def test_gpus_are_counted_as_gpu_hours(tmp_path, capsys):

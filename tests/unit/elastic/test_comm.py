@@ -1,7 +1,12 @@
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from hvdtrain.elastic import comm
 from hvdtrain.elastic.comm import _owner
+from hvdtrain.ranks.comm import HorovodComm
 
 
 @pytest.mark.parametrize(
@@ -12,3 +17,14 @@ def test_a_tensor_that_horovod_sums_has_an_owner_besides_python(values):
     owner = _owner(values)
     assert owner.grad is values
     assert owner.untyped_storage().nbytes() == values.element_size()
+
+
+@pytest.mark.parametrize(("given", "level"), [({}, "fatal"), ({"HOROVOD_LOG_LEVEL": "debug"}, "debug")])
+def test_horovod_logs_no_error_of_its_own_at_a_loss_unless_the_environment_says_otherwise(monkeypatch, given, level):
+    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr(comm, "ElasticComm", lambda *_: SimpleNamespace(abort=None))
+    monkeypatch.setattr(comm.exits, "end_by", lambda _: None)
+    of_mpi = object.__new__(HorovodComm)
+    of_mpi._mpi = object()
+    comm.outliving(of_mpi, {}, {})
+    assert os.environ["HOROVOD_LOG_LEVEL"] == level

@@ -44,7 +44,7 @@ def test_a_newcomer_is_this_program_in_this_environment(tmp_path, monkeypatch):
             "TOKEN": VALUE,
             "OMPI_MCA_btl": "self,tcp",
             "OMPI_COMM_WORLD_RANK": "0",
-            "HVDTRAIN_NEWCOMER": "3",
+            "_HVDTRAIN_NEWCOMER": "3",
             "HVDLAUNCH_RANK": "1",
         }.items()
     )

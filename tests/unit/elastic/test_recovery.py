@@ -138,9 +138,7 @@ def survivors(tmp_path, monkeypatch):
         )
         trackers.append(tracker)
         tracker.result |= counted or {}
-        run = SimpleNamespace(
-            tracker=tracker, watch=OFF, faults=NONE, folder=tmp_path, console=Console(shown=False, epochs=1, done=0)
-        )
+        run = SimpleNamespace(tracker=tracker, watch=OFF, faults=NONE, folder=tmp_path, console=Console(shown=False))
         run.lead = lambda: (tracker.lead(), run.console.show())
         progress = Progress(position or Position())
         progress.reported = reported
@@ -174,7 +172,8 @@ def survivors(tmp_path, monkeypatch):
     [
         ([(3, 0, 0), (4, 0, 0), (3, 0, 0)], 1),
         ([(4, 0, 0), (4, 0, 0)], 0),
-        ([(4, 0, 4), (4, 1, 4)], 1),  # it has ended the epoch
+        ([(4, 0, 4), (4, 1, 4)], 0),  # the lowest, which records epochs, has yet to end this one
+        ([(4, 1, 4), (4, 0, 4)], 0),
         ([(4, 1, 0), (5, 0, 4)], 1),
         ([(4, 0, 0), (4, 0, 4), (4, 0, 4)], 1),  # it knows what the others had not reported
         ([(7, 0, 0), (7, 0, 0), (8, 0, 0)], 2),
@@ -232,6 +231,23 @@ def test_what_was_not_reported_comes_together(survivors, reported, counts, expec
         assert (result["steps"], result["skipped_steps"]) == (max(reported), max(reported))
 
 
+def test_what_a_rank_has_reported_that_is_lost_in_the_agreement_is_counted_once(survivors):
+    def on(rank):
+        before = Position(step=8, totals={"count": 12.0} if rank.rank == 1 else {})
+        one = survivors(Left(rank), before, reported=8 if rank.rank == 1 else 0, unreported=unreported(6))
+        there, _, _ = one.recovery._agree(one.recovery._standing())
+        return there
+
+    first, _, third = together(3, on)
+
+    def on_again(rank):
+        one = survivors(Left(rank))
+        _, position, _ = one.recovery._agree([first, third][rank.rank])
+        return position.totals
+
+    assert together(2, on_again) == [{"count": 12.0}] * 2
+
+
 class Alone(Rank):
     def _exchange(self, value):
         return [value]
@@ -272,8 +288,8 @@ def test_ranks_that_are_lost_in_the_agreement_are_counted_too(survivors, monkeyp
 
 def test_sums_that_fail_though_nobody_is_lost_end_the_run(survivors):
     one = survivors(Left(Alone(), []))
-    with pytest.raises(EndOfRun, match="no rank was lost") as ended:
-        one.recovery.go_on(ConnectionError())
+    with pytest.raises(EndOfRun, match="no rank was lost: no route") as ended:
+        one.recovery.go_on(ConnectionError("no route"))
     assert ended.value.status == FAILED
 
 

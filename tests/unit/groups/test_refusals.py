@@ -1,8 +1,8 @@
 import pytest
 
-from hvdtrain.groups.rounds import Every
+from hvdtrain.groups.comm import Every
+from hvdtrain.settings.options import rounds
 from hvdtrain.text import config as texts
-from hvdtrain.train.options import rounds
 from hvdtrain.train.preflight import require_batches
 from hvdtrain.vision import config as images
 from tests.refusals import refused
@@ -14,10 +14,10 @@ LOCAL = ["--sync", "local", "--sync-every"]
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--sync-group-size", "2"], "--sync-group-size 2 is for --sync two-level or local: give one of them"),
-        (["--sync-every", "4"], "--sync-every 4 is for --sync local: give that too"),
-        (["--sync", "two-level", "--sync-every", "4"], "--sync-every 4 is for --sync local: give that too"),
-        (["--sync", "local"], "--sync local: give the steps of a round as --sync-every 16, or 16@5 to begin after 5"),
+        (["--sync-group-size", "2"], "--sync-group-size 2 requires --sync two-level, or --sync local --sync-every 16"),
+        (["--sync-every", "4"], "--sync-every 4 requires --sync local"),
+        (["--sync", "two-level", "--sync-every", "4"], "--sync-every 4 requires --sync local"),
+        (["--sync", "local"], "--sync local requires --sync-every 16, the steps of a round, or 16@5"),
         ([*LOCAL, "0"], "--sync-every 0: give the steps of a round as --sync-every 16, or 16@5"),
         ([*LOCAL, "4@"], "--sync-every 4@: give the steps of a round"),
         ([*LOCAL, "four"], "--sync-every four: give the steps of a round"),

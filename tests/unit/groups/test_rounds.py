@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.groups.comm import Between
+from hvdtrain.groups.comm import Between, Every
 from hvdtrain.groups.members import MpiMembers
-from hvdtrain.groups.rounds import EVERY_STEP, Every, LocalRounds
+from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.groups.two_level import TwoLevelSync
 from hvdtrain.ranks.sync import NoSync
 from hvdtrain.safety.exits import EndOfRun
@@ -33,7 +33,7 @@ class One:
         self.rank = comm.rank
         self.model = nn.Linear(2, 1)
         self.average = MovingAverage(self.model, horizon_steps=5)
-        self.optimizer = optim.OPTIMIZERS[optimizer].build([{"params": list(self.model.parameters())}], 0.1)
+        self.optimizer = optim.BUILD[optimizer]([{"params": list(self.model.parameters())}], 0.1)
         sync = TwoLevelSync(NoSync(), self.model, lambda _: None)
         self.rounds = LocalRounds(
             Groups(comm),

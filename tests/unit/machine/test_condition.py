@@ -1,11 +1,14 @@
 import os
 import resource
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from hvdtrain.checkpoint.folder import open_folder
+from hvdtrain.safety.exits import BadInput
 from launch.machine import condition
-from launch.machine.condition import Folder, Look, looking, read_condition
+from launch.machine.condition import Look, looking, read_condition
 from tests.unit.machines import SOFTWARE
 
 
@@ -42,19 +45,29 @@ def test_a_file_that_somebody_else_has_removed_is_no_error(tmp_path):
         Path(look.token).unlink()
 
 
-def test_a_folder_is_there_or_on_the_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(condition.os, "access", lambda path, _: str(path) != "/proc")
-    (there, missing, unwritable) = (tmp_path, tmp_path / "a/b", "/proc/none")
-    look = Look(folders=(str(there), str(missing), str(unwritable)), token=None)
-    free = os.statvfs(tmp_path)
-    found = read_condition(look).folders
+def test_folders_are_there_or_on_the_way_and_only_the_run_folder_is_tried(tmp_path):
+    paths = tuple(map(str, (tmp_path, tmp_path / "a/b", "/proc/none")))
+    found = read_condition(Look(folders=paths, token=None)).folders
     assert [(folder.path, folder.there, folder.writable) for folder in found] == [
-        (str(there), True, True),
-        (str(missing), False, True),
-        ("/proc/none", False, False),
+        (paths[0], True, True),
+        (paths[1], False, None),
+        (paths[2], False, None),
     ]
-    assert all(isinstance(folder, Folder) for folder in found)
+    free = os.statvfs(tmp_path)
     assert found[0].free_mib == pytest.approx(free.f_bavail * free.f_frsize >> 20, rel=0.1)
+    assert found[2].free_mib is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "writable"), [("runs", True), ("a/b/runs", True), ("file", False), ("file/runs", False), ("/proc", False)]
+)
+def test_check_and_run_agree_on_which_folder_can_be_written(tmp_path, place, writable):
+    (tmp_path / "file").touch()
+    [folder] = read_condition(Look(folders=(str(tmp_path / place),), token=None)).folders
+    assert folder.writable is writable
+    with nullcontext() if writable else pytest.raises(BadInput, match="cannot be written"):
+        os.close(open_folder(tmp_path / place / "effnet/mine", overwrite=False, resume=False).lock)
 
 
 def test_settings_are_those_of_the_environment_and_of_nccls_files_without_secrets(tmp_path, monkeypatch):

@@ -109,3 +109,12 @@ def test_of_this_environment_all_is_known_without_importing_it():
     assert own.horovod_has_nccl is not None
     assert own.project is not None
     assert (Path(software.PROJECT) / "launch").is_dir()
+
+
+def test_a_digest_is_of_the_packages_that_are_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(software, "PROJECT", tmp_path)
+    (tmp_path / "hvdtrain").mkdir()
+    both, of_launch = software.code_digest(), software.code_digest("launch")
+    (tmp_path / "hvdtrain" / "x.py").touch()
+    assert software.code_digest() != both
+    assert software.code_digest("launch") == of_launch

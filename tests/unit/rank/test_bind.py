@@ -152,7 +152,9 @@ def process(monkeypatch):
     monkeypatch.setattr(bind, "bind_to", noted.append)
     monkeypatch.setattr(bind.forwarder, "put_aside", lambda job, rank: noted.append(("aside", job, rank)))
     monkeypatch.setattr(bind.forwarder, "new_log", lambda job, rank: noted.append((job, rank)) or 7)
-    monkeypatch.setattr(bind.forwarder, "start", lambda *of, show_all: noted.append((*of, show_all)) or 2)
+    monkeypatch.setattr(
+        bind.forwarder, "start", lambda *of, show_all, request: noted.append((*of, show_all, request)) or 2
+    )
     monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: noted.append((how, signals)))
     environment = {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "1", "CUDA_VISIBLE_DEVICES": "7", "TMPDIR": "/t"}
     environment["HVDLAUNCH_JOB"] = "mine"
@@ -170,8 +172,9 @@ def process(monkeypatch):
 def test_a_rank_takes_its_place_then_becomes_the_program(process):
     bind.main(["--", "prog", "--", "-x"])
     *before, (program, argv, environment) = process
-    aside = ("aside", "mine", 1)
-    assert before == ["parent", aside, [3, 4], ("mine", 1), (7, 1, False), {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
+    aside, request = ("aside", "mine", 1), str(Path.cwd() / "logs/mine/rank-1.show")
+    kept = [aside, [3, 4], ("mine", 1), (7, 1, False, request)]
+    assert before == ["parent", *kept, {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert (environment["CUDA_DEVICE_ORDER"], environment["CUDA_VISIBLE_DEVICES"]) == (
         "PCI_BUS_ID",
@@ -180,6 +183,7 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     assert environment["OMP_NUM_THREADS"] == "2"
     assert "TMPDIR" not in environment
     assert environment["HVDLAUNCH_LOGS"] == str(Path.cwd() / "logs/mine")
+    assert environment["HVDLAUNCH_SHOW"] == request
     found = {name: environment[name] for name in (*MEET, "RANK", "LOCAL_RANK")}
     assert found == {**MEET, "RANK": "1", "LOCAL_RANK": "0"}
     assert environment["HVDLAUNCH_CORES"] == ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
@@ -205,11 +209,20 @@ def test_no_program_is_refused(process, capsys, argv):
     assert process == ["parent"]
 
 
-@pytest.mark.parametrize(("show", "all_ranks"), [("0", False), ("all", True)])
-def test_what_is_shown_stands_in_the_plan(process, show, all_ranks):
-    os.environ["HVDLAUNCH_PLAN"] = packed({**PLAIN, "show": show})
+@pytest.mark.parametrize(("rank", "show", "all_ranks"), [("0", "0", False), ("0", "all", True), ("1", "all", True)])
+def test_what_is_shown_stands_in_the_plan_and_asks_for_nothing(process, rank, show, all_ranks):
+    plan = packed({**PLAIN, "show": show, "hosts": PLAIN["hosts"][1:]})
+    os.environ |= {"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_SHOW": "of another run"}
     bind.main(["--", "prog"])
-    assert (7, 1, all_ranks) in process
+    assert (7, int(rank), all_ranks, None) in process
+    assert "HVDLAUNCH_SHOW" not in process[-1][2]
+
+
+def test_who_takes_the_place_of_rank_0_is_not_shown_before_it_asks(process):
+    plan = packed({**PLAIN, "hosts": PLAIN["hosts"][1:]})
+    os.environ |= {"HVDLAUNCH_PLAN": plan, "HVDLAUNCH_RANK": "0"}
+    bind.main(["--", "prog"])
+    assert (7, 0, False, process[-1][2]["HVDLAUNCH_SHOW"]) in process
 
 
 def test_without_the_name_of_a_job_nothing_is_kept(process):

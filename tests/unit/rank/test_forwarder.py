@@ -3,6 +3,7 @@ import errno
 import math
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -48,8 +49,9 @@ def clock(monkeypatch):
     return now
 
 
-def words(rank=0, *, show_all=False):
-    return Words(STREAMS, Log(LOG), rank, show_all=show_all)
+def words(rank=0, *, show_all=False, request="/nowhere/rank.show"):
+    request = None if rank == 0 or show_all else request
+    return Words(STREAMS, Log(LOG), rank, show_all=show_all, request=request)
 
 
 def test_rank_0_is_seen_as_it_comes_on_its_own_streams(files, clock):
@@ -63,11 +65,17 @@ def test_rank_0_is_seen_as_it_comes_on_its_own_streams(files, clock):
     assert files.of(LOG) == b"a bar\n\r 10%\r 20%\x00\xff\x1b[2J"
 
 
-def test_of_other_ranks_nothing_is_seen(files, clock):
-    said = words(3)
+def test_another_rank_is_seen_as_rank_0_is_once_it_has_asked_for_it(files, clock, tmp_path):
+    request = tmp_path / "rank-3.show"
+    said = words(3, request=str(request))
     said.feed(OUT, b"a\n")
     said.feed(ERR, b"b\n")
     assert files.written == [(LOG, b"a\n"), (LOG, b"b\n")]
+    request.touch()
+    said.feed(ERR, b" 10%")
+    said.feed(OUT, b"c\n")
+    assert (files.of(SEEN_OUT), files.of(SEEN_ERR)) == (b"c\n", b" 10%")
+    assert not request.exists()
 
 
 def test_all_ranks_are_seen_in_whole_lines_with_their_rank(files, clock):
@@ -198,6 +206,7 @@ def test_a_log_is_its_owners_alone_and_the_one_before_stays(here):
 
 def test_words_of_an_attempt_before_stay_whatever_is_refused_after_it(here):
     kept("mine", 3, b"first")
+    Path(forwarder.request("mine", 3)).touch()
     for _ in range(2):
         forwarder.put_aside("mine", 3)
         folder = here / "logs" / "mine"
@@ -249,5 +258,5 @@ def test_a_rank_without_a_forwarder_keeps_its_streams(here, monkeypatch, fails):
     monkeypatch.setattr(*((os, "fork", fork_once) if fails == "fork" else (forwarder, "_detach", fail)))
     before = [os.fstat(stream).st_ino for stream in (1, 2)]
     with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
-        forwarder.start(new_log("mine", 0), 0, show_all=False)
+        forwarder.start(new_log("mine", 0), 0, show_all=False, request=None)
     assert [os.fstat(stream).st_ino for stream in (1, 2)] == before

@@ -9,6 +9,7 @@ from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import RANK_VARIABLES
 from hvdtrain.safety.watchdog import PATIENCE_S, slow_s
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -111,3 +112,13 @@ def test_ranks_that_fill_their_cores_yield_while_they_wait(monkeypatch, ranks, y
     with pytest.raises(ImportError):  # at the import, which would start MPI, it must be set already
         connect.connect(fusion_threshold_mb=None, cycle_time_ms=None)
     assert environment.get("OMPI_MCA_mpi_yield_when_idle") == yields
+
+
+def test_ranks_that_lack_horovod_are_told_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(connect, "HorovodComm", lambda _: SerialComm())
+    monkeypatch.setattr(connect, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "mpi4py", type("mpi4py", (), {"MPI": type("MPI", (), {"COMM_WORLD": 0})}))
+    monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_RANK": "1", "OMP_NUM_THREADS": "1"})
+    line = refused(lambda: connect.connect(fusion_threshold_mb=None, cycle_time_ms=None))
+    assert line.startswith(f"{sys.executable}: Horovod is not installed")
+    assert f"{sys.executable} -m pip install dist/horovod-*.whl" in line

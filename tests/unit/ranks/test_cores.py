@@ -1,9 +1,9 @@
-import math
 import os
 
 import pytest
 
 from hvdtrain.ranks import cores
+from tests.unit.safety.test_limits import group
 
 
 @pytest.fixture(autouse=True)
@@ -34,44 +34,6 @@ def test_the_cores_of_all_ranks_of_a_host(monkeypatch, own, launcher, local_size
     monkeypatch.setenv("HVDLAUNCH_CORES", ",".join(map(str, launcher)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(own))
     assert cores.cores_together(local_size) == together
-
-
-def group(root, line, **files):
-    """A machine on which this process is in such a control group; files are named from /sys/fs/cgroup on."""
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text(line)
-    for name, text in files.items():
-        path = root / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    return root
-
-
-V1 = "7:pids:/\n4:cpu,cpuacct:/docker/3bf3\n2:cpuset:/docker/3bf3\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "files", "quota"),
-    [
-        ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),  # as a container sees itself
-        ("0::/\n", {"cpu.max": "max 100000"}, math.inf),
-        ("0::/\n", {}, math.inf),
-        (
-            "0::/kube/pod/c\n",
-            {"kube/cpu.max": "400000 100000", "kube/pod/cpu.max": "250000 100000", "kube/pod/c/cpu.max": "max 100000"},
-            2.5,
-        ),
-        (V1, {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
-        (V1, {"cpu/docker/3bf3/cpu.cfs_quota_us": "50000", "cpu/docker/3bf3/cpu.cfs_period_us": "100000"}, 0.5),
-        (V1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf),
-        (V1, {"cpu/cpu.cfs_quota_us": "200000"}, math.inf),
-        (V1, {"cpuset/cpu.cfs_quota_us": "1", "cpuset/cpu.cfs_period_us": "100000"}, math.inf),
-        ("0::/\n", {"cpu.max": "no number"}, math.inf),
-        ("0::/\n", {"cpu.max": "100000 0"}, math.inf),
-    ],
-)
-def test_the_quota_is_that_of_the_strictest_group(tmp_path, line, files, quota):
-    assert cores.quota(group(tmp_path, line, **files)) == quota
 
 
 @pytest.mark.parametrize(("text", "together"), [("150000 100000", 1), ("350000 100000", 3), ("10000 100000", 1)])

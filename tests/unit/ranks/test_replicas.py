@@ -1,5 +1,6 @@
 import copy
 import hashlib
+import itertools
 import math
 
 import pytest
@@ -131,6 +132,29 @@ def test_one_flipped_bit_changes_the_sum_of_its_parameter_alone(bit, element):
     before, after = parameter_sums(net()), parameter_sums(with_flipped_bit(net(), "0.weight", element, bit))
     assert (before.dtype, before.shape) == (torch.int64, (6,))
     assert before.ne(after).tolist() == [True, False, False, False, False, False]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 3, 2, 2)])
+def test_any_two_swapped_elements_change_the_sum_of_their_parameter(kind, shape):
+    model = nn.Module()
+    values = torch.arange(1, math.prod(shape) + 1, dtype=torch.uint8)  # as float8: all different, none NaN
+    model.weight = nn.Parameter(values.view(torch.float8_e4m3fn).to(kind).view(shape), requires_grad=False)
+    before = parameter_sums(model)
+    bits = model.weight.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[kind.itemsize]).view(-1)
+    for one, other in itertools.combinations(range(len(bits)), 2):
+        bits[[one, other]] = bits[[other, one]]
+        assert not torch.equal(parameter_sums(model), before), (one, other)
+        bits[[one, other]] = bits[[other, one]]
+    assert torch.equal(parameter_sums(model), before)
+
+
+def test_swapped_kernels_are_found():
+    model, other = net(), net()
+    with torch.no_grad():
+        other[0].weight[:] = model[0].weight[[1, 0, 2, 3]]
+    with pytest.raises(EndOfRun, match=r"rank 1 from the others, first in 0\.weight;"):
+        check_replicas(ranks_with(model, other), model, 1)
 
 
 def test_sums_mind_no_memory_format():

@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import os
-import re
 
 import pytest
 
@@ -126,17 +125,6 @@ def test_a_report_of_another_version_is_taken_where_that_may_be_and_says_so():
     assert facts == dataclasses.replace(FACTS, other_version="0123456789ab")
     with pytest.raises(HostError, match="it has version '0123456789ab' of the project"):
         probe.facts_from_json(json.dumps({"version": "0123456789ab", "new": 1}), "h7", OURS, any_version=True)
-
-
-def test_the_version_is_a_digest_of_the_code():
-    assert re.fullmatch("[0-9a-f]{12}", probe.version())
-
-
-def test_an_editors_lock_is_no_code(monkeypatch, tmp_path):
-    monkeypatch.setattr(probe, "__file__", str(tmp_path / "reach/probe.py"))
-    code = probe.version()
-    (tmp_path / ".#x.py").symlink_to("somebody@here.4711:1700000000")
-    assert probe.version() == code
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import math
 import socket
+import threading
 import time
 from types import SimpleNamespace
 
@@ -116,16 +117,19 @@ def wait(condition):
 
 
 def test_readings_come_from_a_thread_and_nothing_waits_for_it():
-    turns = []
+    turns, begun = [], threading.Event()
 
     def read():
         turns.append(1)
+        if len(turns) == 2:
+            begun.wait(20)
         if len(turns) == 3:
             time.sleep(1.0)
         return {"a": float(len(turns))}
 
     found = Gauges(read, period_s=0.01)
     assert math.isnan(found.latest()[0])  # before the first turn
+    begun.set()
     wait(lambda: len(turns) == 3)
     started = time.perf_counter()
     assert found.latest() == [2.0]

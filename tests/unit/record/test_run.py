@@ -5,25 +5,30 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.record import run
-from hvdtrain.record.console import Console
 from hvdtrain.safety import faults
 from hvdtrain.safety.exits import EndOfRun
 from tests.ranks import Rank
 from tests.steps import CPU
 from tests.unit.train.reported import IMAGES
 
+OPENING = ("data", "model", "ranks", "global batch", "run folder")
+
 
 @pytest.mark.parametrize(("rank", "asked"), [(0, 1), (1, 0)])
-def test_only_the_rank_that_writes_asks_for_the_environment(monkeypatch, tmp_path, rank, asked):
+def test_only_the_rank_that_writes_asks_for_the_environment_and_speaks(monkeypatch, tmp_path, capsys, rank, asked):
     times = []
     monkeypatch.setattr(run, "environment", lambda: times.append(rank) or {"command": ["it"]})
     monkeypatch.setattr(run.exits, "on_early_end", lambda *_, **__: Event())
     (tmp_path / "ranks").mkdir()
     monkeypatch.setenv("HVDLAUNCH_LOGS", "/shared/logs/mine")
     one = run.Run(Rank(rank, 2), tmp_path, SimpleNamespace(step=None), faults.NONE)
-    settings = {"model": "m", "data": "d", "recipe": "scaled", "epochs": 1}
-    one.begin(settings, {"global_batch": 8}, device=CPU, columns=["model"], measures=IMAGES, memory=None, epochs_done=0)
-    assert isinstance(one.console, Console)
+    settings = {"model": "m", "data": "d", "recipe": "scaled", "epochs": 1, "accumulate_steps": 2}
+    derived = {"global_batch": 8, "micro_batch": 2, "steps": 50, "train_samples": 400, "test_samples": 4}
+    derived |= {"classes": 3, "parameters": 7}
+    one.begin(settings, derived, device=CPU, columns=["model"], measures=IMAGES, memory=None)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in said] == [*OPENING] * asked
+    assert said[-1:] == [f"run folder: {tmp_path}"] * asked
     assert len(times) == asked
     documents = {"config.json", "environment.json", "placement.json"}
     assert documents & {file.name for file in tmp_path.iterdir()} == (documents if rank == 0 else set())

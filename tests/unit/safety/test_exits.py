@@ -47,6 +47,42 @@ def test_a_main_that_returns_exits_0():
     assert leaving.value.code == 0
 
 
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Whether this rank of a run of hvdlaunch has asked to be shown."""
+    request = tmp_path / "rank-1.show"
+    monkeypatch.setattr(os, "environ", {"HVDLAUNCH_SHOW": str(request)})
+    return request.exists
+
+
+def test_a_rank_that_leads_is_shown_from_then_on(monkeypatch, asked):
+    monkeypatch.setattr(exits, "_leads", False)
+    exits.lead()
+    assert asked()
+
+
+def test_a_newcomer_that_is_refused_is_shown(asked):
+    os.environ[exits.NEWCOMER] = "3"
+    with pytest.raises(SystemExit):
+        exits.run(raising(BadInput("a newcomer differs")))
+    assert asked()
+
+
+@pytest.mark.parametrize("others_go_on", [True, False])
+def test_a_rank_that_fails_is_shown_where_others_go_on_without_it(monkeypatch, capsys, asked, others_go_on):
+    def leave(_):
+        raise Left
+
+    monkeypatch.setattr(exits, "_end", leave)
+    if others_go_on:
+        monkeypatch.setattr(exits, "kill", leave)
+    with pytest.raises(ValueError, match="broken"):
+        exits.run(raising(ValueError("broken")))
+    with pytest.raises(Left):
+        sys.excepthook(ValueError, ValueError("broken"), None)
+    assert asked() is others_go_on
+
+
 @pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: --lr 0 is wrong\n"), ("1", "")])
 def test_bad_input_exits_2_with_one_line_of_rank_0(monkeypatch, capsys, rank, printed):
     monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_RANK": rank})

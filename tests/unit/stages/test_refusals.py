@@ -1,14 +1,10 @@
-import base64
-import json
-import zlib
-
 import pytest
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.stages.comm import in_parts
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.stages.comm import in_parts, require_groups, require_parts
 from hvdtrain.stages.part import require_stages
 from hvdtrain.text import config as texts
-from hvdtrain.train.preflight import require_groups
 from hvdtrain.vision import config as images
 from tests.ranks import Rank
 from tests.refusals import refused
@@ -63,10 +59,15 @@ TWO = ["--stages", "2", "--accumulate-steps", "2"]
         (
             images.parse,
             ["--stages", "4", "--accumulate-steps", "3"],
-            "--accumulate-steps 3 is fewer micro-batches than",
+            "--stages 4 requires --accumulate-steps 4 or more",
         ),
-        (images.parse, ["--pipeline-schedule", "gpipe"], "--pipeline-schedule gpipe is for --stages: give that too"),
-        (images.parse, ["--stages-at", "3"], "--stages-at 3 says where --stages cuts: give that too"),
+        (
+            images.parse,
+            ["--pipeline-schedule", "gpipe"],
+            "--pipeline-schedule gpipe requires --stages 2 and --accumulate-",
+        ),
+        (images.parse, ["--stages-at", "3"], "--stages-at 3 requires --stages 2 and --accumulate-steps 2 or more"),
+        (images.parse, ["--stages", "2", "--sync-bn"], "--sync-bn does not work with --stages 2"),  # nor with more
         (images.parse, ["--stages", "0"], "--stages 0 must be at least 1"),
         (images.parse, [*TWO, "--sync-bn"], "--sync-bn does not work with --stages 2: leave one of them out"),
         (images.parse, [*TWO, "--compile"], "--compile does not work with --stages 2: leave one of them out"),
@@ -84,8 +85,7 @@ def test_what_does_not_go_with_stages(parse, words, message):
 
 
 def plan(ranks_per_replica):
-    document = {"hosts": [], "ranks_per_replica": ranks_per_replica}
-    return base64.b64encode(zlib.compress(json.dumps(document).encode())).decode()
+    return {"hosts": [], "ranks_per_replica": ranks_per_replica}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,18 @@ def plan(ranks_per_replica):
 )
 def test_other_groups_than_the_launchers(stages, placed, message):
     assert refused(lambda: require_groups("stage" if stages > 1 else "all", stages, plan(placed))) == message
+
+
+def test_all_that_stages_require_is_named_at_once():
+    alone = refused(lambda: images.parse(["--stages", "4"]))
+    assert alone == "--stages 4 requires --accumulate-steps 4 or more"
+    line = refused(lambda: require_parts("stage", 4, ranks=6, placed=plan(None), besides=BadInput(alone)))
+    assert line.split("; ") == [
+        alone,
+        "--stages 4: hvdlaunch was started without --ranks-per-replica: give it --ranks-per-replica 4",
+        "--stages 4: 6 ranks cannot be replicas of 4 ranks each: start 4 or 8",
+    ]
+    require_parts("stage", 4, ranks=8, placed=plan(4))
 
 
 def test_the_launchers_groups_and_no_launcher():

@@ -33,7 +33,7 @@ SPECS = {
     "horovodrun_openmpi5_hosts": rendered(MPI5, where=THREE, horovodrun=HOROVODRUN),
 }
 LAUNCH = ["/opt/venv/bin/python", "-m", "launch", "run", "-np", "8", "-x", "NCCL_DEBUG", "--", *TRAIN, "--name", "it's"]
-NOTHING_MORE = {"cpus_per_task": None, "options": {}, "environment": {}}
+NOTHING_MORE = {"cores_per_rank": 1, "options": {}, "environment": {}}
 SCRIPTS = {
     "sbatch_anywhere": sbatch(
         LAUNCH,
@@ -43,7 +43,7 @@ SCRIPTS = {
         nodes=(),
         gpus=True,
         grace_s=25,
-        cpus_per_task=16,
+        cores_per_rank=16,
         options={"time": "4:00:00", "comment": "a b", "exclusive": None, "no-requeue": None},
         environment={"PATH": "/opt/my venv/bin:/bin", "PYTHONPATH": "", "SECRET": "s3cret!"},
     ),
@@ -58,7 +58,7 @@ SCRIPTS = {
         nodes=(),
         gpus=True,
         grace_s=25,
-        cpus_per_task=None,
+        cores_per_rank=4,
         options={"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8", "job-name": "mine"},
         environment={},
     ),

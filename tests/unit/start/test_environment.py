@@ -53,7 +53,7 @@ def test_what_is_named_is_given(name):
         ("-oProxyCommand", r"^-x '-oProxyCommand': give the name"),
         ("A\n", r"^-x 'A\\n': give the name"),
         ("Ä", r"^-x 'Ä': give the name"),
-        ("MISSING", r"^-x MISSING: there is no such variable in the environment: set it, or leave -x out$"),
+        ("MISSING", r"^-x MISSING: not set in the environment\. Set it, or leave it out\.$"),
     ],
 )
 def test_exports_are_names_of_variables_that_are_there(name, message):

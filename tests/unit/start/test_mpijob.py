@@ -1,18 +1,20 @@
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launch.errors import CommandError
-from launch.start.mpijob import START, Pods, mpijob, parse_options, plain_name, secrets, workers
+from launch.start.mpijob import START, Pods, missing, mpijob, parse_options, plain_name, pods, secrets, workers
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 TRAIN = ("hvdlaunch", "run", "-np", "16", "--", "python", "-m", "hvdtrain.effnet", "--name", "$HOME $(x) $$")
 
 
 def job(**changes):
-    plain = {"name": "effnet", "pods": Pods(image="ghcr.io/me/hvdtrain:1", claim="runs"), "workers": workers(16, 8)}
+    of_gpus = pods({"image": "ghcr.io/me/hvdtrain:1", "claim": "runs"}, 4)
+    plain = {"name": "effnet", "pods": of_gpus, "workers": workers(16, 8)}
     more = {"gpus": True, "grace_s": 25.5, "restarts": False, "exports": (), "environment": {}}
     return mpijob(TRAIN, **{**plain, **more, **changes})
 
@@ -22,7 +24,7 @@ JOBS = {
     "mpijob_cpus.json": job(
         gpus=False,
         restarts=True,
-        pods=Pods(image="hvdtrain", claim="nfs.runs"),
+        pods=Pods(image="hvdtrain", claim="nfs.runs", cores_per_rank=1, memory_per_rank="3000M"),
         workers=workers(4, None),
         exports=("MY_DATA", "WANDB_API_KEY"),
         environment={"MY_DATA": "/shared/$data", "WANDB_API_KEY": "canary", "HVDLAUNCH_JOB": "mine", "PATH": "/bin"},
@@ -48,7 +50,7 @@ CONTAINER = {
     "workingDir": str,
     "env": [VARIABLE],
     "volumeMounts": [MOUNT],
-    "resources": {"limits": {"nvidia.com/gpu": int}},
+    "resources": {"limits": {"nvidia.com/gpu": int}, "requests": {"cpu": str, "memory": str}},
     "readinessProbe": {"tcpSocket": {"port": int}, "periodSeconds": int},
 }
 VOLUME = {
@@ -58,7 +60,7 @@ VOLUME = {
 }
 POD = {
     "terminationGracePeriodSeconds": int,
-    "securityContext": {"fsGroup": int},
+    "securityContext": {"runAsUser": int, "fsGroup": int},
     "containers": [CONTAINER],
     "volumes": [VOLUME],
 }
@@ -121,7 +123,9 @@ def test_the_launcher_gets_the_very_words():
     assert launcher["args"][-1] == "$$HOME $$(x) $$$$"
     assert shlex.split(START[2])[-1] == "$@"
     (worker,) = found["Worker"]["template"]["spec"]["containers"]
-    assert (worker["args"], worker["resources"]) == (["sshd"], {"limits": {"nvidia.com/gpu": 8}})
+    requests = {"cpu": "32", "memory": "32Gi"}  # of eight ranks
+    assert (worker["args"], worker["resources"]) == (["sshd"], {"requests": requests, "limits": {"nvidia.com/gpu": 8}})
+    assert launcher["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}}
 
 
 def test_a_secret_is_named_and_not_written():
@@ -137,22 +141,36 @@ def test_a_secret_is_named_and_not_written():
 
 
 def test_options_are_read():
-    assert parse_options(["image=a/b:c@sha256:0", "claim=runs-2.x"]) == Pods(image="a/b:c@sha256:0", claim="runs-2.x")
+    needed = ["image=a/b:c@sha256:0", "claim=runs-2.x"]
+    plain = Pods(image="a/b:c@sha256:0", claim="runs-2.x", cores_per_rank=4, memory_per_rank="4Gi")
+    assert pods(parse_options(needed), 4) == plain
+    more = replace(plain, cores_per_rank=12, memory_per_rank="500M")
+    assert pods(parse_options([*needed, "cpu=12", "memory=500M"]), 4) == more
+
+
+def test_all_that_is_missing_is_named_at_once():
+    image, claim = missing({}, 4)
+    assert image == "--mpijob-option image=IMAGE (the image to run)"
+    assert claim.startswith("--mpijob-option claim=NAME (a PersistentVolumeClaim that all pods can write to")
+    assert missing({"image": "a"}, None) == ["-np N (the ranks of the job; --per-host N are those of each pod)", claim]
+    assert missing({"image": "a", "claim": "b"}, 4) == []
 
 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ([], "--mpijob wants --mpijob-option image=NAME, the image to run"),
-        (["image=a"], "--mpijob wants --mpijob-option claim=NAME, a PersistentVolumeClaim that all pods can write to"),
-        (["image=a", "claim=b", "workers=2"], "--mpijob-option 'workers=2': give image=IMAGE or claim=NAME"),
-        (["image"], "--mpijob-option 'image': give image=IMAGE"),
-        (["image=a b", "claim=b"], "--mpijob-option image='a b': Kubernetes has no such image: correct it"),
-        (["image=\x1b[2J", "claim=b"], r"--mpijob-option image='\x1b[2J': Kubernetes has no such image"),
-        (["image=a", "claim=B_c"], "--mpijob-option claim='B_c': Kubernetes has no such claim"),
+        (["image=a", "claim=b", "workers=2"], "--mpijob-option 'workers=2': unknown. Write image=IMAGE or claim=NAME"),
+        (["image"], "--mpijob-option 'image': not supported. Write a value such as image=IMAGE."),
+        (["image=a b", "claim=b"], "--mpijob-option 'image=a b': not supported. Write a value such as image=IMAGE."),
+        (["image=\x1b[2J", "claim=b"], r"--mpijob-option 'image=\x1b[2J': not supported"),
+        (["image=a", "claim=B_c"], "--mpijob-option 'claim=B_c': not supported. Write a value such as claim=NAME."),
+        (["cpu=0"], "--mpijob-option 'cpu=0': not supported. Write a value such as cpu=8."),
+        (["cpu=500m"], "--mpijob-option 'cpu=500m': not supported"),
+        (["memory=4"], "--mpijob-option 'memory=4': not supported. Write a value such as memory=16Gi."),
+        (["memory=4GB"], "--mpijob-option 'memory=4GB': not supported"),
     ],
 )
-def test_what_is_missing_or_wrong_is_one_line(given, line):
+def test_what_is_wrong_is_one_line(given, line):
     with pytest.raises(CommandError) as refused:
         parse_options(given)
     assert str(refused.value).startswith(line)
@@ -164,8 +182,6 @@ def test_each_worker_has_as_many_ranks():
     assert [host.slots for host in workers(8, None)] == [8]
     with pytest.raises(CommandError, match="--per-host 4: -np 6 is no multiple of it"):
         workers(6, 4)
-    with pytest.raises(CommandError, match="--mpijob: give -np N, the ranks of the job"):
-        workers(None, 4)
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
     assert planned(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
     other = prepared(tmp_path, launcher="horovodrun", topologies={"far": machine()})
     assert other.argv[0] == "horovodrun"
-    with pytest.raises(HostError, match="host h2 has no --topology h2=FILE: give one for every host, or for none"):
+    with pytest.raises(HostError, match="no saved topology of h2: add --topology h2=FILE, or leave --topology out"):
         prepared(tmp_path, hosts=hosts(far=1, h2=1), topologies={"far": machine()})
 
 

@@ -3,13 +3,13 @@ import pytest
 from launch.choose.placement import place
 from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
-from launch.start.sbatch import cpus_per_task, job_name, parse_options, require_room, sbatch, tasks
+from launch.start.sbatch import cores_per_rank, job_name, parse_options, require_room, sbatch, tasks
 from tests.unit.machines import hosts, machine
 
 
 def script(**changes):
     plain = {"name": "x", "folder": "/", "np": 1, "nodes": (), "gpus": False, "grace_s": 25}
-    return sbatch(["true"], **{**plain, "cpus_per_task": None, "options": {}, "environment": {}, **changes})
+    return sbatch(["true"], **{**plain, "cores_per_rank": 1, "options": {}, "environment": {}, **changes})
 
 
 def asked(text):
@@ -27,11 +27,11 @@ def test_a_name_with_a_line_end_begins_no_line_of_the_script():
 
 
 def test_the_users_options_stand_in_place_of_ours():
-    plain = asked(script(gpus=True, np=8, cpus_per_task=4))
+    plain = asked(script(gpus=True, np=8, cores_per_rank=4))
     assert plain["gpus-per-task"] == "1"
     assert (plain["ntasks"], plain["cpus-per-task"], plain["requeue"]) == ("8", "4", "")
     options = {"gres": "gpu:a100:8", "cpus-per-task": "12", "no-requeue": None, "mem": "0", "output": "o"}
-    own = asked(script(gpus=True, np=8, cpus_per_task=4, options=options))
+    own = asked(script(gpus=True, np=8, cores_per_rank=4, options=options))
     assert options.items() <= {key: value or None for key, value in own.items()}.items()
     assert not {"gpus-per-task", "requeue"} & own.keys()
     per_node = {"nodes": "2", "ntasks-per-node": "4"}
@@ -95,11 +95,33 @@ def test_each_task_gets_its_share_of_the_cores_of_the_smallest_host():
     def cpus(**slots):
         where = hosts(**slots)
         placed = place(where, topologies, np=sum(slots.values()), gpus="all", binding="numa")
-        return cpus_per_task(placed, topologies)
+        return cores_per_rank(placed, topologies)
 
     assert cpus(a=4) == 4
     assert cpus(a=4, b=2) == 4
     assert cpus(a=4, b=4) == 2
+    topologies["c"] = machine(gpus=0, cores=())
+    assert cpus(c=2) is None  # not known
+    topologies["c"] = machine(gpus=0, cores=(0,))
+    assert cpus(c=2) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "cpus"),
+    [
+        ({}, "4"),
+        ({"cpus-per-task": "12"}, "12"),
+        ({"cpus-per-gpu": "8"}, None),
+        ({"tres-per-task": "cpu=8"}, None),
+        ({"tres-per-task": "gres/gpu:1"}, "4"),
+        ({"nodes": "2", "ntasks-per-node": "8"}, "4"),
+        ({"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "a100:8"}, "32"),  # one task has eight ranks
+        ({"nodes": "1", "ntasks-per-node": "1", "gpus-per-node": "64"}, "64"),  # no more than there are
+        ({"nodes": "2", "ntasks-per-node": "1", "gpus-per-task": "8"}, "32"),
+    ],
+)
+def test_each_rank_gets_its_cores_however_many_a_task_has(options, cpus):
+    assert asked(script(np=16, gpus=True, cores_per_rank=4, options=options)).get("cpus-per-task") == cpus
 
 
 @pytest.mark.parametrize(
@@ -125,8 +147,7 @@ def test_the_number_of_tasks_is_that_of_ranks_slots_or_the_users_options():
     assert tasks(None, (bare,), {"ntasks": "8"}) == 8
     assert tasks(None, None, {"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8"}) == 16
     for where in (None, (bare,), (*hosts(b=2), bare)):
-        with pytest.raises(CommandError, match=r"^--sbatch: give -np N, the number of tasks of the job, or -H with"):
-            tasks(None, where, {"gpus": "8"})
+        assert tasks(None, where, {"gpus": "8"}) is None
 
 
 def test_slots_per_host_are_tasks_per_node():

@@ -309,7 +309,7 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
             sweep.sweep(replace(study, name="mine"), {})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"runs": [{"np": 1}]}', '{"runs": []}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"runs": [{"np": 1}]}', '{"runs": []}', "[" * 200_000])
 def test_a_damaged_study_is_named(machine, text):
     FILE.parent.mkdir(parents=True)
     FILE.write_text(text)

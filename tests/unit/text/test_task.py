@@ -6,11 +6,11 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
+from hvdtrain.settings import command_line
 from hvdtrain.text.config import BertConfig
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.task import Labels, MaskedWords
 from hvdtrain.timing.phases import INPUT
-from hvdtrain.train import command_line
 from hvdtrain.train.task import total
 
 CPU, CLS, SEP = torch.device("cpu"), 2, 3

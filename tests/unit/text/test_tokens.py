@@ -14,6 +14,7 @@ from hvdtrain.text.formats import Row
 from hvdtrain.text.tokens import Shape
 from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, learned
 from tests.refusals import refused
+from tests.terminal import terminal_of
 
 WORDS = Vocabulary(tokens=(*SPECIALS, "one", "two", "three", "##s"))
 TRAIN = [Row(text="One, twos", label="b"), Row(text="three", label="a"), Row(text="", label="b")]
@@ -58,6 +59,19 @@ def test_texts_become_the_numbers_of_their_tokens_and_the_test_is_sorted_by_leng
     [batch] = texts.test.batches([torch.arange(2)], torch.device("cpu"), None)
     assert batch["labels"].tolist() == [1, 0]
     assert texts.cut == 0
+
+
+def test_special_tokens_in_a_text_are_text():
+    rows = [Row(text="[SEP] two", label="a"), Row(text="one [MASK]", label="b")]
+    texts = texts_of(corpus(rows), vocabulary=Vocabulary(tokens=(*WORDS.tokens, "[", "]", "sep", "mask")))
+    assert in_tokens(texts, texts.train) == ["[CLS] [ sep ] two [SEP]", "[CLS] one [ mask ] [SEP]"]
+
+
+def test_a_terminal_shows_how_far_the_reading_is(monkeypatch):
+    shown = terminal_of(monkeypatch)
+    texts_of(vocabulary=None)
+    for what in ("learning the vocabulary: ", "reading texts: "):
+        assert what in shown.getvalue()
 
 
 def test_long_texts_are_cut_or_become_several_sequences():

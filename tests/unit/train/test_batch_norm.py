@@ -10,6 +10,7 @@ from hvdtrain.ranks.connect import CACHE_CAPACITY
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, convert, layers
 from hvdtrain.vision import models
+from hvdtrain.vision.config import MODELS
 from tests.ranks import Rank, together
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -212,7 +213,7 @@ def sums_of(name):
 
 
 def test_horovod_can_remember_the_names_of_every_models_sums_twice():
-    counts = {name: sums_of(name) for name in models.MODELS}
+    counts = {name: sums_of(name) for name in MODELS}
     assert counts["efficientnet_v2_l"] == max(counts.values()) == 1334  # by itself it would remember 1,024
     assert 2 * max(counts.values()) < CACHE_CAPACITY
 

@@ -1,5 +1,7 @@
 """What one step asks of the device: operations, and numbers that the host waits for. Golden, for the pinned torch."""
 
+import io
+import sys
 from collections import Counter
 
 import pytest
@@ -7,10 +9,15 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.record.console import Console
 from hvdtrain.train import optim
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.vision import models
+from tests.ranks import Rank
 from tests.steps import step_of
+from tests.terminal import Terminal
+from tests.unit.train.trainings import begun
 
 HOST_READ = "aten._local_scalar_dense.default"  # what .item(), bool() and float() of a tensor come down to
 
@@ -38,7 +45,7 @@ def b0():
 
 
 def optimizer_for(name, model):
-    return optim.OPTIMIZERS[name].build(optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
+    return optim.BUILD[name](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
 
 
 def shortest_loop(name):
@@ -92,3 +99,18 @@ def test_a_step_adds_so_many_operations_to_the_shortest_loop(optimizer, options,
 
 def test_lamb_is_a_few_operations_for_all_parameters_together():
     assert shortest_loop("lamb").total() - shortest_loop("sgd").total() == 34
+
+
+def test_a_bar_adds_no_operation_and_no_collective(monkeypatch):
+    asked = []
+    for stderr in (io.StringIO(), Terminal()):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        rank = Rank(0, 2, answers=lambda value: [value] * 2)
+        training = begun(rank, train=32, report_every_steps=3)
+        with Counted() as counted:
+            reports = list(training.epoch(Position(), console=Console(shown=True)))
+            training.evaluate(2, console=Console(shown=True))
+        assert len(reports) == 1
+        asked.append((counted.operations, len(rank.said), rank.names))
+        assert ("epoch 1: " in stderr.getvalue()) == ("test: " in stderr.getvalue()) == stderr.isatty()
+    assert asked[0] == asked[1]

@@ -57,6 +57,25 @@ def visits(batches):
     return [[part.tolist() for part in batch.micro_batches] for batch in batches]
 
 
+@pytest.mark.parametrize("max_steps", [1, 9, 10, 40])
+@pytest.mark.parametrize("taken", [0, 3, 5, 6])
+def test_the_epochs_of_a_run_of_so_many_steps_are_those_in_which_it_takes_them(max_steps, taken):
+    """Of 5 steps each until so many are taken, then of 9."""
+    feed, position, epochs = feed_of(12), Position(), 0
+    while position.step < max_steps or position.visited:
+        left = feed.batches(position).places[: max_steps - position.step]
+        if position.step < taken <= position.step + len(left):
+            ends = left[taken - position.step - 1].stop
+            feed.cut(BatchSizes(micro_batch=4, global_batch=6, steps_per_epoch=9))
+            position = feed.placed(replace(position, step=taken, visited=ends))
+            epochs = feed.epochs(position, max_steps)
+            continue
+        epochs = epochs or feed.epochs(position, max_steps)
+        position = Position(step=position.step + len(left), epoch=position.epoch + 1)
+        assert feed.epochs(position, max_steps) == epochs
+    assert (position.step, position.epoch) == (max_steps, epochs)
+
+
 @given(global_batch=st.integers(2, 60), steps=st.integers(0, 30))
 def test_with_the_same_batch_it_goes_on_as_if_it_had_never_stopped(global_batch, steps):
     feed = feed_of(global_batch)

@@ -67,6 +67,11 @@ def test_after_constant_losses_a_spike_is_more_than_half_above(usual, loss, foun
     assert len(spikes_of([usual] * 60 + [loss])) == found
 
 
+@pytest.mark.parametrize(("usual", "loss", "found"), [(0.0003, 0.0009, 0), (0.0003, 0.1, 0), (0.0003, 0.11, 1)])
+def test_a_spike_of_a_loss_near_zero_has_an_absolute_floor(usual, loss, found):
+    assert len(spikes_of([usual] * 60 + [loss])) == found
+
+
 def test_what_is_usual_for_noisy_losses_is_eight_robust_deviations():
     losses = [1.0, 2.0, 3.0] * 20  # median 2, median absolute deviation 1
     assert spikes_of([*losses, 2.0 + 8 * 1.4826 - 0.01]) == []

@@ -618,7 +618,7 @@ def test_the_watchdog_is_told_of_every_reading_of_a_split_that_reads_files(reads
     sizes = sizes_of(20, 10)  # 3 steps, the first two in 2 passes
     feed = Feed(images.train, task_of(images), SerialComm(), sizes, seed=0, device=CPU)
     step, dog = Watching(alone_of(0, 1)), Noting()
-    parts = {"lr": lambda *_: 0.1, "limits": limits(), "reports": reports_of(step.comm), "watchdog": dog}
+    parts = {"lr": rate_of(0.1, 3), "limits": limits(), "reports": reports_of(step.comm), "watchdog": dog}
     for _ in train_epoch(step, feed, Position(), **parts):
         pass
     twice = ["reading"] * 2

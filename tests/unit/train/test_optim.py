@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from hvdtrain.settings.optimizers import OPTIMIZERS
 from hvdtrain.train import optim
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.vision import models
@@ -65,18 +66,18 @@ def test_every_parameter_of_an_efficientnet_is_in_a_group():
     ],
 )
 def test_optimizers_have_their_settings_and_keep_the_groups_decay(name, kind, expected):
-    optimizer = optim.OPTIMIZERS[name].build(optim.parameter_groups(net(), 0.25, decay_all=False), 0.5)
+    optimizer = optim.BUILD[name](optim.parameter_groups(net(), 0.25, decay_all=False), 0.5)
     assert type(optimizer) is kind
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.25, 0.0]
     for group in optimizer.param_groups:
         assert group["lr"] == 0.5
         assert {key: group[key] for key in expected} == expected
-    assert name in optim.OPTIMIZERS
+    assert list(OPTIMIZERS) == list(optim.BUILD)
 
 
 def test_fused_sgd_takes_the_step_of_the_formula():
     parameter = nn.Parameter(torch.tensor([[1.0, -2.0]]))
-    optimizer = optim.OPTIMIZERS["sgd"].build([{"params": [parameter], "weight_decay": 0.1}], 0.5)
+    optimizer = optim.BUILD["sgd"]([{"params": [parameter], "weight_decay": 0.1}], 0.5)
     weight, velocity = parameter.detach().clone(), torch.zeros(1, 2)
     for gradient in (torch.tensor([[1.0, 2.0]]), torch.tensor([[-3.0, 0.5]])):
         parameter.grad = gradient.clone()
@@ -170,7 +171,7 @@ def three_steps(name, formula, weights, gradients, decay, *, zero_at=()):
     """
     parameters = [nn.Parameter(torch.from_numpy(weight).float()) for weight in weights]
     groups = [{"params": [one], "weight_decay": each} for one, each in zip(parameters, decay, strict=True)]
-    optimizer = optim.OPTIMIZERS[name].build(groups, 0.5)
+    optimizer = optim.BUILD[name](groups, 0.5)
     weights, memories = list(weights), [{} for _ in weights]
     for step, lr in enumerate((0.5, 0.25, 1.0), start=1):
         for number, (group, parameter) in enumerate(zip(optimizer.param_groups, parameters, strict=True)):
@@ -222,7 +223,7 @@ def test_layerwise_steps_of_zero_gradients_at_zero_weights_are_none(name, formul
 
 def test_lars_takes_the_plain_momentum_step_without_decay():
     ours, theirs = (nn.Parameter(torch.arange(6.0).view(2, 3)) for _ in range(2))
-    lars = optim.OPTIMIZERS["lars"].build([{"params": [ours], "weight_decay": 0.0}], 0.1)
+    lars = optim.BUILD["lars"]([{"params": [ours], "weight_decay": 0.0}], 0.1)
     sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.9)
     for number in range(3):
         for parameter, optimizer in ((ours, lars), (theirs, sgd)):
@@ -234,7 +235,7 @@ def test_lars_takes_the_plain_momentum_step_without_decay():
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_lamb_takes_the_step_of_adam_for_norms_and_biases_that_start_at_zero(decay):
     ours, theirs = (nn.Parameter(torch.zeros(3)) for _ in range(2))
-    lamb = optim.OPTIMIZERS["lamb"].build([{"params": [ours], "weight_decay": decay}], 1e-3)
+    lamb = optim.BUILD["lamb"]([{"params": [ours], "weight_decay": decay}], 1e-3)
     adam = torch.optim.AdamW([theirs], lr=1e-3, eps=1e-6, weight_decay=decay)
     for number in range(3):
         for parameter, optimizer in ((ours, lamb), (theirs, adam)):
@@ -245,7 +246,7 @@ def test_lamb_takes_the_step_of_adam_for_norms_and_biases_that_start_at_zero(dec
 
 def test_lamb_counts_steps_in_a_tensor():
     parameter = nn.Parameter(torch.ones(2, 2))
-    optimizer = optim.OPTIMIZERS["lamb"].build([{"params": [parameter], "weight_decay": 0.1}], 1e-3)
+    optimizer = optim.BUILD["lamb"]([{"params": [parameter], "weight_decay": 0.1}], 1e-3)
     for number in range(1, 3):
         parameter.grad = torch.ones(2, 2)
         optimizer.step()
@@ -259,7 +260,7 @@ def test_layerwise_steps_do_not_depend_on_the_size_of_the_gradient(name):
     for factor in (1.0, 1000.0):
         parameter = nn.Parameter(torch.arange(1.0, 7.0).view(2, 3))
         parameter.grad = factor * torch.tensor([[1.0, -2.0, 3.0], [0.5, -0.5, 4.0]])
-        optim.OPTIMIZERS[name].build([{"params": [parameter], "weight_decay": 1e-6}], 0.5).step()
+        optim.BUILD[name]([{"params": [parameter], "weight_decay": 1e-6}], 0.5).step()
         found.append(parameter.detach())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found[0], torch.arange(1.0, 7.0).view(2, 3), rtol=0, atol=1e-4)
@@ -268,7 +269,7 @@ def test_layerwise_steps_do_not_depend_on_the_size_of_the_gradient(name):
 @NAMES
 def test_parameters_without_gradient_are_left_alone(name):
     used, unused = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
-    optimizer = optim.OPTIMIZERS[name].build([{"params": [used, unused], "weight_decay": 0.1}], 0.5)
+    optimizer = optim.BUILD[name]([{"params": [used, unused], "weight_decay": 0.1}], 0.5)
     used.grad = torch.ones(2, 2)
     optimizer.step()
     assert torch.equal(unused, torch.ones(2, 2))
@@ -281,11 +282,11 @@ def test_layerwise_state_goes_through_a_state_dict(name):
     found = []
     for restart in (False, True):
         parameter = nn.Parameter(torch.arange(1.0, 5.0).view(2, 2))
-        optimizer = optim.OPTIMIZERS[name].build([{"params": [parameter], "weight_decay": 0.1}], 0.5)
+        optimizer = optim.BUILD[name]([{"params": [parameter], "weight_decay": 0.1}], 0.5)
         for number in range(3):
             if restart and number == 2:
                 state = copy.deepcopy(optimizer.state_dict())
-                optimizer = optim.OPTIMIZERS[name].build([{"params": [parameter], "weight_decay": 0.1}], 0.5)
+                optimizer = optim.BUILD[name]([{"params": [parameter], "weight_decay": 0.1}], 0.5)
                 optimizer.load_state_dict(state)
             parameter.grad = torch.tensor([[1.0, 2.0], [-1.0, 0.5]]) + number
             optimizer.step()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.train import optim
+from hvdtrain.settings.optimizers import OPTIMIZERS
 from hvdtrain.train.schedule import LearningRate, learning_rate, scaled_lr
 from hvdtrain.vision import config
 
@@ -81,7 +81,7 @@ def test_warm_up_may_take_the_whole_run():
     ],
 )
 def test_scaled_lr_is_linear_for_sgd_and_lars_and_square_root_for_adam_and_lamb(optimizer, global_batch, expected):
-    scaling = optim.OPTIMIZERS[optimizer].scaling
+    scaling = OPTIMIZERS[optimizer].scaling
     assert scaled_lr(0.1, scaling=scaling, batch=global_batch) == pytest.approx(expected)
 
 
@@ -103,7 +103,7 @@ def test_the_rate_follows_the_batch_at_hand(scaling, samples, expected):
 
 def test_scaled_recipe_follows_the_global_batch():
     lr = learning_rate(config.scaled(), samples=10 * 1024, steps_per_epoch=10)
-    assert lr.peak == pytest.approx(4 * optim.OPTIMIZERS["sgd"].base_lr)
+    assert lr.peak == pytest.approx(4 * OPTIMIZERS["sgd"].base_lr)
     assert (lr.batch, lr.scaling) == (1024, "linear")
     assert (lr.warmup_steps, lr.total_steps, lr.shape) == (50, 250, "cosine")
 

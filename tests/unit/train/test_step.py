@@ -428,7 +428,7 @@ def same(one, other):
 
 
 def optimizer_for(name, model):
-    return optim.OPTIMIZERS[name].build(optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
+    return optim.BUILD[name](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
 
 
 def test_label_nine_has_an_infinite_loss_and_finite_gradients():

@@ -60,14 +60,13 @@ class Begun:
     limits: Limits
     reports: Reports
 
-    def epoch(self, start, save_points=NEVER):
-        return train_epoch(
-            self.step, self.feed, start, lr=self.lr, limits=self.limits, reports=self.reports, save_points=save_points
-        )
+    def epoch(self, start, save_points=NEVER, **options):
+        kept = {"lr": self.lr, "limits": self.limits, "reports": self.reports, "save_points": save_points}
+        return train_epoch(self.step, self.feed, start, **kept, **options)
 
-    def evaluate(self, number, save_points=NEVER):
-        micro_batch = self.feed.sizes.micro_batch
-        return evaluate(self.step, self.images.test, number, micro_batch=micro_batch, save_points=save_points)
+    def evaluate(self, number, save_points=NEVER, **options):
+        kept = {"micro_batch": self.feed.sizes.micro_batch, "save_points": save_points}
+        return evaluate(self.step, self.images.test, number, **kept, **options)
 
     @property
     def parts(self) -> State:

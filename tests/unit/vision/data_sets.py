@@ -48,15 +48,14 @@ def python_2_pickle(value):
 
 
 class Cifar:
-    """A small CIFAR-10 in the real one's format: five batches of three images and a test batch of ten."""
+    """A small CIFAR-10 in the real one's format: five batches that share the training images, and a test batch."""
 
     names = (b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck")
 
-    def __init__(self):
+    def __init__(self, *, train=15, test=10):
         random = np.random.default_rng(0)
-        batches = [f"data_batch_{number}" for number in range(1, 6)]
-        self.rows = {name: random.integers(0, 256, (3, 3072), dtype=np.uint8) for name in batches}
-        self.rows["test_batch"] = random.integers(0, 256, (10, 3072), dtype=np.uint8)
+        sizes = {f"data_batch_{number}": (train + number - 1) // 5 for number in range(1, 6)} | {"test_batch": test}
+        self.rows = {name: random.integers(0, 256, (size, 3072), dtype=np.uint8) for name, size in sizes.items()}
         self.labels = {name: random.integers(0, 10, len(rows)).tolist() for name, rows in self.rows.items()}
         self.files = {
             name: python_2_pickle(
@@ -69,8 +68,14 @@ class Cifar:
             )
             for name in self.rows
         }
-        meta = {b"num_cases_per_batch": 3, b"label_names": list(self.names), b"num_vis": 3072}
+        meta = {b"num_cases_per_batch": train // 5, b"label_names": list(self.names), b"num_vis": 3072}
         self.files["batches.meta"] = python_2_pickle(meta)
+        md5 = {name: hashlib.md5(content).hexdigest() for name, content in self.files.items()}  # noqa: S324
+        self.sums = {
+            "train_list": [[name, md5[name]] for name in sizes if name != "test_batch"],
+            "test_list": [["test_batch", md5["test_batch"]]],
+            "meta": {**CIFAR10.meta, "md5": md5["batches.meta"]},
+        }
 
     def write(self, root):
         folder = root / "cifar-10-batches-py"
@@ -83,10 +88,8 @@ class Cifar:
 def put_in_place(monkeypatch):
     """A small CIFAR-10 whose checksums torchvision takes for the real ones."""
     written = Cifar()
-    md5 = {name: hashlib.md5(content).hexdigest() for name, content in written.files.items()}  # noqa: S324
-    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5[name]] for name in md5 if name.startswith("data")])
-    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5["test_batch"]]])
-    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5["batches.meta"]})
+    for name, sums in written.sums.items():
+        monkeypatch.setattr(CIFAR10, name, sums)
     return written
 
 

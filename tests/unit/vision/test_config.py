@@ -1,11 +1,14 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.text import config as text_config
 from hvdtrain.vision import config
 from hvdtrain.vision.config import EffnetConfig, parse
+from tests.refusals import refused
 
 OPTIONS = [
     ("--data digits", "digits"),
@@ -308,6 +311,39 @@ def test_help_exits_0_and_names_every_option(capsys, words):
         assert f"--{field.name.replace('_', '-')}" in shown
 
 
+@pytest.mark.parametrize("program", [config, text_config], ids=["effnet", "bert"])
+def test_help_begins_with_the_fifteen_most_used_and_has_a_text_for_each_option(capsys, program):
+    with pytest.raises(SystemExit):
+        program.parse(["--help"])
+    [_, first, *others] = re.split(r"^(?=[a-z].*:$)", capsys.readouterr().out.partition("\noptions:\n")[2], flags=re.M)
+    assert first.startswith("most used:")
+    options = re.compile(r"^  (--[a-z0-9-]+)[^\n]*(?:\n {32}[^\n]*)*", re.M)
+    assert len(options.findall(first)) == 15
+    assert len(others) > 5
+    for one in options.finditer("".join(others) + first):
+        assert not re.match(r"(\S+ ){1,2}\(default", " ".join(one[0].split()))
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "complaint"),
+    [
+        (config, "--epoch 3", "--epoch 3: unknown option. Did you mean --epochs? See --help."),
+        (config, "--batch-size 3", "Did you mean --batch-size-per-rank or --global-batch-size?"),
+        (config, "--batch_size=3", "--batch-size=3: unknown option. Did you mean --batch-size-per-rank or --global-"),
+        (config, "--learning-rate 3", "Did you mean --lr?"),
+        (config, "--fusion 3", "Did you mean --fusion-threshold-mb or --fusion-groups?"),
+        (config, "--no-channel-last", "Did you mean --no-channels-last?"),
+        (config, "--bogus --epochs 3", "--bogus: unknown option. See --help."),
+        (config, "--max-seq-length 3", "--max-seq-length 3: unknown option. See --help."),
+        (text_config, "--max-seq-length 3", "Did you mean --max-tokens?"),
+        (text_config, "--text-colum 3", "Did you mean --text-column?"),
+        (text_config, "stray", "stray: not an option or the value of one. See --help."),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_one_that_was_meant(program, words, complaint):
+    assert complaint in refused(lambda: program.parse(words.split()))
+
+
 def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     with pytest.raises(SystemExit) as leaving:
@@ -360,7 +396,7 @@ def test_other_optimizers_take_fp16(optimizer):
 
 
 def test_buckets_have_no_groups():
-    with pytest.raises(BadInput, match=r"^--fusion-groups 4 groups what --reducer horovod sends: give that too, or "):
+    with pytest.raises(BadInput, match=r"^--fusion-groups 4 requires --reducer horovod$"):
         parse(["--fusion-groups", "4"])
     assert parse(["--reducer", "horovod", "--fusion-groups", "4"]).fusion_groups == 4
     assert parse(["--reducer", "bucket", "--fusion-threshold-mb", "0"]).reducer == "bucket"

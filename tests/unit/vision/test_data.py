@@ -5,8 +5,9 @@ from urllib.error import URLError
 
 import pytest
 
+from hvdtrain.effnet import cut
 from hvdtrain.vision import data
-from hvdtrain.vision.config import scaled
+from hvdtrain.vision.config import parse, scaled
 from tests.ranks import Rank
 from tests.refusals import refused
 from tests.unit.vision.data_sets import load
@@ -23,10 +24,14 @@ def offline(monkeypatch):
 @pytest.mark.usefixtures("offline")
 def test_fetch_offline_names_the_way_out_and_leaves_nothing(tmp_path):
     message = refused(lambda: data.fetch("cifar10", tmp_path / "data"))
-    assert f"CIFAR-10 is not in {tmp_path / 'data'} and cannot be downloaded" in message
+    assert f"--data-dir {tmp_path / 'data'}: CIFAR-10 is missing and cannot be downloaded" in message
     assert "no route to host for 15.0 seconds" in message
-    assert "--data digits" in message
+    python, *words = message.rpartition(": ")[2].split()
+    assert (python, *words[:4]) == ("python", "-m", "hvdtrain.effnet", "--data", "digits")
     assert list((tmp_path / "data").iterdir()) == []
+    way_out = parse(words[2:])
+    for ranks in (1, 8):
+        cut(Rank(0, ranks), way_out, load(way_out.data))
 
 
 def served(monkeypatch, content):

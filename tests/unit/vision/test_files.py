@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +36,9 @@ def test_collated_samples_are_stacked_and_none_are_an_empty_batch(count):
     assert (raw.dtype, labels.dtype) == (torch.uint8, torch.int64)
     assert torch.equal(raw, images[:count])
     assert labels.tolist() == [10, 11, 12][:count]
+
+
+PROJECT = Path(__file__).parents[3]
 
 
 def write(path, mode, **options):
@@ -313,10 +318,11 @@ def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, pr
     monkeypatch.setattr(data, "cores_together", lambda _: 1)  # one worker
     for part in ("train", "val"):
         write_image(tmp_path / part / "cat" / "a.png", height=40, width=50)
+        write_image(tmp_path / part / "dog" / "c.png")
     (tmp_path / "train" / "cat" / "b.png").write_bytes(b"text")
     before = workers()
     images = load_on_all(SerialComm(), settings(tmp_path, seed=5, max_unreadable_images=50, **reading))
-    assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 1, 2, 1)
+    assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 2, 3, 2)
     # A batch from each process: one that is still starting could not be ended without an error of its own.
     first, second = images.train.batches([torch.tensor([0]), torch.tensor([1])], CPU, 2)
     pixels = by_pillow(tmp_path / "train" / "cat" / "a.png")
@@ -331,6 +337,70 @@ def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, pr
 def test_ranks_with_other_images_are_told_before_they_look_at_them(tmp_path):
     for part in ("train", "val"):
         write_image(tmp_path / part / "cat" / "a.png")
-    facts = {"the numbers of training and test images": [1, 2]}
+        write_image(tmp_path / part / "dog" / "a.png")
+    facts = {"the numbers of training and test images": [2, 3]}
     other = Rank(0, 2, answers=lambda value: [value, ["h", facts if isinstance(value[1], dict) else None]])
-    assert "has [1, 1], rank 1 on h has [1, 2]" in refused(lambda: load_on_all(other, settings(tmp_path)))
+    assert "has [2, 2], rank 1 on h has [2, 3]" in refused(lambda: load_on_all(other, settings(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("train/cat/a.png", "val/cat/a.png"),
+        ("cat/a.png", "cat/b.png"),
+        ("cat/a.png", "cat/b.png", "cat/c.png", "cat/d.png", "dog/e.png"),  # the split tests with the dog
+    ],
+)
+def test_images_of_one_class_are_refused(tmp_path, files):
+    for file in files:
+        write_image(tmp_path / file)
+    line = refused(lambda: load_on_all(SerialComm(), settings(tmp_path)))
+    assert line.startswith(f"--data-dir {tmp_path}: all training images are in one class folder. ")
+
+
+STUCK = """
+import os, signal
+from pathlib import Path
+import torch
+from hvdtrain.safety import exits
+from tests.steps import CPU
+from tests.unit.vision.data_sets import folder_of
+
+def batches(images, wanted):
+    return images.train.batches([torch.tensor([image]) for image in wanted], CPU, 0)
+
+def main():
+    images = folder_of(Path("data"))
+    some = batches(images, [0] * 8)
+    next(some)  # the worker has started
+    for number in exits.STOPS:
+        signal.signal(number, lambda *_: None)
+        os.killpg(0, number)
+    assert [batch["labels"].tolist() for batch in some] == [[0]] * 7
+
+    image = Path("data/train/cat/b.png")
+    image.unlink()
+    os.mkfifo(image)
+    next(batches(images, [0, 1]))
+    os.open(image, os.O_WRONLY)  # once the worker has opened it, too
+    raise exits.EndOfRun("saved", status=0, reason="preempted")
+
+exits.run(main)
+"""
+
+
+def test_what_asks_a_whole_group_to_leave_does_not_reach_the_workers_and_a_stuck_one_is_killed(tmp_path):
+    for image in ("train/cat/a.png", "train/cat/b.png", "val/cat/a.png"):
+        write_image(tmp_path / "data" / image)
+    environment = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        start_new_session=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "hvdtrain: saved\n")

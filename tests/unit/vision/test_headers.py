@@ -9,6 +9,7 @@ from hvdtrain.vision.headers import require_readable
 from hvdtrain.vision.listing import listed
 from tests.ranks import Rank
 from tests.refusals import refused
+from tests.terminal import terminal_of
 from tests.unit.vision.data_sets import write_image
 
 CACHE = ".hvdtrain-headers.json"
@@ -45,6 +46,15 @@ def opened(monkeypatch):
 
 def look(data, comm=None, *, epochs=1, most=1):
     require_readable(comm or SerialComm(), listed(data), epochs=epochs, most=most)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_terminal_shows_how_far_the_reading_is(data, monkeypatch, rank):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    shown = terminal_of(monkeypatch)
+    look(data)
+    for what in ("listing train: ", "listing val: ", "reading headers, 500 at a time: "):
+        assert (what in shown.getvalue()) == (rank == "0")
 
 
 def test_headers_are_looked_at_once_and_unreadable_ones_at_each_start(data, opened):

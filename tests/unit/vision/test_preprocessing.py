@@ -10,6 +10,7 @@ from torchvision.transforms.v2 import functional
 
 from hvdtrain.vision import models
 from hvdtrain.vision.augment import normalise, scale_and_shift
+from hvdtrain.vision.config import TINY
 from hvdtrain.vision.preprocessing import random_box
 from tests.steps import CPU
 
@@ -62,7 +63,7 @@ def test_a_random_part_is_cut_and_resized_as_torchvision_does(tmp_path, width, h
 
 
 def test_a_random_part_depends_on_seed_epoch_and_sample_alone(tmp_path):
-    preprocessing = models.preprocessing(models.TINY)
+    preprocessing = models.preprocessing(TINY)
     _, pixels = both(jpeg(tmp_path, 60, 50))
 
     def part(seed, epoch, sample):

@@ -30,7 +30,7 @@ def ring_of_nvlinks(size, *, ports=()):
 
 
 def log_of(texts):
-    return together([read_rank(text) for text in texts.values()])
+    return together([read_rank(text, max_ranks=64) for text in texts.values()])
 
 
 def judged(texts, topologies, **slots):
@@ -82,16 +82,17 @@ def test_ways_without_what_differs_between_alike_ones(via, way):
 
 
 def test_an_old_log():
-    log = read_rank(OLD)
+    log = read_rank(OLD, max_ranks=2)
     assert (log.rank, log.ranks, log.channels, log.rings) == (0, 2, 2, ((0, 1), (0, 1)))
     assert log.ways == {(0, 1): "P2P/IPC"}
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello", "NCCL version 2.21.5\n", "node:1:2 [0] NCCL INFO Ring 00 : 1 -> 0 -> 1\n"]
+    "text",
+    ["", "hello", "NCCL version 2.21.5\n", "node:1:2 [0] NCCL INFO Ring 00 : 1 -> 0 -> 1\n", "rank 4 nranks 4\n"],
 )
 def test_a_text_without_a_communicator_is_no_log(text):
-    assert read_rank(text) is None
+    assert read_rank(text, max_ranks=4) is None
 
 
 def test_two_hosts_over_infiniband_and_over_tcp():
@@ -141,18 +142,21 @@ def test_warnings_and_ranks_without_a_log():
 
 
 def test_logs_are_read_from_a_folder(tmp_path):
-    assert read_folder(tmp_path) is None
+    assert read_folder(tmp_path, max_ranks=4) is None
     for rank, text in NVLINK.items():
         (tmp_path / f"nccl.node.{4000 + rank}.log").write_text(text)
     (tmp_path / "nccl.node.1.log").write_bytes(b"\xff\xfe")
-    assert read_folder(tmp_path) == log_of(NVLINK)
+    (tmp_path / "nccl.node.2.log").write_text(NVLINK[3].replace("nranks 4", "nranks 999999999999"))
+    assert read_folder(tmp_path, max_ranks=4) == log_of(NVLINK)
 
 
 @pytest.fixture
 def prepared(monkeypatch, tmp_path):
     """A run of the job `mine`, whose ranks log nothing."""
     monkeypatch.setattr("launch.watch.nccl.run", lambda *_, **__: None)
-    return SimpleNamespace(environment=with_log({"HVDLAUNCH_JOB": "mine"}, tmp_path))
+    return SimpleNamespace(
+        environment=with_log({"HVDLAUNCH_JOB": "mine"}, tmp_path), plan=SimpleNamespace(slots=range(4))
+    )
 
 
 def test_the_logs_of_an_earlier_run_of_that_job_are_not_read(prepared, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from launch.watch.report import Report, read_report
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"5", b"[1, 2]", b"null", b"\xff\xfe", b'"said"'])
+@pytest.mark.parametrize("text", [b"", b"{", b"5", b"[1, 2]", b"null", b"\xff\xfe", b'"said"', b"[" * 200_000])
 def test_a_report_that_is_none_says_nothing(tmp_path, text):
     path = tmp_path / "report.json"
     path.write_bytes(text)

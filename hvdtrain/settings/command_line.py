@@ -10,6 +10,7 @@ import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -45,6 +46,33 @@ class Alone:
 
 Settings = TypeVar("Settings", bound=Any)
 
+Missing = dict[str, dict[str, Any]]  # a line by `requires` -> the fields that it proposes
+
+
+class Incomplete(BadInput):
+    """Settings that go together but lack others; the message names all of them."""
+
+    def __init__(self, message: str, settings: Any) -> None:
+        super().__init__(message)
+        self.settings = settings  # with what is proposed
+
+
+# What other programs call options, where the spelling does not lead here.
+OF_OTHERS = {
+    "--batch-size": ("--batch-size-per-rank", "--global-batch-size"),
+    "--per-device-train-batch-size": ("--batch-size-per-rank",),
+    "--gradient-accumulation-steps": ("--accumulate-steps",),
+    "--learning-rate": ("--lr",),
+    "--max-epochs": ("--epochs",),
+    "--num-epochs": ("--epochs",),
+    "--num-train-epochs": ("--epochs",),
+    "--max-grad-norm": ("--clip-norm",),
+    "--output-dir": ("--runs-dir",),
+    "--resume-from-checkpoint": ("--run",),
+    "--max-seq-length": ("--max-tokens",),
+    **dict.fromkeys(("--amp", "--bf16", "--fp16"), ("--precision",)),
+}
+
 
 def parse(
     argv: Sequence[str], recipes: Mapping[str, Callable[[], Settings]], *, recipe: str, prog: str
@@ -67,7 +95,10 @@ def parse(
         if launched_rank() == 0:
             parser.print_help()
         raise SystemExit(0)
-    given = vars(parser.parse_args(words))
+    known, stray = parser.parse_known_args(words)
+    if stray:
+        raise BadInput(_unknown(stray, [*parser._option_string_actions]))
+    given = vars(known)
     settings = replace(defaults, **given)
     require_rules(settings)
     return settings, set(given)
@@ -82,9 +113,40 @@ def require_rules(settings: Any) -> None:
                 raise BadInput(f"{option(name)} {value if value != '' else repr(value)} {rule.text}")
 
 
+def requires(subject: str, *options: str) -> str:
+    """What is missing for a setting, as it is to be written."""
+    return f"{subject} requires {' and '.join(options)}"
+
+
+def require_complete(settings: Any, missing: Missing, check: Callable[[Any], None]) -> None:
+    """Raise Incomplete for all that is `missing`, or BadInput where that would not pass the `check`."""
+    if not missing:
+        return
+    line = "; ".join(missing)
+    complete = replace(settings, **{name: value for fields in missing.values() for name, value in fields.items()})
+    try:
+        check(complete)
+    except BadInput as error:
+        raise BadInput(f"{line}; but {error}") from None
+    raise Incomplete(line, complete)
+
+
 def option(field: str) -> str:
     """A field's name as the option that sets it."""
     return "--" + field.replace("_", "-")
+
+
+def _unknown(stray: Sequence[str], options: Sequence[str]) -> str:
+    """What to say of words that no option takes: which one is most like the first, or does what others call so."""
+    word, *others = stray
+    if not word.startswith("--"):
+        return f"{word}: not an option or the value of one. See --help."
+    value = f" {others[0]}" if others and not others[0].startswith("--") else ""
+    name = word.partition("=")[0]
+    near = [own for own in OF_OTHERS.get(name, ()) if own in options]
+    near = near or get_close_matches(name, options, 1, cutoff=0.75) or [one for one in options if one.startswith(name)]
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"{word}{value}: unknown option.{meant} See --help."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -95,17 +157,32 @@ class _Parser(argparse.ArgumentParser):
 def _parser(defaults: Any, prog: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
+        usage=f"{prog} [--option value ...]",
         description=inspect.getdoc(type(defaults)),
         argument_default=argparse.SUPPRESS,  # so that only what was given comes back
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     hints, texts = get_type_hints(type(defaults), include_extras=True), _docstrings(type(defaults))
-    for field in fields(defaults):
-        value = getattr(defaults, field.name)
-        text = f"{texts.get(field.name, '')} (default: {'none' if value is None else value})".replace("%", "%%")
-        parser.add_argument(option(field.name), dest=field.name, help=text.strip(), **_kind(hints[field.name]))
+    for title, names in _groups(defaults).items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            value = getattr(defaults, name)
+            text = f"{texts[name]} (default: {'none' if value is None else value})".replace("%", "%%")
+            group.add_argument(option(name), dest=name, help=text, **_kind(hints[name]))
     return parser
+
+
+def _groups(defaults: Any) -> dict[str, list[str]]:
+    """The fields by the title of their group in --help, the most used ones first."""
+    groups: dict[str, list[str]] = {"most used": list(defaults.MOST_USED)}
+    names: list[str] = []
+    for field in fields(defaults):
+        if field.name in defaults.GROUPS:
+            names = groups.setdefault(defaults.GROUPS[field.name], [])
+        if field.name not in defaults.MOST_USED:
+            names.append(field.name)
+    return groups
 
 
 def _kind(hint: Any) -> dict[str, Any]:

@@ -1,17 +1,18 @@
 """The settings that every script has."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeVar
 
-from hvdtrain.groups.rounds import Every
-from hvdtrain.ranks.comm import ReplicaPart
+from hvdtrain.groups.comm import Every
+from hvdtrain.ranks.comm import BUCKET_MB, ReplicaPart
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings import command_line
+from hvdtrain.settings.command_line import AT_LEAST_0, AT_LEAST_1, FOLDER_NAME, POSITIVE, Alone, Missing, requires
+from hvdtrain.settings.optimizers import OPTIMIZERS
 from hvdtrain.stages.comm import OPTIONS
-from hvdtrain.train import optim
-from hvdtrain.train.command_line import AT_LEAST_0, AT_LEAST_1, FOLDER_NAME, POSITIVE, Alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,22 @@ class RunConfig:
         "precision",
         "compression",
     )
+    # The fifteen that are used most, first in --help.
+    MOST_USED: ClassVar[tuple[str, ...]] = ()
+    # What the groups of the others are called, by the first field of each.
+    GROUPS: ClassVar[Mapping[str, str]] = {
+        "recipe": "batches",
+        "stages": "a model over several ranks",
+        "optimizer": "optimizer and schedule",
+        "precision": "precision and compilation",
+        "compression": "gradients between ranks",
+        "elastic": "lost ranks and new ones",
+        "resume": "checkpoints",
+        "max_skipped_steps": "limits and checks",
+        "workers": "files that are read",
+        "report_every_steps": "reports and profiles",
+        "seed": "the run and its folder",
+    }
     # Settings that say where a run is kept and what is watched, not what it computes.
     ASIDE: ClassVar[tuple[str, ...]] = (
         "resume",
@@ -64,6 +81,7 @@ class RunConfig:
     data_dir: Path = Path("data")
     model: str
     epochs: Annotated[int, AT_LEAST_1] = 25
+    """Times that each sample is visited."""
     batch_size_per_rank: Annotated[int, AT_LEAST_1] = 256
     """Samples that a rank takes through the model at a time."""
     global_batch_size: Annotated[int | None, AT_LEAST_1] = None
@@ -89,24 +107,21 @@ class RunConfig:
     scale_lr: bool = True
     """Follow the global batch: linear for sgd, rmsprop and lars, square root for adam, adamw and lamb."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up: to nearly 0 at the last step, or not at all."""
     warmup_epochs: Annotated[float | None, AT_LEAST_0] = 5.0
+    """Epochs in which the learning rate rises to its peak; at most half of the run."""
     weight_decay: Annotated[float, AT_LEAST_0] = 5e-4
+    """Of the weights, at each step; norms and biases do not decay."""
     decay_all: bool = False
     """Decay norms and biases as well."""
     ema_epochs: Annotated[float, AT_LEAST_0] = 2.0
     """Memory of the moving average of the weights that is evaluated; 0 evaluates the weights themselves."""
-    max_skipped_steps: Annotated[int, AT_LEAST_1] = 20
-    """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
-    find_nan: bool = False
-    """After a skipped step compute the gradients once more, to name the rank whose own were not finite; each step is
-    slower, since the host waits for it."""
-    check_replicas_every: Annotated[int, AT_LEAST_0] = 0
-    """Steps between comparisons of the parameters' hashes over ranks; 0 for never."""
     clip_value: Annotated[float | None, POSITIVE] = None
     """Largest absolute value of a gradient element."""
     clip_norm: Annotated[float | None, POSITIVE] = None
     """Largest norm of all gradients together, after clip-value."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the forward and backward pass; the weights stay in fp32. fp16 needs a GPU."""
     tf32: bool = True
     """Multiply in TF32 (a mantissa of 10 bits) where fp32 is computed on a GPU that can."""
     compile: bool = False
@@ -126,7 +141,7 @@ class RunConfig:
     Horovod's own hooks, as many at once as have come by then."""
     fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
     """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 25 if
-    not given. 0 sends each gradient alone."""
+    not given. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is taken."""
     fusion_groups: Annotated[int | None, AT_LEAST_1] = None
     """Of the reducer horovod: send the gradients in this many fixed groups; as they come if not given."""
     cycle_time_ms: Annotated[float | None, POSITIVE] = None
@@ -147,6 +162,14 @@ class RunConfig:
     """Steps between checkpoints, besides those by the clock."""
     keep: Annotated[int, AT_LEAST_1] = 2
     """Newest checkpoints to keep; the best weights are kept apart."""
+    max_skipped_steps: Annotated[int, AT_LEAST_1] = 20
+    """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
+    find_nan: bool = False
+    """After a skipped step compute the gradients once more, to name the rank whose own were not finite; each step is
+    slower, since the host waits for it."""
+    check_replicas_every: Annotated[int, AT_LEAST_0] = 0
+    """Steps between comparisons of the parameters of all ranks, by a sum of their bits that depends on each element's
+    place; 0 for never."""
     hang_timeout_s: Annotated[float | None, AT_LEAST_0] = None
     """A step that takes longer ends the run; 10 times the median step and at least 60 if not given, 0 for never.
     Reading files may take ten times as long, 600 s if not given."""
@@ -164,7 +187,9 @@ class RunConfig:
     timeline: bool = False
     """Write Horovod's timeline.json into the run folder; a thread of its own spins meanwhile."""
     seed: Annotated[int, AT_LEAST_0] = 0
+    """Of the first weights, of the order of samples and of all else that is random."""
     runs_dir: Path = Path("runs")
+    """Where the folders of all experiments are."""
     experiment: Annotated[str, FOLDER_NAME] = "run"
     run: Annotated[str | None, FOLDER_NAME] = None
     """Name of the run; date and time if not given."""
@@ -184,40 +209,80 @@ def check(config: RunConfig, given: set[str]) -> None:
             f"--global-batch-size {config.global_batch_size} and --batch-size-per-rank {config.batch_size_per_rank} "
             "both set the batch: give one of them"
         )
-    if config.optimizer not in optim.OPTIMIZERS:
-        raise BadInput(f"--optimizer {config.optimizer!r} is unknown: choose one of {', '.join(optim.OPTIMIZERS)}")
+    if config.optimizer not in OPTIMIZERS:
+        raise BadInput(f"--optimizer {config.optimizer!r} is unknown: choose one of {', '.join(OPTIMIZERS)}")
     if config.deterministic and config.fusion_threshold_mb:
         raise BadInput(
             f"--deterministic sums each gradient by itself, --fusion-threshold-mb {config.fusion_threshold_mb} several "
             "at once: leave one of them out"
         )
-    if config.reducer == "bucket" and config.fusion_groups is not None:
-        raise BadInput(
-            f"--fusion-groups {config.fusion_groups} groups what --reducer horovod sends: give that too, or in place "
-            "of groups --fusion-threshold-mb, the size of a bucket"
-        )
     if config.recompute and config.compile:
         raise BadInput("--recompute runs the model block by block, --compile all of it: leave one of them out")
-    if config.stages_at is not None and config.stages == 1:
-        raise BadInput(f"--stages-at {config.stages_at} says where --stages cuts: give that too")
-    if config.pipeline_schedule != "1f1b" and config.stages == 1:
-        raise BadInput(f"--pipeline-schedule {config.pipeline_schedule} is for --stages: give that too")
-    if config.accumulate_steps < config.stages:
-        raise BadInput(
-            f"--accumulate-steps {config.accumulate_steps} is fewer micro-batches than --stages {config.stages}: give "
-            f"at least {config.stages}"
-        )
     _check_parts(config)
     _check_sync(config)
     _check_compression(config)
     _check_elastic(config)
     if config.seed >= 2**32:
         raise BadInput(f"--seed {config.seed} must be less than 2**32")
-    if optim.OPTIMIZERS[config.optimizer].layerwise and config.precision == "fp16":
+    if OPTIMIZERS[config.optimizer].layerwise and config.precision == "fp16":
         raise BadInput(
             f"--optimizer {config.optimizer} divides by gradient norms, which --precision fp16 rounds to 0: "
             "use bf16 or fp32"
         )
+
+
+Config = TypeVar("Config", bound=RunConfig)
+
+
+def require_complete(config: Config, also_check: Callable[[Config], None], also_missing: Sequence[str] = ()) -> None:
+    """Raise Incomplete for all that settings which go together lack.
+
+    `also_missing` is what a script's own ones lack, and `also_check` refuses what does not go together with those.
+    """
+    missing: Missing = {line: {} for line in also_missing} | _missing_for_stages(config) | _missing_for_sync(config)
+    if config.reducer == "bucket" and config.fusion_groups is not None:
+        missing[requires(f"--fusion-groups {config.fusion_groups}", "--reducer horovod")] = {"reducer": "horovod"}
+    joining = [f"--min-np {config.min_np}"] * (config.min_np > 1) + ["--grow"] * config.grow
+    if joining and not config.elastic:
+        missing[requires(" with ".join(joining), "--elastic")] = {"elastic": True}
+
+    def check_all(complete: Config) -> None:
+        check(complete, set())
+        also_check(complete)
+
+    command_line.require_complete(config, missing, check_all)
+
+
+def _missing_for_stages(config: RunConfig) -> Missing:
+    stages, subject = config.stages, f"--stages {config.stages}"
+    if stages == 1 and config.stages_at is not None:
+        stages, subject = config.stages_at.count(",") + 2, f"--stages-at {config.stages_at}"
+    elif stages == 1 and config.pipeline_schedule != "1f1b":
+        stages, subject = 2, f"--pipeline-schedule {config.pipeline_schedule}"
+    options = [f"--stages {stages}"] if config.stages < stages else []
+    if config.accumulate_steps < stages:  # each stage is to have a micro-batch
+        options.append(f"--accumulate-steps {stages} or more")
+    return {requires(subject, *options): {"stages": stages}} if options else {}
+
+
+def _missing_for_sync(config: RunConfig) -> Missing:
+    if config.sync == "local":
+        steps = "--sync-every 16, the steps of a round, or 16@5 to begin after 5 epochs"
+        return {} if config.sync_every is not None else {requires("--sync local", steps): {}}
+    if config.sync_every is not None:
+        return {requires(f"--sync-every {config.sync_every}", "--sync local"): {"sync": "local"}}
+    if config.sync == "flat" and config.sync_group_size is not None:
+        choice = "--sync two-level, or --sync local --sync-every 16"
+        return {requires(f"--sync-group-size {config.sync_group_size}", choice): {"sync": "two-level"}}
+    return {}
+
+
+def sent_at_once_mb(config: RunConfig) -> float | None:
+    """MiB of gradients, 0 for each alone; None leaves it to Horovod."""
+    if config.deterministic:
+        return 0.0
+    default = BUCKET_MB if config.reducer == "bucket" else None
+    return default if config.fusion_threshold_mb is None else config.fusion_threshold_mb
 
 
 def _refuse(refused: Mapping[str, bool], *, beside: str) -> None:
@@ -270,9 +335,6 @@ def _check_parts(config: RunConfig) -> None:
 def _check_elastic(config: RunConfig) -> None:
     """Raise BadInput for what cannot go on without one of its ranks."""
     if not config.elastic:
-        for given, is_given in ((f"--min-np {config.min_np}", config.min_np > 1), ("--grow", config.grow)):
-            if is_given:
-                raise BadInput(f"{given} is for --elastic: give that too")
         return
     part, count = config.parts
     refused = {
@@ -297,21 +359,19 @@ def rounds(config: RunConfig) -> Every | None:
 
 def _check_sync(config: RunConfig) -> None:
     """Raise BadInput for settings of --sync that cannot go together."""
-    if config.sync == "flat" and config.sync_group_size is not None:
-        raise BadInput(f"--sync-group-size {config.sync_group_size} is for --sync two-level or local: give one of them")
     refused = {
         "--compression fp16": config.compression == "fp16" and config.sync == "two-level",  # it is of the groups alone
         "--profile exact": config.profile == "exact" and config.sync == "local",  # all ranks meet after each part
         "--timeline": config.timeline and config.sync != "flat",
     }
     _refuse(refused, beside=f"--sync {config.sync}")
-    if config.sync != "local":
-        if config.sync_every is not None:
-            raise BadInput(f"--sync-every {config.sync_every} is for --sync local: give that too")
+    if config.sync_every is None:
         return
-    if config.sync_every is None or re.fullmatch(r"[1-9]\d{0,8}(@\d{1,8})?", config.sync_every, re.ASCII) is None:
-        given = "--sync local" if config.sync_every is None else f"--sync-every {config.sync_every}"
-        raise BadInput(f"{given}: give the steps of a round as --sync-every 16, or 16@5 to begin after 5 epochs")
+    if re.fullmatch(r"[1-9]\d{0,8}(@\d{1,8})?", config.sync_every, re.ASCII) is None:
+        raise BadInput(
+            f"--sync-every {config.sync_every}: give the steps of a round as --sync-every 16, or 16@5 to begin after 5 "
+            "epochs"
+        )
     every = rounds(config)
     if every is not None and every.from_epoch >= config.epochs:
         raise BadInput(f"--sync-every {config.sync_every} begins after the last of {config.epochs} epochs: give fewer")

@@ -1,0 +1,56 @@
+"""What a run says before its first step: its size in five lines, and whether that is too small to learn anything."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Two classes of 240 texts that one word tells apart: after 25 steps bert_tiny's test accuracy was 50 %, after 30 75 %,
+# after 50 97 %. Images of digits need fewer: 12 steps for 87 %, 24 for 95 %.
+FEW_STEPS = 30
+
+
+def opening(known: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], *, unit: str, folder: Path) -> list[str]:
+    """At most five lines from the settings with what was derived from them, and from the facts of each rank."""
+    classes = f", {known['classes']:,} classes" if known["classes"] else ""
+    per_replica = f"{known['micro_batch']:,}"
+    if known["accumulate_steps"] > 1:
+        per_replica = f"{known['accumulate_steps']} x {per_replica}"
+    replicas = known["global_batch"] // (known["micro_batch"] * known["accumulate_steps"])
+    data = f"{known['train_samples']:,} {unit} to train on, {known['test_samples']:,} to test with{classes}"
+    batch = f"{known['global_batch']:,} {unit} ({_count(replicas, 'replica')} x {per_replica})"
+    return [
+        f"data: {known['data']}, {data}",
+        f"model: {known['model']}, {known['parameters']:,} parameters",
+        f"ranks: {len(ranks)} on {_hosts(ranks)}; {_devices(ranks)}",
+        f"global batch: {batch}; {_count(known['steps'], 'step')} in {_count(known['epochs'], 'epoch')}",
+        f"run folder: {folder}",
+    ]
+
+
+def too_few_steps(known: Mapping[str, Any]) -> list[str]:
+    """A warning if the whole run has fewer steps than any model learns from."""
+    if known["steps"] >= FEW_STEPS:
+        return []
+    batch = "--batch-size-per-rank" if known["global_batch_size"] is None else "--global-batch-size"
+    length = "--epochs" if known.get("max_steps") is None else "--max-steps"
+    run = f"{_count(known['epochs'], 'epoch')} {'is' if known['epochs'] == 1 else 'are'}"
+    steps = f"{_count(known['steps'], 'step')}: few models learn in fewer than {FEW_STEPS}"
+    return [f"hvdtrain: warning: {run} {steps}. Lower {batch} or raise {length}."]
+
+
+def _hosts(ranks: Sequence[Mapping[str, Any]]) -> str:
+    hosts = sorted({rank["host"] for rank in ranks})
+    return hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+
+
+def _devices(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """How many ranks have each kind."""
+    names = Counter(
+        rank["device_name"] if rank["device"].startswith("cuda") else f"CPU ({rank['device_name']})" for rank in ranks
+    )
+    return ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""Settings: options, command line, and how ranks agree on them before anything heavy is imported."""

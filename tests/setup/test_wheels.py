@@ -1,0 +1,83 @@
+"""Both wheels in an environment of its own, which has only what they depend on."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.conftest import EFFNET, QUICK, environment
+
+PROJECT = Path(__file__).parents[2]
+FILES = ("Makefile", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
+OURS = ("hvdtrain", "launch", "horovod", "__editable__")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def wheels(tmp_path):
+    """What `make wheels` leaves of a clone that is set up."""
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for name in ("hvdtrain", "launch", "scripts"):
+        shutil.copytree(PROJECT / name, clone / name)
+    for file in (*PROJECT.glob("*.lock"), *map(PROJECT.joinpath, FILES)):
+        shutil.copy(file, clone)
+    (clone / ".venv").symlink_to(sys.prefix)
+    subprocess.run(["make", "--old-file=setup", "--directory", str(clone), "wheels"], check=True)
+    horovods, ours = sorted((clone / "dist").iterdir())
+    assert (horovods.name.partition("-")[0], ours.name.partition("-")[0]) == ("horovod", "hvdtrain")
+    return horovods, ours
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Another environment with all packages of this one but the project and Horovod; its Python."""
+    folder = tmp_path / "elsewhere"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.name.startswith(OURS):
+            (packages / package.name).symlink_to(package)
+    for library in Path(sys.prefix, "lib").iterdir():  # Open MPI, if it is not the system's
+        if not (folder / "lib" / library.name).exists():
+            (folder / "lib" / library.name).symlink_to(library)
+    return folder / "bin" / "python"
+
+
+def test_both_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels, elsewhere, tmp_path):
+    horovods, ours = wheels
+    outside = {**environment(tmp_path), "PATH": f"{elsewhere.parent}:{os.environ['PATH']}", "VIRTUAL_ENV": ""}
+    del outside["PYTHONPATH"]
+
+    def install(wheel):
+        pip = [sys.executable, "-m", "pip", "--python", str(elsewhere), "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+
+    def start(*words):
+        return subprocess.run(
+            words, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=150, check=False
+        )
+
+    install(ours)
+    [facts] = elsewhere.parents[1].glob("lib/python*/site-packages/hvdtrain-*.dist-info")
+    assert "\nLicense-Expression: Apache-2.0\n" in (facts / "METADATA").read_text()
+    for name in ("LICENSE", "NOTICE"):
+        assert (facts / "licenses" / name).read_text() == (PROJECT / name).read_text()
+    refused = start("mpirun", "--oversubscribe", "-np", "2", "python", *EFFNET, *QUICK)
+    assert refused.returncode == 2, refused.stdout + refused.stderr
+    [line] = [line for line in refused.stderr.splitlines() if "hvdtrain" in line]
+    assert line.startswith(f"hvdtrain: {elsewhere}: Horovod is not installed")
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+    install(horovods)
+    run = ["hvdlaunch", "run", "-np", "2", "--allow-run-as-root", "--gpus", "none", "--"]
+    done = start(*run, "python", *EFFNET, *QUICK, "--run", "r")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())["np"] == 2

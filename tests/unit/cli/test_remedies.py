@@ -1,0 +1,136 @@
+"""Every command and option that a refusal proposes is itself taken."""
+
+import argparse
+import re
+import shlex
+
+import pytest
+
+from launch.cli import mistakes
+from launch.cli.options import parser
+from launch.errors import CommandError
+from tests.unit.cli.commands import ended, refusal
+
+COMMANDS = next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+FOR = {"-np": "2", "-k": "2", "-H": "a:2", "--per-host": "2", "--gpus": "0", "--hostfile": "hosts.toml"}
+PLACEHOLDERS = {"N": "2", "A:N": "a:2", "PROGRAM": "prog", "image=IMAGE": "image=a", "claim=NAME": "claim=b"}
+
+
+def is_taken(capsys, words):
+    """Whether hvdlaunch has nothing against a command but that there is no mpirun."""
+    status, _, err = ended(capsys, *words)
+    return status == 0 or "hvdlaunch: no mpirun on PATH" in err or err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-np 2 python x.py",
+        "-np 2 train.py --lr 1",
+        "-np 2 -- train.py",
+        "-np 2",
+        "-- prog",
+        "-np 2 run -- prog",
+        "-np 1,2 sweep prog",
+        "-np 2 me you -- prog",
+        "run -np 2 train.py",
+        "run -np 2 --apptainer x.sif ./train.py",
+        "run --nsys train.py",
+        "plan -np 2 me --gpus none you -- prog",
+        "sweep python x.py",
+        "sweep train.py -np 3",
+        "-H a check",
+        "--topology pix4.txt topo",
+        "--gpus none -np 2 run python cli.py run",
+        "-np 2 train.py -- --epochs 5",
+        "run -np 2 train.py -- --epochs 5",
+    ],
+)
+def test_a_whole_command(capsys, folder, words):
+    (folder / "x.sif").touch()
+    line = refusal(capsys, *words.split())
+    proposed = re.search(r"(?:[Ww]rite|program:) hvdlaunch (.*?); see hvdlaunch ", line)[1]
+    assert is_taken(capsys, shlex.split(proposed)) is True
+
+
+OTHERS = [
+    (name, word, meant)
+    for word, options in mistakes.MEANT.items()
+    for name, command in COMMANDS.items()
+    for meant in [next((option for option in options if option in command._option_string_actions), None)]
+    if meant is not None and word not in command._option_string_actions
+]
+
+
+@pytest.mark.parametrize(("command", "word", "meant"), OTHERS)
+def test_an_option_of_another_launcher(command, word, meant):
+    value, needed = FOR.get(meant, "pix4.txt"), ["-k", "2"] if command == "gpus" else []
+    with pytest.raises(CommandError, match=f"^{word} is no option here: write {meant}; see hvdlaunch {command} --help"):
+        parser().parse_args([command, word, value, *needed])
+    assert parser().parse_args([command, meant, value, *needed]).command == command
+
+
+CPUS = "--topology a=cpu.json --topology b=cpu.json"
+
+
+@pytest.mark.parametrize(
+    ("words", "remedies", "mended"),
+    [
+        ("run --np 2 --hosts a:4 -- prog", ["write -np;", "write -H;"], "run -np 2 -H a:4 -- prog"),
+        ("run -H a:8 b:8 c:8, d -- prog", ["write -H a:8,b:8,c:8,d;"], "run -H a:8,b:8,c:8,d -- prog"),
+        ("run --np=3 -H a:8, b -- prog", ["write -np;", "write -H a:8,b;"], "run -np=3 -H a:8,b -- prog"),
+        ("run --nnodes 2 -- prog", ["as in -H node1,node2;"], "run -H node1,node2 -- prog"),
+        ("run --restart=5 --min-npp=2 -- prog", ["--restarts, --min-np?"], "run --restarts=5 --min-np=2 -- prog"),
+        (f"plan -np 3 -H a,b {CPUS} -- prog", ["write a:2,b:2"], f"plan -np 3 -H a:2,b:2 {CPUS} -- prog"),
+        (
+            f"plan -np 6 --ranks-per-replica 2 -H a,b {CPUS} -- prog",
+            ["write a:4,b:4"],
+            f"plan -np 6 --ranks-per-replica 2 -H a:4,b:4 {CPUS} -- prog",
+        ),
+        (f"plan -H a,b {CPUS} -- prog", ["give --per-host N"], f"plan --per-host 2 -H a,b {CPUS} -- prog"),
+        ("plan --topology cpu.json -- prog", ["give -np N"], "plan -np 3 --topology cpu.json -- prog"),
+        ("run --grow --min-np 1 -- prog", ["add --elastic"], "run --grow --min-np 1 --elastic -- prog"),
+        ("run --min-np 1 -- prog", ["--restarts N, or"], "run --min-np 1 --restarts 2 -- prog"),
+        ("run --min-np 1 -- prog", ["or --elastic"], "run --min-np 1 --elastic -- prog"),
+        ("check --nccl-debug", ["--bandwidth starts: add that"], "check --nccl-debug --bandwidth"),
+        ("run --gpus auto -- prog", ["'auto' is now 'all'"], "run --gpus all -- prog"),
+        ("run -np 2 -- x.py", ["write -- python x.py"], "run -np 2 -- python x.py"),
+    ],
+)
+def test_words_of_a_command(capsys, words, remedies, mended):
+    line = refusal(capsys, *words.split())
+    assert [remedy for remedy in remedies if remedy not in line] == [], line
+    assert is_taken(capsys, mended.split()) is True
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run --mpijob job",
+        "run --mpijob job --per-host 2 --mpijob-option claim=a",
+        "run --mpijob job -np 2 -- prog",
+        "run --sbatch job",
+        "run --sbatch job -- prog",
+        "sweep",
+        "sweep -- prog",
+    ],
+)
+def test_all_that_is_missing_at_once(capsys, words):
+    line = refusal(capsys, *words.split())
+    needed = re.sub(r" \([^)]*\)", "", line.partition(" requires ")[2]).split(", or ")[0].replace(", -- PROGRAM", "")
+    more = [PLACEHOLDERS.get(word, word) for word in needed.replace(", -", " -").split()]
+    command, _, program = words.partition(" -- ")
+    assert is_taken(capsys, [*command.split(), *more, "--", program or "prog"]) is True
+
+
+def test_all_that_kubernetes_has_not_is_named_at_once(capsys):
+    line = refusal(capsys, "run", "-np", "2", "--mpijob", "job", "-H", "a:2", "--gpus", "0-1", "--nccl-debug")
+    assert re.findall(r"(\S+) \w+ [^;]*: leave it out", line) == ["-H", "--gpus", "--nccl-debug"]
+
+
+def test_all_variables_and_topologies_that_are_missing_are_named_at_once(capsys):
+    assert refusal(capsys, "plan", "-np", "2", "-x", "A", "-x", "PATH", "-x", "B", "--", "prog").startswith(
+        "-x A -x B: not set in the"
+    )
+    line = refusal(capsys, "plan", "-H", "a:1,b:1,c:1", "--topology", "a=cpu.json", "--", "prog")
+    assert line == "no saved topology of b, c: add --topology b=FILE, one for each, or leave --topology out"

@@ -1,0 +1,162 @@
+"""Ranks are lost while the loop waits for them: whoever goes on counts each step and each epoch once."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain import effnet
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.save_points import NEVER
+from hvdtrain.elastic.progress import Progress, Unreported
+from hvdtrain.record.console import SILENT
+from hvdtrain.record.tracker import Tracker
+from hvdtrain.safety import faults, watchdog
+from hvdtrain.train.feed import Feed
+from hvdtrain.train.loop import after, measures_of, train_epoch
+from hvdtrain.train.schedule import learning_rate
+from tests.steps import CPU, task_of
+from tests.unit.train.test_loop import (
+    LOSS_OF_2,
+    TRAIN,
+    Watching,
+    alone_of,
+    limits,
+    random_images,
+    reports_of,
+    sizes_of,
+)
+from tests.unit.train.trainings import SMALL, begun
+
+BY_STEPS = replace(SMALL, warmup_epochs=1.0, schedule="cosine")
+
+
+class Torn(Watching):
+    """Its calls in `torn` fail while the ranks tell each other why they skip the step."""
+
+    def __init__(self, *, torn=(), **options):
+        super().__init__(alone_of(0, 1), **options)
+        self._torn = torn
+
+    def __call__(self, *arguments, **options):
+        taken = super().__call__(*arguments, **options)
+        taken.read_alone = lambda: taken.done
+        if taken.number - 1 in self._torn:
+            taken.read = lost
+        return taken
+
+
+def lost(*_, **__):
+    raise ConnectionError
+
+
+def epoch_of(step, progress, *, every_steps=2, ends=None):
+    images = random_images()
+    return train_epoch(
+        step,
+        Feed(images.train, task_of(images), step.comm, sizes_of(12, 12), seed=7, device=CPU),
+        progress.position,
+        lr=learning_rate(SMALL, samples=TRAIN, steps_per_epoch=5),
+        limits=ends or limits(),
+        reports=reports_of(step.comm, every_steps),
+        progress=progress,
+    )
+
+
+def test_nothing_of_what_was_reported_is_left_to_count_while_it_is_saved_or_others_join():
+    progress = Progress(Position())
+    coming = epoch_of(Torn(skips={1: LOSS_OF_2}), progress)
+    report = next(coming)
+    assert report.counts()["skipped_steps"] == 1
+    progress.told(after(progress.position, report, train_s=0.0))
+    assert progress.unreported() == Unreported()
+    assert [one.step for one in coming] == [4, 5]
+
+
+@pytest.mark.parametrize(("torn", "checked"), [((1,), False), ((), True)], ids=["before it is read", "after"])
+def test_a_skipped_step_is_left_to_count_once_where_a_rank_is_lost_as_it_is_read(torn, checked):
+    ends = limits()
+    if checked:
+        ends.after_step = lambda *of: lost() if of[3] == 2 else None
+    progress = Progress(Position())
+    coming = epoch_of(Torn(skips={1: LOSS_OF_2}, torn=torn), progress, every_steps=1000, ends=ends)
+    with pytest.raises(ConnectionError):
+        list(coming)
+    left = progress.unreported()
+    assert (progress.position.step, left.skipped_steps, left.totals["count"]) == (3, 1, 10 + 10)
+
+
+def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is_lost_meanwhile(tmp_path):
+    training, kept = begun(epochs=2, ema_epochs=0.0), []
+    tracker = Tracker(tmp_path, writes=True, measures=measures_of(training.step.task), result={})
+    run = SimpleNamespace(
+        folder=tmp_path,
+        watch=watchdog.OFF,
+        faults=faults.NONE,
+        profile=lambda *_, **__: None,
+        console=SILENT,
+        tracker=tracker,
+    )
+
+    def save_best(position, *_, **metrics):
+        kept.append((position.step, metrics["eval_accuracy"]))
+        if len(kept) == 1:
+            lost()
+
+    def train():
+        effnet.train(
+            training.config,
+            training.step,
+            training.feed,
+            training.images,
+            progress,
+            lr=training.lr,
+            limits=training.limits,
+            reports=training.reports,
+            saves=SimpleNamespace(save=lambda _: None, save_best=save_best, wait=lambda _: True),
+            points=NEVER,
+            run=run,
+        )
+
+    progress = Progress(Position())
+    with pytest.raises(ConnectionError):
+        train()
+    progress.go_on(progress.stopped())
+    train()
+    tracker.conclude("finished")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    epochs = [line for line in lines if "epoch" in line]
+    assert [line["epoch"] for line in epochs] == [1, 2]
+    assert kept[0] == kept[1] == (4, epochs[0]["eval/accuracy"])
+    assert tracker.result["train_time_s"] == pytest.approx(sum(line["train/epoch_s"] for line in epochs))
+    assert tracker._count == 2 * len(training.images.train)
+
+
+@pytest.mark.parametrize("lost_after", [2, 5, 12])
+def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps_whatever_the_batch(lost_after):
+    """Of 5 steps an epoch, then of 9, as when a rank of three is lost."""
+    images, max_steps = random_images(), 20
+    step, sizes = Watching(alone_of(0, 1)), sizes_of(12, 12)
+    feed = Feed(images.train, task_of(images), step.comm, sizes, seed=7, device=CPU)
+    schedule = {"samples": TRAIN, "max_steps": max_steps}
+    lr = learning_rate(BY_STEPS, steps_per_epoch=sizes.steps_per_epoch, **schedule)
+    position, shares = Position(), []
+    while position.step < max_steps:
+        coming = train_epoch(
+            step, feed, position, lr=lr, limits=limits(), reports=reports_of(step.comm, 1), max_steps=max_steps
+        )
+        for report in coming:
+            position = after(position, report, train_s=1.0)
+            shares.append(report.lr / lr.peak * lr.batch / step.calls[-1]["global_count"])
+            if report.step == lost_after:
+                sizes = sizes_of(6, 6)
+                feed.cut(sizes)
+                lr = learning_rate(BY_STEPS, steps_per_epoch=sizes.steps_per_epoch, before=lr, **schedule)
+                position = feed.placed(position)
+                break
+        if position.visited == TRAIN:
+            position = Position(step=position.step, epoch=position.epoch + 1)
+    falling = [0.5 * (1 + math.cos(math.pi * (number - 5) / (max_steps - 5))) for number in range(5, max_steps)]
+    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, *falling])
