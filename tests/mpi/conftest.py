@@ -1,6 +1,4 @@
-"""Real launchers. What asserts an exit status, an environment or a setting starts one of its own, ended by
-MPIEXEC_TIMEOUT at the latest; what asserts only what the ranks have left on disk runs in a pool (pool.py).
-"""
+"""Real launchers, each ended by MPIEXEC_TIMEOUT at the latest; their ranks are forks (start/forkserver.py)."""
 
 import contextlib
 import json
@@ -10,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.mpi.pool import FIXED, Pools
+from tests.mpi import forks
 
 PROJECT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
-START = Path(__file__).parent / "start"  # what Python itself imports in each rank
 TIMEOUT_S = 120
 EFFNET = ["-m", "hvdtrain.effnet"]
 QUICK = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "1"]
@@ -66,57 +64,45 @@ def environment(folder: Path) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMPI_MCA_btl": "self,vader",  # nothing leaves the machine
         "HOME": str(folder),  # horovodrun keeps its caches there
-        "PYTHONPATH": f"{START}:{PROJECT}",  # programs take tests.steps from there
-        "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",  # threads that wait for a busy core are slower than one
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # as hvdtrain sets it where ranks fill their cores
+        **forks.environment(),
     }
+
+
+def start_in(folder: Path, launcher: str, ranks: int, words: list[str], **env: str) -> subprocess.CompletedProcess[str]:
+    """Start `words` with Python under a launcher, and wait for the end."""
+    return subprocess.run(
+        command(launcher, ranks, words),
+        cwd=folder,
+        env={**environment(folder), **env},
+        capture_output=True,
+        text=True,
+        timeout=float(env.get("MPIEXEC_TIMEOUT", TIMEOUT_S)) + 30,
+        check=False,
+    )
+
+
+def end_well(folder: Path, launcher: str, ranks: int, words: list[str], **env: str) -> str:
+    """The same where it has to end with 0; what was said."""
+    done = start_in(folder, launcher, ranks, words, **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """Start `words` with Python under a launcher, in tmp_path, and wait for the end."""
-
-    def start(launcher: str, ranks: int, words: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(launcher, ranks, words),
-            cwd=tmp_path,
-            env={**environment(tmp_path), **env},
-            capture_output=True,
-            text=True,
-            timeout=float(env.get("MPIEXEC_TIMEOUT", TIMEOUT_S)) + 30,
-            check=False,
-        )
-
-    return start
-
-
-@pytest.fixture(scope="session")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
-    """Ranks that live as long as the session. The verdict is what a program leaves on disk; see as_new() in
-    programs/pool_rank.py for what it may change of its process without harm to the next one.
-    """
-    folder = tmp_path_factory.mktemp("pools")
-    pools = Pools(folder, command, environment(folder))
-    yield pools
-    pools.close()
+    return partial(start_in, tmp_path)
 
 
 @pytest.fixture
-def run_program(run: Run, pools: Pools, tmp_path: Path) -> Callable[..., list[dict]]:
-    """Run a file of programs/; it writes rank-<r>.json into the folder it is given. Their contents, by rank.
-
-    In a pool, but for the launchers of Horovod and for settings that are read when MPI or torch starts.
-    """
+def run_program(tmp_path: Path) -> Callable[..., list[dict]]:
+    """Run a file of programs/; it writes rank-<r>.json into the folder it is given. Their contents, by rank."""
 
     def start(launcher: str, ranks: int, program: str, *args: str, **env: str) -> list[dict]:
         folder = tmp_path / f"{Path(program).stem}-{launcher}-{ranks}-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        words = [str(PROGRAMS / program), str(folder), *args]
-        if launcher in ("python", "mpirun") and not any(name.startswith(FIXED) for name in env):
-            pools.run(launcher, ranks, words, cwd=tmp_path, limit_s=TIMEOUT_S, **env)
-        else:
-            done = run(launcher, ranks, words, **env)
-            assert done.returncode == 0, done.stdout + done.stderr
+        end_well(tmp_path, launcher, ranks, [str(PROGRAMS / program), str(folder), *args], **env)
         answers = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
         assert len(list(folder.glob("rank-*.json"))) == ranks
         return answers
@@ -160,7 +146,7 @@ def runs(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> Callable[..., Any]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """The same without interruption, made once for each number of ranks and words."""
     from tests.mpi.interrupted import SHORT, Runs
 
@@ -169,7 +155,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, pools: Pools) -> Callabl
     def make(ranks: int, words: tuple[str, ...] = SHORT) -> Runs:
         if (ranks, words) not in known:
             one = Runs(folder=tmp_path_factory.mktemp("reference"), ranks=ranks, words=words)
-            one.finish_in(pools)
+            one.finish()
             known[ranks, words] = one
         return known[ranks, words]
 

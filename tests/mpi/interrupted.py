@@ -16,7 +16,6 @@ import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.mpi.conftest import TIMEOUT_S, command, environment, left_in, rank_pids, wait_until
-from tests.mpi.pool import Pools
 
 TINY = ("--data", "digits", "--model", "efficientnet_tiny")
 EVERY_STEP = ("--checkpoint-every-steps", "1", "--report-every-steps", "3")
@@ -62,11 +61,6 @@ class Runs:
         """One attempt to its end; what it said."""
         with stopping(self.start(*more, **options), self.folder) as job:
             return ended(job, status)
-
-    def finish_in(self, pools: Pools, *more: str) -> str:
-        """The same where it ends well and nothing but what it leaves on disk is looked at; what its ranks said."""
-        words = [*self._program, *self.words, "--run", "r", *more]
-        return "".join(pools.run("mpirun" if self.ranks > 1 else "python", self.ranks, words, cwd=self.folder))
 
     def killed(self, place: str, *, saved: int, **options: Any) -> None:
         """One attempt whose ranks are killed at a place, when the checkpoint of a step is on disk."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.mpi import forks
 from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
 
 PLACE = [sys.executable, str(PROGRAMS / "place.py"), "."]
@@ -29,11 +30,11 @@ def argv(*words: str, program: list[str] | None = None) -> list[str]:
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
-    """The tests' own, without Open MPI's and Slurm's settings, with folder/bin first on PATH."""
+    """The tests' own, without Open MPI's and Slurm's settings, with folder/bin first on PATH; ranks are forks."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "SLURM_"))}
     kept.pop("CUDA_VISIBLE_DEVICES", None)
     kept["PATH"] = f"{folder / 'bin'}:{Path(sys.executable).parent}:{kept['PATH']}"
-    return {**kept, "MPIEXEC_TIMEOUT": str(TIMEOUT_S), "HOME": str(folder), "PYTHONUNBUFFERED": "1", **more}
+    return {**kept, "MPIEXEC_TIMEOUT": str(TIMEOUT_S), "HOME": str(folder), **forks.environment(), **more}
 
 
 def finished(folder: Path, words: list[str], **more: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvdtrain.timing.phases import WARMUP_STEPS
 from tests import texts
-from tests.mpi.conftest import PROJECT, slow
+from tests.mpi.conftest import PROJECT, end_well, slow
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.launched import argv, finished
 from tests.mpi.test_preemption import left_well
@@ -57,7 +57,7 @@ EXACT = [*WORDS, "--epochs", "3", "--dropout", "0", "--optimizer", "sgd", "--lr"
 
 
 @pytest.fixture(scope="module")
-def trained(pools, tmp_path_factory):
+def trained(tmp_path_factory):
     """The weights after three epochs, by task, ranks, batches per step, and global batch."""
     known = {}
 
@@ -68,7 +68,7 @@ def trained(pools, tmp_path_factory):
             texts.put(folder / "texts", train=train, longest=128)
             words = [*BERT, *EXACT, "--task", task, "--export", "model"]
             words += ["--global-batch-size", str(global_batch), "--accumulate-steps", str(accumulate)]
-            pools.run("mpirun" if ranks > 1 else "python", ranks, words, cwd=folder)
+            end_well(folder, "mpirun" if ranks > 1 else "python", ranks, words)
             known[key] = load_file(folder / "model" / "model.safetensors")
         return known[key]
 
@@ -114,12 +114,12 @@ def runs_in(folder, words, *, ranks=2, **lengths):
 
 
 @pytest.mark.parametrize("words", [["--task", "mlm", "--max-steps", "9"], slow(["--task", "classify", *TWO_EPOCHS])])
-def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, pools, words):
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, words):
     words = [*INTERRUPTED, *words]
     whole, broken = runs_in(tmp_path_factory.mktemp("whole"), words), runs_in(tmp_path, words)
-    whole.finish_in(pools)
+    whole.finish()
     broken.killed("step3", saved=2)
-    broken.finish_in(pools)
+    broken.finish()
     same_end(broken, whole)
     assert broken.result["resumed"] == 1
 
@@ -136,13 +136,13 @@ runpy.run_module("hvdtrain.bert", run_name="__main__")
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["--max-steps", "9"], TWO_EPOCHS])
 @pytest.mark.parametrize("every", ["1", "1000"])
-def test_a_run_that_dies_after_its_last_save_has_each_line_once(tmp_path, tmp_path_factory, pools, words, every):
+def test_a_run_that_dies_after_its_last_save_has_each_line_once(tmp_path, tmp_path_factory, words, every):
     words = [*WORDS, "--global-batch-size", "8", "--checkpoint-every-steps", every, *words]
     whole, broken = (runs_in(folder, words, ranks=1) for folder in (tmp_path_factory.mktemp("whole"), tmp_path))
-    whole.finish_in(pools)
+    whole.finish()
     (tmp_path / "dies.py").write_text(DIES_LATE)
     broken.finish(program=("dies.py",), status=9)
-    broken.finish_in(pools)
+    broken.finish()
     same_end(broken, whole)
 
 
@@ -164,16 +164,14 @@ def test_a_run_that_is_started_again_replaces_its_own_export_and_no_others(tmp_p
     ("ranks", "asked", "place"),
     [(2, signal.SIGUSR1, "step4"), (1, signal.SIGTERM, "eval1")],
 )
-def test_a_run_that_is_asked_to_leave_saves_at_once_and_loses_no_step(  # noqa: PLR0917
-    tmp_path, tmp_path_factory, pools, ranks, asked, place
-):
+def test_a_run_that_is_asked_to_leave_saves_at_once_and_loses_no_step(tmp_path, tmp_path_factory, ranks, asked, place):
     words = (*WORDS, "--task", "mlm", "--epochs", "2", "--global-batch-size", "8", "--checkpoint-every-steps", "1000")
     whole = runs_in(tmp_path_factory.mktemp("whole"), words, ranks=ranks)
     broken = runs_in(tmp_path, words, ranks=ranks)
-    whole.finish_in(pools)
+    whole.finish()
     first = {"step4": 4, "eval1": 6}[place]
     assert left_well(broken, broken.asked(place, by=asked)) in (first, first + 1)
-    assert "resumed from runs/bert/r/checkpoints/step-" in broken.finish_in(pools)
+    assert "resumed from runs/bert/r/checkpoints/step-" in broken.finish()
     same_end(broken, whole, whole_history=False)
 
 

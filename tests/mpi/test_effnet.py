@@ -15,7 +15,18 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hvdtrain
-from tests.mpi.conftest import EFFNET, PROJECT, QUICK, TIMEOUT_S, left_in, one_torn_image, rank_pids, slow, wait_until
+from tests.mpi.conftest import (
+    EFFNET,
+    PROJECT,
+    QUICK,
+    TIMEOUT_S,
+    end_well,
+    left_in,
+    one_torn_image,
+    rank_pids,
+    slow,
+    wait_until,
+)
 
 LONG = [*QUICK[:-1], "1000", "--run", "r"]
 
@@ -225,12 +236,12 @@ def test_more_ranks_than_images(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_model_does_not_notice_how_many_ranks_share_a_global_batch(pools, tmp_path):
+def test_the_model_does_not_notice_how_many_ranks_share_a_global_batch(tmp_path):
     losses = []
     for launcher, ranks in (("python", 1), ("mpirun", 2)):
         quiet = ["--sync-bn", "--dropout", "0", "--stochastic-depth", "0", "--global-batch-size", "64"]
         words = [word for word in QUICK if word not in ("--batch-size-per-rank", "64")]
-        pools.run(launcher, ranks, [*EFFNET, *words, *quiet, "--run", launcher], cwd=tmp_path)
+        end_well(tmp_path, launcher, ranks, [*EFFNET, *words, *quiet, "--run", launcher])
         lines = (tmp_path / "runs" / "effnet" / launcher / "metrics.jsonl").read_text().splitlines()
         line = json.loads(lines[-1])
         losses.append([line["train/loss"], line["eval/loss"]])
@@ -301,16 +312,16 @@ def test_ranks_that_disagree_on_the_steps_are_told(run, tmp_path):
     assert "32" in line
 
 
-def test_a_finished_run_is_not_overwritten_unless_asked(run, pools, tmp_path):
+def test_a_finished_run_is_not_overwritten_unless_asked(run, tmp_path):
     words = [*EFFNET, *QUICK, "--run", "r"]
     result = tmp_path / "runs" / "effnet" / "r" / "result.json"
-    pools.run("python", 1, words, cwd=tmp_path)
+    end_well(tmp_path, "python", 1, words)
     first = result.read_bytes()
     refused = run("mpirun", 2, words)
     assert refused.returncode == 2
     assert "--overwrite" in only_line(refused)
     assert result.read_bytes() == first
-    pools.run("mpirun", 2, [*words, "--overwrite"], cwd=tmp_path)
+    end_well(tmp_path, "mpirun", 2, [*words, "--overwrite"])
     assert json.loads(result.read_text())["np"] == 2
 
 

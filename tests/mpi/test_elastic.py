@@ -13,6 +13,7 @@ import pytest
 from tests import texts
 from tests.mpi import launched, openmpi5
 from tests.mpi.conftest import EFFNET, PROGRAMS, environment, left_in, long, rank_pids, wait_until
+from tests.mpi.forks import BY_ITSELF
 from tests.mpi.test_resume import folder_of_images
 
 DIGITS = 1438  # to train on
@@ -45,6 +46,7 @@ def start(tmp_path):
                 cwd=tmp_path,
                 env={
                     **environment(tmp_path),
+                    **BY_ITSELF,  # a newcomer starts MPI before its imports, and is known by its process id
                     "OMPI_MCA_btl": "self,sm,tcp" if "--grow" in words else "self,sm",  # how newcomers are reached
                     "PRTE_ALLOW_RUN_AS_ROOT": "1",
                     "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import EFFNET, QUICK, long, slow
+from tests.mpi.conftest import EFFNET, QUICK, end_well, long, slow
 from tests.mpi.launched import argv, finished
 
 INTERVAL = 5  # steps between checkpoints
@@ -51,13 +51,13 @@ def weights(folder, ranks=2):
 
 
 @pytest.fixture(scope="session")
-def clean(pools, tmp_path_factory):
+def clean(tmp_path_factory):
     """The weights of a run that nothing happens to, by number of ranks and further options."""
 
     @cache
     def trained(ranks=2, *words):
         folder = tmp_path_factory.mktemp("clean")
-        pools.run("mpirun", ranks, [*TRAIN[1:], *words], cwd=folder, HVDTRAIN_FAULT="")
+        end_well(folder, "mpirun", ranks, [*TRAIN[1:], *words], HVDTRAIN_FAULT="")
         return weights(folder, ranks)
 
     return trained

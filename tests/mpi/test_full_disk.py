@@ -96,7 +96,7 @@ def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
 
 
 @pytest.mark.slow
-def test_a_disk_without_room_for_a_second_checkpoint_of_texts(tmp_path, tmp_path_factory, disk, pools):
+def test_a_disk_without_room_for_a_second_checkpoint_of_texts(tmp_path, tmp_path_factory, disk):
     disk(10_000)
     words = (*TEXTS, "--epochs", "2", "--report-every-steps", "3", "--checkpoint-every-steps", "4")
     run, whole = (
@@ -105,7 +105,7 @@ def test_a_disk_without_room_for_a_second_checkpoint_of_texts(tmp_path, tmp_path
     )
     for one in (run, whole):
         texts.put(one.folder / "texts")
-    whole.finish_in(pools)
+    whole.finish()
     run.killed("step6", saved=4)
     said = run.finish(status=1, HVDTRAIN_FAULT="raise@rankall:step12")
     assert re.search(r"checkpoint write failed: .*: No space left on device.*; training goes on", said)

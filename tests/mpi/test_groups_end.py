@@ -60,15 +60,15 @@ def test_a_group_that_is_late_is_named_with_its_lag(runs):
     assert f"step 9: other groups have waited {late['lag_s']:.1f} s" in said
 
 
-def test_a_bert_in_groups_that_was_killed_in_a_round_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, pools):
+def test_a_bert_in_groups_that_was_killed_in_a_round_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory):
     words = (*INTERRUPTED, "--task", "mlm", "--max-steps", "9", "--sync", "local", "--sync-every", "2")
     words = (*words, "--sync-group-size", "1")
     folders = (tmp_path_factory.mktemp("whole"), tmp_path)
     whole, broken = (Runs(folder=folder, ranks=2, words=words, script="bert") for folder in folders)
     for run in (whole, broken):
         texts.put(run.folder / "texts")
-    whole.finish_in(pools)
+    whole.finish()
     broken.killed("step4", saved=2)
-    broken.finish_in(pools)
+    broken.finish()
     same_end(broken, whole)
     assert broken.result["resumed"] == 1

@@ -34,11 +34,11 @@ def left_well(run, said):
 
 
 @pytest.fixture
-def goes_on(pools, reference):
+def goes_on(reference):
     """Start it again, to its end, which has to be that of a run that was not asked."""
 
     def check(run, words=SHORT, **options):
-        said = run.finish_in(pools)
+        said = run.finish()
         assert "resumed from runs/effnet/r/checkpoints/step-" in said
         same_end(run, reference(run.ranks, words), **options)
 
@@ -73,7 +73,7 @@ def test_wherever_it_is(runs, goes_on, place, words, steps):
 @pytest.mark.slow
 @pytest.mark.long  # up to seven trainings; the places that a signal may come at are test_wherever_it_is
 @pytest.mark.timeout(900)
-def test_again_and_again_at_any_moment(runs, reference, pools, tmp_path):
+def test_again_and_again_at_any_moment(runs, reference, tmp_path):
     """No clock of the test's decides the outcome: at worst the run has finished before it is asked."""
     run, times = runs(2, ONLY_ASKED), 0
     for delay_s in (0.1, 0.4, 0.2, 0.6, 0.3):
@@ -88,7 +88,7 @@ def test_again_and_again_at_any_moment(runs, reference, pools, tmp_path):
         left_well(run, said)
         times += 1
     else:
-        run.finish_in(pools)
+        run.finish()
     assert times > 0
     same_end(run, reference(2), whole_history=False)
 

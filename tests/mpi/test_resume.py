@@ -23,11 +23,11 @@ def half(tmp_path_factory):
 # --- the same number of ranks
 
 
-def interrupted(run, ends, pools=None):
-    """Killed at each of these places, then run to its end, where there are pools in one of them."""
+def interrupted(run, ends):
+    """Killed at each of these places, then run to its end."""
     for place, saved in ends:
         run.killed(place, saved=saved)
-    said = run.finish() if pools is None else run.finish_in(pools)
+    said = run.finish()
     assert f"resumed from runs/effnet/r/checkpoints/step-{ends[-1][1]:09d}, epoch " in said
 
 
@@ -39,10 +39,10 @@ def test_from_step_1_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path
 
 
 @pytest.mark.slow
-def test_three_ranks(runs, reference, pools):
+def test_three_ranks(runs, reference):
     words = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", *EVERY_STEP, "--deterministic", "--sync-bn")
     run = runs(3, words)
-    interrupted(run, [("step5", 4)], pools)
+    interrupted(run, [("step5", 4)])
     same_end(run, reference(3, words))
 
 
@@ -64,12 +64,12 @@ MIX = {
 @pytest.mark.timeout(900)
 # Left to make test-long: more starts of ranks, of what the others mix in another way.
 @pytest.mark.parametrize("name", [long("adamw"), "bf16", long("lamb"), "lars", long("adam"), "one"])
-def test_every_way_to_train(runs, reference, pools, name):
+def test_every_way_to_train(runs, reference, name):
     ranks, words, ends = MIX[name]
     words = (*SHORT, *words)
     per_epoch = math.ceil(1438 / (64 * ranks))
     run = runs(ranks, words)
-    interrupted(run, [("eval1" if step == per_epoch else f"step{step + 1}", step) for step in ends], pools)
+    interrupted(run, [("eval1" if step == per_epoch else f"step{step + 1}", step) for step in ends])
     same_end(run, reference(ranks, words))
 
 
@@ -149,9 +149,9 @@ def test_every_image_once_over_both_attempts(runs, tmp_path, ranks, batch, sizes
 
 
 @pytest.mark.slow
-def test_a_changed_setting_is_named_and_the_command_lines_holds(half, tmp_path, pools):
+def test_a_changed_setting_is_named_and_the_command_lines_holds(half, tmp_path):
     run = half.copied(tmp_path, ranks=1)
-    said = run.finish_in(pools, "--epochs", "1", "--lr", "0.01", "--weight-decay", "0.1").splitlines()
+    said = run.finish("--epochs", "1", "--lr", "0.01", "--weight-decay", "0.1").splitlines()
     assert "--epochs was 2, now 1: the command line's holds" in said
     assert "--lr was None, now 0.01: the command line's holds" in said
     assert "--weight-decay was 0.0005, now 0.1: the command line's holds" in said
@@ -190,10 +190,10 @@ def damage(run, name, file="state.pt"):
 
 
 @pytest.mark.parametrize("file", [slow("state.pt"), "ranks/1.pt"])
-def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference, pools, file):
+def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference, file):
     run = half.copied(tmp_path)
     damage(run, "step-000000008", file)
-    said = run.finish_in(pools)
+    said = run.finish()
     assert f"hvdtrain: passed over runs/effnet/r/checkpoints/step-000000008/{file} is damaged" in said
     assert "resumed from runs/effnet/r/checkpoints/step-000000007, epoch 1" in said
     same_end(run, reference(2))
@@ -212,9 +212,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(half, tmp_path):
 
 
 @pytest.mark.slow
-def test_never_begins_anew(half, tmp_path, reference, pools):
+def test_never_begins_anew(half, tmp_path, reference):
     run = half.copied(tmp_path)
-    run.finish_in(pools, "--resume", "never")
+    run.finish("--resume", "never")
     same_end(run, reference(2))
     assert run.result["resumed"] == 0
 

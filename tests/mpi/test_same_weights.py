@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.mpi.conftest import PROGRAMS, slow
+from tests.mpi.conftest import PROGRAMS, end_well, slow
 
 # Sums over ranks and over images are taken in another order, and each of the 10 steps carries the difference on.
 # Two orders of one float32 sum differ by about 1e-7 of it; a thousandfold is left for 10 steps through 8 blocks, while
@@ -16,14 +16,14 @@ TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
-def trained(pools, tmp_path_factory):
+def trained(tmp_path_factory):
     """What the ranks of one training have left, by launcher, ranks and words; it is run when it is first asked for."""
 
     @cache
     def answers(launcher, ranks, *words, reducer="horovod"):
         words = *words, reducer
         folder = tmp_path_factory.mktemp("trained")
-        pools.run(launcher, ranks, [str(PROGRAMS / "train_steps.py"), str(folder), *words], cwd=folder)
+        end_well(folder, launcher, ranks, [str(PROGRAMS / "train_steps.py"), str(folder), *words])
         return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
 
     return answers

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import texts
-from tests.mpi.conftest import EFFNET, slow
+from tests.mpi.conftest import EFFNET, end_well, slow
 from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, WORDS, difference
 
@@ -16,7 +16,7 @@ EPOCH = (*TINY, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-
 
 
 @pytest.fixture(scope="module")
-def ended(pools, tmp_path_factory):
+def ended(tmp_path_factory):
     """The folder of a run of EfficientNet by ranks and words; it is run when it is first asked for."""
     known = {}
 
@@ -24,10 +24,8 @@ def ended(pools, tmp_path_factory):
         key = ranks, words, *env.items()
         if key not in known:
             place = tmp_path_factory.mktemp("ended")
-            said = pools.run(
-                "mpirun" if ranks > 1 else "python", ranks, [*EFFNET, *EPOCH, *words, "--run", "r"], cwd=place, **env
-            )
-            (place / "said").write_text("".join(said))
+            given = [*EFFNET, *EPOCH, *words, "--run", "r"]
+            (place / "said").write_text(end_well(place, "mpirun" if ranks > 1 else "python", ranks, given, **env))
             known[key] = place / "runs" / "effnet" / "r"
         return known[key]
 
@@ -114,7 +112,7 @@ def test_a_nan_on_one_stage_is_skipped_by_all_and_named(ended, rank):
 
 
 @pytest.fixture(scope="module")
-def exported(pools, tmp_path_factory):
+def exported(tmp_path_factory):
     """The exported weights of a BERT after three epochs, by ranks, task and other words."""
     known = {}
 
@@ -125,7 +123,7 @@ def exported(pools, tmp_path_factory):
             texts.put(folder / "texts", train=50, longest=60)
             given = [*BERT, *WORDS, "--task", task, "--epochs", "5", "--dropout", "0", "--export", "model"]
             given += ["--optimizer", "sgd", "--lr", "0.5", "--global-batch-size", "16", "--accumulate-steps", "4"]
-            pools.run("mpirun" if ranks > 1 else "python", ranks, [*given, *words], cwd=folder)
+            end_well(folder, "mpirun" if ranks > 1 else "python", ranks, [*given, *words])
             known[key] = load_file(folder / "model" / "model.safetensors")
         return known[key]
 
@@ -169,10 +167,10 @@ def half(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stages", [slow(1), slow(2), slow(4)])
-def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path, pools, reference, stages):
+def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path, reference, stages):
     """Without dropout no rank draws random numbers, so all ends are alike."""
     run = half.copied(tmp_path, ranks=stages, words=(*SAVED, "--stages", str(stages)))
-    said = run.finish_in(pools)
+    said = run.finish()
     assert "resumed from runs/effnet/r/checkpoints/step-000000011, epoch 1" in said
     then = json.loads((half.path / "checkpoints" / "step-000000011" / "manifest.json").read_text())
     if stages == 4:
@@ -181,11 +179,11 @@ def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path
     same_end(run, reference(1, SAVED))
 
 
-def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, pools, reference):
+def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
     run = Runs(folder=tmp_path, ranks=1, words=SAVED)
     run.killed("step12", saved=11)
     run = Runs(folder=tmp_path, ranks=2, words=(*SAVED, "--stages", "2"))
-    run.finish_in(pools)
+    run.finish()
     same_end(run, reference(1, SAVED))
 
 

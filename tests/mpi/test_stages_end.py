@@ -80,15 +80,15 @@ def test_a_run_that_is_started_again_ends_as_if_nothing_had_been(tmp_path):
 
 
 @pytest.mark.parametrize("task", [slow("mlm"), slow("classify")])
-def test_a_bert_in_stages_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, pools, task):
+def test_a_bert_in_stages_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, task):
     """With dropout: each rank goes on with its own random numbers."""
     words = (*INTERRUPTED, "--stages", "2", "--task", task)
     whole, broken = (Runs(folder=folder, ranks=2, words=words, script="bert") for folder in
                      (tmp_path_factory.mktemp("whole"), tmp_path))  # fmt: skip
     for run in (whole, broken):
         texts.put(run.folder / "texts")
-    whole.finish_in(pools)
+    whole.finish()
     broken.killed("step3", saved=2)
-    broken.finish_in(pools)
+    broken.finish()
     same_end(broken, whole)
     assert broken.result["resumed"] == 1

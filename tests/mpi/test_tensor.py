@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests import texts
-from tests.mpi.conftest import slow
+from tests.mpi.conftest import end_well, slow
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, INTERRUPTED, WORDS, difference
 
@@ -14,7 +14,7 @@ EXACT = (*WORDS, "--epochs", "5", "--dropout", "0", "--optimizer", "sgd", "--lr"
 
 
 @pytest.fixture(scope="module")
-def exported(pools, tmp_path_factory):
+def exported(tmp_path_factory):
     """The exported weights of a BERT after 20 steps, by ranks and words."""
     known = {}
 
@@ -24,7 +24,7 @@ def exported(pools, tmp_path_factory):
             folder = tmp_path_factory.mktemp("exported")
             texts.put(folder / "texts", train=50, longest=60)
             given = [*BERT, *EXACT, *words, "--export", "model"]
-            pools.run("mpirun" if ranks > 1 else "python", ranks, given, cwd=folder)
+            end_well(folder, "mpirun" if ranks > 1 else "python", ranks, given)
             result = json.loads((folder / "runs" / "bert" / "r" / "result.json").read_text())
             known[key] = load_file(folder / "model" / "model.safetensors"), result
         return known[key]
@@ -75,14 +75,14 @@ def half(tmp_path_factory):
     return run
 
 
-def test_a_run_in_slices_that_was_killed_ends_as_if_it_had_not_been(half, tmp_path, pools):
+def test_a_run_in_slices_that_was_killed_ends_as_if_it_had_not_been(half, tmp_path):
     texts.put(tmp_path / "texts")
     broken = half.copied(tmp_path)
-    broken.finish_in(pools)
+    broken.finish()
     (tmp_path / "whole").mkdir()
     texts.put(tmp_path / "whole" / "texts")
     whole = Runs(folder=tmp_path / "whole", ranks=2, words=SLICED, script="bert")
-    whole.finish_in(pools)
+    whole.finish()
     same_end(broken, whole)
 
 
@@ -94,26 +94,26 @@ def test_a_run_in_slices_that_was_killed_ends_as_if_it_had_not_been(half, tmp_pa
         slow(4, ("--tensor", "2", "--check-replicas-every", "1")),
     ],
 )
-def test_what_two_slices_have_saved_goes_on_otherwise(half, tmp_path, pools, ranks, words):
+def test_what_two_slices_have_saved_goes_on_otherwise(half, tmp_path, ranks, words):
     texts.put(tmp_path / "texts")
     run = half.copied(tmp_path, ranks=ranks, words=(*INTERRUPTED, "--epochs", "2", *words))
-    assert "resumed from runs/bert/r/checkpoints/step-000000002, epoch 1" in run.finish_in(pools)
+    assert "resumed from runs/bert/r/checkpoints/step-000000002, epoch 1" in run.finish()
     assert len(run.weights) == 1
 
 
 @pytest.mark.slow
-def test_checkpoints_of_one_process_go_on_in_slices_and_back(tmp_path, pools):
+def test_checkpoints_of_one_process_go_on_in_slices_and_back(tmp_path):
     """Without dropout, to the weights of a run that was never sliced but for rounding."""
     folders = [tmp_path / "whole", tmp_path / "sliced"]
     words = (*EXACT, "--clip-norm", "0.5", "--checkpoint-every-steps", "1", "--export", "model")
     for folder in folders:
         texts.put(folder / "texts", train=50, longest=60)
-    Runs(folder=folders[0], ranks=1, words=words, script="bert").finish_in(pools)
+    Runs(folder=folders[0], ranks=1, words=words, script="bert").finish()
     for ranks, place, saved in ((1, "step6", 5), (2, "step11", 10), (1, None, 20)):
         more = ("--tensor", "2") if ranks == 2 else ()
         run = Runs(folder=folders[1], ranks=ranks, words=(*words, *more), script="bert")
         if place is None:
-            run.finish_in(pools)
+            run.finish()
         else:
             run.killed(place, saved=saved)
     weights = [load_file(folder / "model" / "model.safetensors") for folder in folders]
@@ -121,10 +121,10 @@ def test_checkpoints_of_one_process_go_on_in_slices_and_back(tmp_path, pools):
 
 
 @pytest.mark.parametrize("rank", [0, slow(1)])
-def test_a_nan_of_one_slice_is_skipped_by_all_and_named(pools, tmp_path, rank):
+def test_a_nan_of_one_slice_is_skipped_by_all_and_named(tmp_path, rank):
     texts.put(tmp_path / "texts")
     words = [*BERT, *WORDS, "--tensor", "2", "--global-batch-size", "8", "--epochs", "1"]
-    said = "".join(pools.run("mpirun", 2, words, cwd=tmp_path, HVDTRAIN_FAULT=f"nan@rank{rank}:step2"))
+    said = end_well(tmp_path, "mpirun", 2, words, HVDTRAIN_FAULT=f"nan@rank{rank}:step2")
     assert f"step 2 skipped on all ranks: the loss of slice {rank} of rank {rank} not finite" in said
     assert json.loads((tmp_path / "runs" / "bert" / "r" / "result.json").read_text())["skipped_steps"] == 1
 

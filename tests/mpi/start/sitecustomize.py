@@ -1,54 +1,76 @@
-"""Ranks of tests start without torch's compiler, which costs 1.8 CPU seconds; whoever asks it for more loads it."""
+"""Python imports this first in each process of a launcher: a rank becomes the stand-in of a fork of forkserver.py."""
 
-import importlib
+import contextlib
+import json
+import os
+import re
+import resource
+import signal
+import socket
 import sys
-import types
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from typing import Any
+from typing import IO, Any, NoReturn
 
-COMPILER = "torch._dynamo"
-NAMES = (COMPILER, f"{COMPILER}.utils")
+# place.py needs no torch, and tells what a launcher has made of its process.
+FORKED = re.compile(r"-m hvdtrain\.(effnet|bert|bandwidth) |\S*/tests/mpi/programs/(?!place)\S+\.py ")
+FORWARDED = [getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CONT")]
 
 
-class Stub(types.ModuleType):
-    """A module of the compiler that knows what eager code asks it for."""
+def stand_in(address: str, words: list[str]) -> None:
+    """Be the process of a fork: pass signals on, end as it ends. Returns where the server forks none."""
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    known = {number: signal.getsignal(number) for number in FORWARDED}
+    umask = os.umask(0)
+    os.umask(umask)
+    request = {
+        "words": words,
+        "environment": dict(os.environ),
+        "cwd": os.getcwd(),  # noqa: PTH109 (pathlib is not imported yet)
+        "umask": umask,
+        "cores": list(os.sched_getaffinity(0)),
+        "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT_" in name},
+        "blocked": list(blocked),
+        "ignored": [number for number, handler in known.items() if handler == signal.SIG_IGN],
+    }
+    lifeline, its_end = socket.socketpair()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        socket.send_fds(server, [b"\n"], [0, 1, 2, its_end.fileno()])
+        its_end.close()
+        server.sendall(json.dumps(request).encode() + b"\n")
+        answers = server.makefile()
+        pid = heard(answers)
+        if pid is not None:
+            for number, handler in known.items():
+                if handler != signal.SIG_IGN:
+                    signal.signal(number, lambda number, _: pass_on(pid, number))
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            end_as(heard(answers))
+    lifeline.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        load()
-        return getattr(importlib.import_module(self.__name__), name)
+
+def heard(answers: IO[str]) -> Any:
+    """The next answer; without the server, whose pytest has been killed, this process ends, and with it its fork."""
+    line = answers.readline()
+    if not line:
+        end_as(1)
+    return json.loads(line)
 
 
-class Compiler(MetaPathFinder, Loader):
-    """Loads the compiler when another of its modules is imported."""
-
-    def find_spec(self, name: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
-        if not name.startswith(f"{COMPILER}.") or not isinstance(sys.modules.get(COMPILER), Stub):
-            return None
-        load()
-        importlib.import_module(name)
-        return ModuleSpec(name, self)
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
-        return sys.modules[spec.name]
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """It was, when it was imported."""
+def pass_on(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
-def load() -> None:
-    for name in NAMES:
-        if isinstance(sys.modules.get(name), Stub):
-            del sys.modules[name]
-    importlib.import_module(COMPILER)
+def end_as(status: int) -> NoReturn:
+    """With an exit status, or minus the signal that it died of."""
+    if status < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
 
 
-compiler, utils = (Stub(name) for name in NAMES)
-compiler.__path__ = []  # a package
-compiler.disable = lambda function, *_, **__: function
-compiler.graph_break = lambda *_, **__: None
-utils.is_compile_supported = lambda _: False  # asked by torchvision for operations that no test runs
-sys.modules.update(zip(NAMES, (compiler, utils), strict=True))
-sys.meta_path.insert(0, Compiler())
+if os.environ.get("TESTS_FORKSERVER") and FORKED.match(" ".join([*sys.orig_argv[1:], ""])):
+    stand_in(os.environ["TESTS_FORKSERVER"], sys.orig_argv[1:])
