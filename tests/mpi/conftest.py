@@ -39,17 +39,15 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def long(*values: Any) -> Any:
-    """Parameters that CI has no time for; others of the same test stay in it."""
-    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.long])
-
-
 def command(launcher: str, ranks: int, words: list[str]) -> list[str]:
     python = [sys.executable, *words]
     if launcher == "mpirun":
         return ["mpirun", "--oversubscribe", "-np", str(ranks), *python]
     if launcher == "horovodrun":
         return ["horovodrun", "-np", str(ranks), *python]
+    if launcher == "hvdlaunch":
+        run = ["-m", "launch", "run", "-np", str(ranks), "--gpus", "none", "--allow-run-as-root", "--"]
+        return [sys.executable, *run, *python]
     if launcher == "gloo":
         return ["horovodrun", "--gloo", "-np", str(ranks), *python]
     assert launcher == "python"

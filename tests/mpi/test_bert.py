@@ -12,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hvdtrain.timing.phases import WARMUP_STEPS
 from tests import texts
 from tests.mpi.conftest import PROJECT, end_well, slow
+from tests.mpi.forks import BY_ITSELF
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.launched import argv, finished
 from tests.mpi.test_preemption import left_well
@@ -25,10 +26,11 @@ def data(tmp_path):
     return texts.put(tmp_path / "texts")
 
 
-def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path):
+@pytest.mark.parametrize(("launcher", "how"), [("mpirun", {}), ("horovodrun", {}), ("hvdlaunch", BY_ITSELF)])
+def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path, launcher, how):
     with (tmp_path / "texts" / "test.jsonl").open("a") as file:
         file.write('{"text": "cat %", "label": "animals"}\n')
-    done = run("mpirun", 2, [*BERT, *WORDS, "--epochs", "2", "--global-batch-size", "8", "--export", "model"])
+    done = run(launcher, 2, [*BERT, *WORDS, "--epochs", "2", "--global-batch-size", "8", "--export", "model"], **how)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "bert" / "r"
     result = json.loads((folder / "result.json").read_text())

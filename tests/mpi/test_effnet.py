@@ -27,6 +27,7 @@ from tests.mpi.conftest import (
     slow,
     wait_until,
 )
+from tests.mpi.forks import BY_ITSELF
 
 LONG = [*QUICK[:-1], "1000", "--run", "r"]
 
@@ -40,10 +41,11 @@ def only_line(done):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "ranks"), [("python", 1), ("mpirun", 2), slow("horovodrun", 2), slow("mpirun", 3)]
+    ("launcher", "ranks"), [("python", 1), ("mpirun", 2), ("horovodrun", 2), ("hvdlaunch", 2), slow("mpirun", 3)]
 )
 def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     given = {"HOROVOD_FUSION_THRESHOLD": str(2**19), "HOROVOD_AUTOTUNE": "1"}  # as horovodrun would set them
+    given |= BY_ITSELF if launcher == "horovodrun" else {}
     done = run(launcher, ranks, [*EFFNET, *QUICK[:-1], "2", "--run", "r", "--experiment", "e"], **given)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr

@@ -12,7 +12,7 @@ import pytest
 
 from tests import texts
 from tests.mpi import launched, openmpi5
-from tests.mpi.conftest import EFFNET, PROGRAMS, environment, left_in, long, rank_pids, wait_until
+from tests.mpi.conftest import EFFNET, PROGRAMS, environment, left_in, rank_pids, slow, wait_until
 from tests.mpi.forks import BY_ITSELF
 from tests.mpi.test_resume import folder_of_images
 
@@ -112,8 +112,8 @@ def require_each_image_once(tmp_path, epochs, images=DIGITS):
         (0, "kill", ()),
         (1, "raise", ()),
         (2, "segv", ("--sync-bn", "--precision", "bf16", "--clip-norm", "1")),
-        long(2, "kill", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
-        long(1, "kill", ("--torch-profile", "3", "--find-nan", "--deterministic", "--optimizer", "adamw")),
+        slow(2, "kill", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
+        slow(1, "kill", ("--torch-profile", "3", "--find-nan", "--deterministic", "--optimizer", "adamw")),
     ],
 )
 def test_any_rank_may_die(start, tmp_path, rank, kind, words):
@@ -177,7 +177,7 @@ def test_too_few_ranks_save_and_end(start, tmp_path):
     assert json.loads((tmp_path / "runs/effnet/r/result.json").read_text())["exit_reason"] == "too few ranks"
 
 
-@pytest.mark.parametrize("gap_ms", [0, long(5), long(15), 30, long(60), long(100)])
+@pytest.mark.parametrize("gap_ms", [0, slow(5), slow(15), 30, slow(60), slow(100)])
 def test_two_ranks_that_die_one_soon_after_the_other(start, tmp_path, gap_ms):
     process = start(4, "--epochs", "2")
     has_taken(tmp_path)
@@ -192,7 +192,7 @@ def test_two_ranks_that_die_one_soon_after_the_other(start, tmp_path, gap_ms):
     require_each_image_once(tmp_path, epochs=2)
 
 
-@pytest.mark.parametrize("kind", ["kill", long("raise"), long("stop")])
+@pytest.mark.parametrize("kind", ["kill", slow("raise"), slow("stop")])
 def test_a_rank_that_is_lost_while_the_others_close_up(start, tmp_path, kind):
     faults = f"kill@rank0:step4,{kind}@rank1:recover1"
     result = finished(start(4, "--epochs", "2", "--hang-timeout-s", "8", fault=faults), tmp_path)
@@ -203,7 +203,7 @@ def test_a_rank_that_is_lost_while_the_others_close_up(start, tmp_path, kind):
     require_each_image_once(tmp_path, epochs=2)
 
 
-@pytest.mark.parametrize("kind", ["sleep", long("gil")])
+@pytest.mark.parametrize("kind", ["sleep", slow("gil")])
 def test_a_rank_that_hangs_while_the_others_close_up_ends_them(start, tmp_path, kind):
     process = start(3, "--epochs", "2", fault=f"kill@rank0:step4,{kind}@rank1:recover1")
     has_taken(tmp_path, 3)

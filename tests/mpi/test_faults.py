@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import EFFNET, QUICK, end_well, long, slow
+from tests.mpi.conftest import EFFNET, QUICK, end_well, slow
 from tests.mpi.launched import argv, finished
 
 INTERVAL = 5  # steps between checkpoints
@@ -211,12 +211,12 @@ PLAIN = (2,)  # ranks, options
     [
         ("kill@rank1:step7", f"{KILLED} at step 7", PLAIN),
         # How each end is noticed is tested above; the restart behind it is the same.
-        long(
+        slow(
             "raise@rank1:step7", "ended with status 1 at step 7: RuntimeError: injected fault raise@rank1:step7", PLAIN
         ),
         slow("segv@rank1:step7", "died of signal 11 (Segmentation fault) at step 7", PLAIN),
-        long("term@rank1:step7", "ended with status 143 at step 7", PLAIN),
-        long("sleep@rank1:step7", HUNG.partition(";")[0], PLAIN),
+        slow("term@rank1:step7", "ended with status 143 at step 7", PLAIN),
+        slow("sleep@rank1:step7", HUNG.partition(";")[0], PLAIN),
         slow("gil@rank1:step7", HUNG.partition(";")[0], PLAIN),
         slow("stop@rank1:step7", STOPPED, PLAIN),
         slow("kill@rank1:eval1", f"{KILLED} at step 12", PLAIN),

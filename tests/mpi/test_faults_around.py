@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import EFFNET, TIMEOUT_S, left_in, long, rank_pids, slow, wait_until
+from tests.mpi.conftest import EFFNET, TIMEOUT_S, left_in, rank_pids, slow, wait_until
 from tests.mpi.launched import argv, finished, started
 from tests.mpi.test_faults import TRAIN, clean, newest, run_folder, weights, words_of
 
@@ -57,7 +57,7 @@ def stopped(folder, rank):
 # --- asked to end
 
 
-@pytest.mark.parametrize("place", ["step7", slow("start"), slow("save1"), long("eval1")])
+@pytest.mark.parametrize("place", ["step7", slow("start"), slow("save1"), slow("eval1")])
 def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean, monkeypatch, place):
     """It comes while rank 0 stands still in this place."""
     monkeypatch.setenv("HVDTRAIN_FAULT", f"stop@rank0:{place}")

@@ -71,7 +71,6 @@ def test_wherever_it_is(runs, goes_on, place, words, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.long  # up to seven trainings; the places that a signal may come at are test_wherever_it_is
 @pytest.mark.timeout(900)
 def test_again_and_again_at_any_moment(runs, reference, tmp_path):
     """No clock of the test's decides the outcome: at worst the run has finished before it is asked."""

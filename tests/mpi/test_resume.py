@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, long, slow
+from tests.mpi.conftest import PROGRAMS, slow
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
 
 
@@ -62,8 +62,7 @@ MIX = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-# Left to make test-long: more starts of ranks, of what the others mix in another way.
-@pytest.mark.parametrize("name", [long("adamw"), "bf16", long("lamb"), "lars", long("adam"), "one"])
+@pytest.mark.parametrize("name", ["adamw", "bf16", "lamb", "lars", "adam", "one"])
 def test_every_way_to_train(runs, reference, name):
     ranks, words, ends = MIX[name]
     words = (*SHORT, *words)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = ("hvdtrain.effnet", "hvdtrain.bert", "hvdtrain.bandwidth")
-FIXED = ("PYTHON", "OMP_", "MKL_", "LD_")
+FIXED = ("PYTHON", "OMP_", "MKL_", "LD_PRELOAD")
 ALSO = ("horovod.torch", "sklearn.datasets", "torch.utils.tensorboard")
 
 
