@@ -53,11 +53,17 @@ def finished(folder: Path, words: list[str], **more: str) -> subprocess.Complete
 
 
 @contextlib.contextmanager
-def started(folder: Path, words: list[str]) -> Iterator[subprocess.Popen[str]]:
+def started(folder: Path, words: list[str], **more: str) -> Iterator[subprocess.Popen[str]]:
     """Start it in a process group of its own, as a terminal would; at the end nothing in its folder lives."""
     with (folder / "out").open("w") as out:
         process = subprocess.Popen(
-            words, cwd=folder, env=environment(folder), stdout=out, stderr=out, text=True, start_new_session=True
+            words,
+            cwd=folder,
+            env=environment(folder, **more),
+            stdout=out,
+            stderr=out,
+            text=True,
+            start_new_session=True,
         )
     try:
         yield process

@@ -19,6 +19,7 @@ from PIL import Image
 
 from hvdtrain.checkpoint import files as checkpoint
 from tests.mpi.conftest import EFFNET, TIMEOUT_S, left_in, rank_pids, slow, wait_until
+from tests.mpi.forks import BY_ITSELF
 from tests.mpi.launched import argv, finished, started
 from tests.mpi.test_faults import TRAIN, clean, newest, run_folder, weights, words_of
 
@@ -82,7 +83,7 @@ def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean,
 
 @pytest.mark.slow
 def test_sigterm_before_there_is_a_run_folder_leaves_nothing(tmp_path):
-    with started(tmp_path, argv(program=TRAIN)) as job:
+    with started(tmp_path, argv(program=TRAIN), **BY_ITSELF) as job:
         wait_until(lambda: [one for one in left_in(tmp_path) if one.cmdline()[1:3] == EFFNET], 60)
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait(10) == 143

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, command, environment
+from tests.mpi.forks import BY_ITSELF
 from tests.mpi.launched import argv
 
 
@@ -35,7 +36,7 @@ def test_more_ranks_than_fit_a_host_all_leave_and_one_says_why(tmp_path, launche
     done = subprocess.run(
         [*mpirun[:-1], *many] if launcher == "mpirun" else argv("-np", "3", program=many),
         cwd=tmp_path,
-        env=environment(tmp_path),
+        env={**environment(tmp_path), **BY_ITSELF},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

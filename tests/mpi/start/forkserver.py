@@ -8,6 +8,7 @@ imports, about memory, processes or a terminal has to start by itself.
     python forkserver.py DESCRIPTOR     of a listening socket; until its standard input ends
 """
 
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -20,9 +21,10 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 PROGRAMS = ("hvdtrain.effnet", "hvdtrain.bert", "hvdtrain.bandwidth")
 FIXED = ("PYTHON", "OMP_", "MKL_", "LD_PRELOAD")
@@ -121,17 +123,33 @@ def take_over(request: dict[str, Any], descriptors: list[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
 
 
-def run(words: list[str]) -> None:
-    """As `python` would run these words."""
+def run(words: list[str]) -> int:
+    """As `python` would run these words; the exit status."""
     sys.orig_argv[1:] = words
-    if words[0] == "-m":
-        sys.argv = words[1:]
-        sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = words
-        sys.path.insert(0, str(Path(words[0]).parent))
-        runpy.run_path(words[0], run_name="__main__")
+    sys.argv = words[1:] if words[0] == "-m" else words
+    sys.path.insert(0, str(Path.cwd() if words[0] == "-m" else Path(words[0]).parent))
+    try:
+        if words[0] == "-m":
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        return end.code or 0
+    return 0
+
+
+def leave(status: int) -> NoReturn:
+    """As multiprocessing's forks do: to free what it has inherited takes a process longer than to start."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
@@ -141,5 +159,4 @@ if __name__ == "__main__":
         del sys.modules[name]  # each is a __main__
     gc.collect()
     gc.freeze()
-    asked = serve(int(sys.argv[1]))
-    run(asked["words"])
+    leave(run(serve(int(sys.argv[1]))["words"]))
