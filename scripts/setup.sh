@@ -62,21 +62,29 @@ if ! [ -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print(
     say "Python $version at $(command -v "$python") -> ${venv##*/}"
     "$python" -m venv --clear "$venv"
 fi
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 say "MPI: $mpi"
-locks=(requirements.lock requirements-dev.lock)
+locks=(--requirement=requirements.lock)
 case $mpi in Open*)
-    locks+=("${mpi##* }")
+    locks+=(--requirement="${mpi##* }")
     PATH=$venv/bin:$PATH
     ;;
 esac
-say "packages of ${locks[*]} (about 2.5 GB to download unless pip has them)"
-pip install --quiet --require-hashes "${locks[@]/#/--requirement=}"
+say "packages (about 2.5 GB to download unless pip has them)"
+"${pip[@]}" install --quiet --require-hashes "${locks[@]}"
+
+# Beside Horovod's build, which needs none of it. When that fails, pip still ends what it does: a package that it leaves
+# half installed would count as installed.
+"${pip[@]}" install --quiet --require-hashes "${locks[@]}" --requirement=requirements-dev.lock &
+dev=$!
+trap 'wait $dev || true' EXIT
+trap 'kill $dev; exit 130' INT # which pip, in the background, ignores
 wheel=$(scripts/build_horovod.sh "$venv/bin/python")
-pip install --quiet --no-deps --force-reinstall "$wheel"
-pip install --quiet --no-deps --no-build-isolation --editable .
+"${pip[@]}" install --quiet --no-deps --no-build-isolation --force-reinstall "$wheel" --editable .
 
 say "proof: a 2-rank all-reduce through mpi4py and through Horovod"
 "$venv/bin/python" scripts/check_mpi.py
+trap - EXIT INT
+wait $dev || { say "pip could not install requirements-dev.lock: its message is above" && exit 1; }
 printf '%s\n' "$state" >"$stamp"
 say "ready: . ${venv##*/}/bin/activate"

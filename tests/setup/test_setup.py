@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 TOOLS = ("bash", "sh", "env", "dirname", "tr", "grep", "paste", "sha256sum", "cat", "df", "tail", "cut", "sed", "head",
-         "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf", "flock", "sleep")  # fmt: skip
+         "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf", "flock", "sleep", "chmod")  # fmt: skip
 
 
 @pytest.fixture
@@ -46,6 +47,28 @@ def start(clone, programs, script="setup.sh", *words, **env):
         timeout=60,
         check=False,
     )
+
+
+def stand_in(machine, tmp_path, pip, build="echo horovod.whl"):
+    """A venv module whose python runs `pip` for pip, and a build; what pip is asked is written down."""
+    clone, programs = machine
+    asked = tmp_path / "asked"
+    asked.touch()
+    put(
+        tmp_path / "python-of-venv",
+        'case "$*" in *pip*) echo "$@" >>{}; {};; *version_info*) echo {}.{};; esac'.format(
+            asked, pip, *sys.version_info[:2]
+        ),
+    )
+    (programs / "cp").symlink_to(shutil.which("cp"))
+    put(
+        programs / "python3",
+        'case "$*" in\n"-m venv"*) shift 3; mkdir -p "$1/bin"; '
+        f"cp {tmp_path / 'python-of-venv'} $1/bin/python;;\n"
+        f'*) exec {sys._base_executable} "$@";; esac',
+    )
+    put(clone / "scripts" / "build_horovod.sh", build)
+    return asked
 
 
 def refusal(done, clone):
@@ -90,20 +113,7 @@ def test_too_little_disk_is_said_before_anything_is_downloaded(machine):
 
 def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     clone, programs = machine
-    asked = tmp_path / "asked"
-    asked.touch()
-    environment_python = 'case "$*" in *pip*) echo "$@" >>{};; *version_info*) echo {}.{};; esac'.format(
-        asked, *sys.version_info[:2]
-    )
-    put(tmp_path / "python-of-venv", environment_python)
-    (programs / "cp").symlink_to(shutil.which("cp"))
-    put(
-        programs / "python3",
-        'case "$*" in\n"-m venv"*) mkdir -p .venv/bin; '
-        f"cp {tmp_path / 'python-of-venv'} .venv/bin/python;;\n"
-        f'*) exec {sys._base_executable} "$@";; esac',
-    )
-    put(clone / "scripts" / "build_horovod.sh", "echo horovod.whl")
+    asked = stand_in(machine, tmp_path, "true")
 
     def set_up(**env):
         before = len(asked.read_text().splitlines())
@@ -114,7 +124,10 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     installs, said = set_up()
     assert "--require-hashes --requirement=requirements.lock" in installs[0]
     assert "requirements-mpi.lock" in installs[0]
-    assert "horovod.whl" in installs[1]
+    [dev] = [install for install in installs if "requirements-dev.lock" in install]
+    assert "--require-hashes --requirement=requirements.lock" in dev  # with one that does not fit it pip refuses
+    [wheel] = [install for install in installs if "horovod.whl" in install]
+    assert "--editable ." in wheel
     assert set_up() == ([], "")
     other = tmp_path / "another" / "bin"
     other.mkdir(parents=True)
@@ -135,19 +148,7 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
 def test_mpi_5_has_an_environment_of_its_own(machine, tmp_path):
     """Whatever MPI the machine has; the other environment stays as it is."""
     clone, programs = machine
-    asked = tmp_path / "asked"
-    put(
-        tmp_path / "python-of-venv",
-        'case "$*" in *pip*) echo "$@" >>{};; *version_info*) echo {}.{};; esac'.format(asked, *sys.version_info[:2]),
-    )
-    (programs / "cp").symlink_to(shutil.which("cp"))
-    put(
-        programs / "python3",
-        'case "$*" in\n"-m venv"*) shift 3; mkdir -p "$1/bin"; '
-        f"cp {tmp_path / 'python-of-venv'} $1/bin/python;;\n"
-        f'*) exec {sys._base_executable} "$@";; esac',
-    )
-    put(clone / "scripts" / "build_horovod.sh", "echo horovod.whl")
+    asked = stand_in(machine, tmp_path, "true")
     for tool in ("mpirun", "mpicxx"):
         put(programs / tool, "true")
     done = start(clone, programs, MPI="5")
@@ -165,6 +166,64 @@ def test_mpi_5_has_an_environment_of_its_own(machine, tmp_path):
     assert (clone / ".venv" / "setup.stamp").exists()
     assert len(asked.read_text().splitlines()) > before
     assert start(clone, programs, MPI="5").stderr == ""
+
+
+def only_dev(script):
+    """What pip does when it is asked for the packages that Horovod's build does not need."""
+    return f'case "$*" in *requirements-dev.lock*) {script};; esac'
+
+
+def wait_for(file):
+    return f"n=0; until [ -e {file} ]; do [ $((n += 1)) -lt 400 ] || exit 1; sleep 0.05; done"
+
+
+def test_pip_works_beside_the_build(machine, tmp_path):
+    """Each waits for the other here."""
+    pip, build = tmp_path / "pip", tmp_path / "build"
+    stand_in(
+        machine,
+        tmp_path,
+        only_dev(f": >{pip}; {wait_for(build)}"),
+        f": >{build}; {wait_for(pip)}; echo horovod.whl",
+    )
+    done = start(*machine)
+    assert done.returncode == 0, done.stderr
+
+
+def test_pip_ends_its_work_when_the_build_fails(machine, tmp_path):
+    failed, ended = tmp_path / "failed", tmp_path / "ended"
+    pip = only_dev(f"exec >{os.devnull} 2>&1; {wait_for(failed)}; sleep 0.5; : >{ended}")
+    stand_in(machine, tmp_path, pip, f": >{failed}; exit 1")
+    done = start(*machine)
+    assert done.returncode == 1
+    assert ended.exists()
+    assert "proof" not in done.stderr
+    assert not (machine[0] / ".venv" / "setup.stamp").exists()
+
+
+def test_pip_that_fails_beside_the_build_fails_the_set_up(machine, tmp_path):
+    stand_in(machine, tmp_path, only_dev("exit 1"))
+    done = start(*machine)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "setup: pip could not install requirements-dev.lock: its message is above"
+    assert not (machine[0] / ".venv" / "setup.stamp").exists()
+
+
+def test_an_interrupt_leaves_nothing_running(machine, tmp_path):
+    pids = tmp_path / "pip", tmp_path / "build"
+    pip, build = (f"echo $$ >{pid}.new; mv {pid}.new {pid}; exec sleep 60" for pid in pids)
+    stand_in(machine, tmp_path, only_dev(pip), build)
+    clone, programs = machine
+    env = {"PATH": str(programs), "HOME": str(clone)}
+    set_up = subprocess.Popen([str(clone / "scripts" / "setup.sh")], env=env, start_new_session=True)
+    while not all(pid.exists() for pid in pids):
+        assert set_up.poll() is None
+        time.sleep(0.05)
+    os.killpg(set_up.pid, signal.SIGINT)
+    assert set_up.wait(30) == 130
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.read_text()), 0)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +268,8 @@ def builder(machine, tmp_path, tmp_path_factory):
         'while [ -n "$GATE" ] && ! [ -e "$GATE" ]; do sleep 0.1; done\n'
         f'[ -z "$TORCH_SEES" ] || {sys.executable} -c "from torch.utils import cpp_extension as torchs\n'
         'print(torchs.CUDA_HOME)" >$TORCH_SEES 2>/dev/null\n'
+        '[ -z "$CMAKE_HEARS" ] || for words in "/sdist -DX=y" "--build . --config RelWithDebInfo -- VERBOSE=1"; do '
+        '"$HOROVOD_CMAKE" $words >>$CMAKE_HEARS; done\n'
         'while [ "$1" != --wheel-dir ]; do shift; done; mkdir -p "$2"; : >"$2/horovod-0-any.whl"; exit;; esac\n'
         f'exec {sys.executable} "$@"',
     )
@@ -307,6 +368,16 @@ def test_a_toolkit_gives_nccl_operations_and_another_wheel(builder, tmp_path):
     assert cpu.parent != gpu.parent
 
 
+def test_nothing_is_compiled_that_is_not_linked(builder, tmp_path):
+    """Of all targets one is the CUDA kernels once more."""
+    _, programs, build = builder
+    put(programs / "cmake", 'echo "$@"')
+    build(CUDA_HOME="/nowhere", CMAKE_HEARS=str(tmp_path / "heard"))
+    configure, compile_ = (tmp_path / "heard").read_text().splitlines()
+    assert configure == "/sdist -DX=y"
+    assert compile_ == "--build . --target pytorch --config RelWithDebInfo -- VERBOSE=1"
+
+
 def test_a_failed_build_leaves_no_wheel_and_names_its_log(builder, tmp_path):
     clone, programs, _ = builder
     python = (programs / "python").read_text()
@@ -361,7 +432,7 @@ def builds(builder, tmp_path):
 def test_of_three_set_ups_at_once_one_builds_and_the_others_name_it(builder, builds, tmp_path):
     clone, *_ = builder
     first = builds.start(0)
-    builds.says(0, "building, three minutes or so")
+    builds.says(0, "building, two minutes or so")
     for number in (1, 2):
         builds.start(number)
         builds.says(number, f"waiting for process {first.pid} on {socket.gethostname()} in {clone}, which builds")
@@ -375,11 +446,11 @@ def test_of_three_set_ups_at_once_one_builds_and_the_others_name_it(builder, bui
 
 def test_whoever_waits_for_a_builder_that_dies_builds(builds, tmp_path):
     first = builds.start(0)
-    builds.says(0, "building, three minutes or so")
+    builds.says(0, "building, two minutes or so")
     second = builds.start(1)
     builds.says(1, f"waiting for process {first.pid} ")
     first.kill()
-    builds.says(1, "building, three minutes or so")
+    builds.says(1, "building, two minutes or so")
     builds.start(2)
     builds.says(2, f"waiting for process {second.pid} ")
     (_, nothing), (status, wheel), third = builds.wheels()
@@ -442,6 +513,13 @@ def test_the_compiler_wrapper_changes_horovods_own_files_only(machine):
     own, nvccs = (start(clone, programs, "cxx17", flag, "a.cc").stdout for flag in ("-std=c++14", "-std=c++17"))
     assert own.endswith(" -std=c++17 -include stdexcept a.cc\n")
     assert nvccs.endswith("/../../../.. -std=c++17 a.cc\n")
+
+
+def test_the_compiler_wrapper_leaves_debug_information_out_and_keeps_the_optimization(machine):
+    clone, programs = machine
+    put(programs / "g++", 'echo "$@"')
+    said = start(clone, programs, "cxx17", "-O3", "-g", "-DNDEBUG", "a.cc").stdout
+    assert said.endswith("/../../../.. -O3 -DNDEBUG a.cc\n")
 
 
 @pytest.mark.parametrize("name", ["mpi_controller", "mpi_context"])
