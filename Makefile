@@ -1,5 +1,5 @@
-# make train | train-bert | test | test-slow | test-long | test-elastic | test-cluster | image | test-image | lint | board | bench |
-#      book-table | soak | wheels | lock | setup | clean
+# make train | train-bert | test | test-changed | test-slow | test-long | test-elastic | test-cluster | image | test-image |
+#      lint | board | bench | book-table | soak | wheels | lock | setup | clean
 SHELL := /bin/bash
 # Without a GPU, or with several, 2 ranks train; a rank needs a GPU for itself.
 GPUS = $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
@@ -14,7 +14,7 @@ VENV := source .venv$(MPI:%=-mpi%)/bin/activate &&
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
 LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
 
-.PHONY: setup train train-bert test test-slow test-long test-elastic test-cluster image test-image lint board bench book-table soak wheels lock clean
+.PHONY: setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint board bench book-table soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
@@ -31,6 +31,10 @@ SIDE_BY_SIDE := -n 2 --dist worksteal
 
 test: setup
 	$(VENV) pytest $(SIDE_BY_SIDE)
+
+# Unit tests of the rooms that a change touches and of those above them; SINCE=main: of all since the branch left main.
+test-changed: setup
+	$(VENV) tests=$$(python scripts/changed_tests.py $(SINCE)) && pytest $(SIDE_BY_SIDE) $$tests
 
 test-slow: setup
 	$(VENV) pytest $(SIDE_BY_SIDE) -m 'slow and not long and not cluster'
