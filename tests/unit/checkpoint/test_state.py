@@ -1,3 +1,4 @@
+import copy
 import io
 import random
 import weakref
@@ -17,23 +18,23 @@ from tests.unit.train.trainings import begun, same, weights
 
 
 class After:
-    """A save after one step."""
+    """Saves after these steps."""
 
-    def __init__(self, step):
-        self.step = step
+    def __init__(self, steps):
+        self.steps = steps
 
     def decide(self, step):
-        return lambda: Decision(save=step == self.step, leave=False)
+        return lambda: Decision(save=step in self.steps, leave=False)
 
 
-def train(training, position, *, save_at=0):
-    """To the end of the second epoch; what there was to be saved after a step, and where the run stood."""
-    saved = None
+def train(training, position, *, save_at=()):
+    """To the end of the second epoch; by step what there was to be saved, and before it where the run stood."""
+    saved = {}
     while position.epoch < 2:
         for report in training.epoch(position, After(save_at)):
             position = after(position, report, train_s=1.0)
             if report.decision.save:
-                saved = position, *frozen(training)
+                saved[position.step] = position, *frozen(training)
         training.evaluate(position.step)
         position = Position(step=position.step, epoch=position.epoch + 1)
     return saved
@@ -50,6 +51,23 @@ def frozen(training):
     return parts
 
 
+@pytest.fixture(scope="module")
+def trained():
+    """A training with these settings that was saved after steps 1, 3 and 4, and what was saved; each made once."""
+    known = {}
+
+    def train_once(**settings):
+        key = tuple(settings.items())
+        if key not in known:
+            whole = begun(**settings)
+            known[key] = whole, train(whole, Position(), save_at=STEPS)
+        whole, saved = known[key]
+        return whole, copy.deepcopy(saved)
+
+    return train_once
+
+
+STEPS = [1, 3, 4]  # 4 is the end of the first epoch
 MIX = [
     ("sgd", {"batch_size_per_rank": 8, "accumulate_steps": 2}),
     ("rmsprop", {"ema_epochs": 0.0, "sync_bn": True}),
@@ -61,11 +79,11 @@ MIX = [
 
 
 @pytest.mark.parametrize(("optimizer", "changes"), MIX, ids=[name for name, _ in MIX])
-@pytest.mark.parametrize("step", [1, 3, 4])  # 4 is the end of the first epoch
-def test_a_training_that_is_brought_back_ends_with_the_same_bits(optimizer, changes, step):
+@pytest.mark.parametrize("step", STEPS)
+def test_a_training_that_is_brought_back_ends_with_the_same_bits(trained, optimizer, changes, step):
     settings = {"optimizer": optimizer, **changes}
-    whole = begun(**settings)
-    position, shared, rank = train(whole, Position(), save_at=step)
+    whole, saved = trained(**settings)
+    position, shared, rank = saved[step]
     again = begun(**settings)
     torch.manual_seed(99)
     state.restore(again.parts, shared, rank, step=step)
@@ -75,9 +93,9 @@ def test_a_training_that_is_brought_back_ends_with_the_same_bits(optimizer, chan
 
 
 @pytest.mark.parametrize("forgotten", ["torch", "optimizer", "buffers", "average"])
-def test_each_part_is_needed(forgotten):
-    whole = begun()
-    position, shared, rank = train(whole, Position(), save_at=3)
+def test_each_part_is_needed(trained, forgotten):
+    whole, saved = trained()
+    position, shared, rank = saved[3]
     again = begun()
     if forgotten == "torch":
         rank["torch"] = torch.get_rng_state()
@@ -93,7 +111,8 @@ def test_each_part_is_needed(forgotten):
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adam", "adamw", "lars", "lamb"])
 def test_the_state_is_a_document_that_is_loaded_without_code(tmp_path, optimizer):
     whole = begun(optimizer=optimizer)
-    _, shared, rank = train(whole, Position(), save_at=1)
+    next(whole.epoch(Position()))
+    shared, rank = frozen(whole)
     documents = {"state": state.shared(whole.parts), "ranks/0": state.own(whole.parts)}
     checkpoint.write(tmp_path, 1, documents, about={})
     found = checkpoint.newest(tmp_path)[0]
@@ -268,7 +287,7 @@ def test_the_mean_over_ranks_is_that_of_each_stage():
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb"])
 def test_a_whole_models_state_by_name_brings_back_the_same(optimizer):
     one = begun(optimizer=optimizer)
-    train(one, Position())
+    list(one.epoch(Position()))
     shared, own = frozen(one)
     other = begun(optimizer=optimizer)
     named = state.joined([state.by_name(shared)], other.parts, fits=False)

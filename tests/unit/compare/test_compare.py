@@ -1,7 +1,10 @@
 import base64
 import csv
+import io
 import os
 import re
+from contextlib import redirect_stdout
+from functools import cache
 
 import pytest
 from PIL import Image
@@ -32,14 +35,34 @@ def two_recipes(folder, *, apart=0.02):
     return folder
 
 
+@pytest.fixture(scope="module")
+def recipes(tmp_path_factory):
+    """The comparison of two recipes that are so far apart, made once: its folder, and what a terminal shows."""
+
+    @cache
+    def compared(apart=0.02):
+        folder = tmp_path_factory.mktemp("recipes")
+        with redirect_stdout(io.StringIO()) as shown:
+            compare.main([str(two_recipes(folder / "runs", apart=apart)), "--out", str(folder / "out")])
+        return folder / "out", shown.getvalue()
+
+    return compared
+
+
+@pytest.fixture
+def as_svg_only(monkeypatch):
+    """The picture is drawn for the page, and not once more as PNG."""
+    monkeypatch.setattr(drawings, "png", lambda _: b"")
+
+
 def compared(folder, out):
     """The table with all columns, and what stands below it."""
     compare.main([str(folder), "--out", str(out)])
     return (out / "table.md").read_text()
 
 
-def test_runs_that_differ_in_the_seed_are_one_row(tmp_path):
-    first, second = rows(compared(two_recipes(tmp_path / "runs"), tmp_path / "out"))
+def test_runs_that_differ_in_the_seed_are_one_row(recipes):
+    first, second = rows((recipes()[0] / "table.md").read_text())
     assert (first["run"], first["n"], first["seeds"], first["lr"]) == ("a-seed*", "3", "0, 1, 2", "not set")
     assert (first["accuracy %"], second["accuracy %"]) == ("96.00 ± 0.20", "98.00 ± 0.20")
     assert (first["steps"], first["skipped steps"], first["exit reason"]) == ("48", "0", "finished")
@@ -48,6 +71,7 @@ def test_runs_that_differ_in_the_seed_are_one_row(tmp_path):
     assert not {"model", "np", "commit"} & set(first)
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_a_terminal_gets_ten_columns_at_most_with_the_chosen_settings_first(tmp_path, capsys):
     for place, name in enumerate(("a", "b")):
         known = {f"option_{number}": place for number in range(9)}
@@ -105,14 +129,14 @@ def test_long_settings_are_shortened_as_far_as_they_stay_different(texts, short)
 
 
 @pytest.mark.parametrize(("apart", "judged"), [(0.02, "outside"), (0.001, "inside")])
-def test_one_sentence_says_what_is_more_than_the_spread(tmp_path, capsys, apart, judged):
-    compare.main([str(two_recipes(tmp_path / "runs", apart=apart)), "--out", str(tmp_path / "out")])
-    sentence = capsys.readouterr().out.splitlines()[-1]
+def test_one_sentence_says_what_is_more_than_the_spread(recipes, apart, judged):
+    sentence = recipes(apart)[1].splitlines()[-1]
     assert sentence.startswith(
         f"Accuracy against a-seed*: b-seed* +{100 * apart:.2f} points ({judged} the spread over seeds); "
     )
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_what_moves_the_cursor_is_escaped(tmp_path, capsys):
     make_run(tmp_path / "a\x1b[2J", config={"data": "b\x1b[2J"})
     make_run(tmp_path / "c")
@@ -130,12 +154,13 @@ def test_what_moves_the_cursor_is_escaped(tmp_path, capsys):
         (0.001, "+0.10 points: inside the spread over seeds, no difference shown (95 % interval -0.35 to +0.55)"),
     ],
 )
-def test_a_difference_is_compared_with_the_spread(tmp_path, apart, words):
-    text = compared(two_recipes(tmp_path / "runs", apart=apart), tmp_path / "out")
+def test_a_difference_is_compared_with_the_spread(recipes, apart, words):
+    text = (recipes(apart)[0] / "table.md").read_text()
     assert f"- accuracy of b-seed* against a-seed*: {words}" in text
     assert "Welch" in text
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_nothing_is_claimed_of_a_single_run(tmp_path):
     make_run(tmp_path / "a", accuracy=0.5)
     make_run(tmp_path / "b", accuracy=0.9, config={"lr": 0.5})
@@ -199,6 +224,7 @@ def test_runs_that_did_not_finish_stay_alone_and_are_compared_with_nothing(tmp_p
     assert groups.verdicts(run_groups) == []
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, capsys):
     make_run(tmp_path / "a", result={"eval_loss": None, "skipped_steps": None, "memory": None})
     (make_run(tmp_path / "b", seed=1) / "result.json").unlink()
@@ -215,6 +241,7 @@ def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, ca
     assert "settings that are unknown (c)" in text
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_odd_runs_are_left_out_in_one_line_each_and_the_others_are_compared(tmp_path, capsys):
     nested = "[" * 200_000 + "]" * 200_000
     odd = [
@@ -256,6 +283,7 @@ def test_names_are_drawn_as_they_are(tmp_path):
     assert sorted(entries) == sorted(f"{name}: model {name}" for name in names)
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_a_vertical_bar_in_a_setting_does_not_break_the_table(tmp_path, capsys):
     make_run(tmp_path / "a")
     make_run(tmp_path / "b", config={"data_dir": "x|y"})
@@ -263,9 +291,8 @@ def test_a_vertical_bar_in_a_setting_does_not_break_the_table(tmp_path, capsys):
     assert "| x\\|y" in capsys.readouterr().out
 
 
-def test_csv_holds_plain_numbers(tmp_path):
-    compare.main([str(two_recipes(tmp_path / "runs")), "--out", str(tmp_path / "out")])
-    with (tmp_path / "out" / "table.csv").open(newline="") as file:
+def test_csv_holds_plain_numbers(recipes):
+    with (recipes()[0] / "table.csv").open(newline="") as file:
         first, second = csv.DictReader(file)
     assert float(first["accuracy_percent"]) == pytest.approx(96)
     assert float(first["accuracy_percent_deviation"]) == pytest.approx(0.2)
@@ -287,6 +314,7 @@ def test_page_needs_nothing_but_itself(tmp_path):
     assert not list((tmp_path / "out").glob("*.part"))
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_settings_that_fill_the_page_have_a_table_of_their_own(tmp_path):
     make_run(tmp_path / "a")
     many = dict.fromkeys("uvwxyz", 1)
@@ -337,6 +365,7 @@ def test_bad_input_is_one_line(words, line):
         compare.main(words)
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     make_run(tmp_path / "a")
     (tmp_path / "file").write_text("")
@@ -344,6 +373,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
         compare.main([str(tmp_path), "--out", str(tmp_path / "file" / "out")])
 
 
+@pytest.mark.usefixtures("as_svg_only")
 def test_runs_of_text_are_told_in_samples_and_perplexity(tmp_path, capsys):
     of_text = {"train_images_per_s": None, "train_samples_per_s": 250.0, "eval_perplexity": 72.04, "eval_f1": 0.8124}
     make_run(tmp_path / "runs" / "a", result=of_text, config={"data": "icd10"})

@@ -1,5 +1,4 @@
 import pytest
-from scipy import stats
 
 from hvdtrain.compare.spread import Mean, difference, mean_of
 
@@ -13,6 +12,8 @@ from hvdtrain.compare.spread import Mean, difference, mean_of
     ],
 )
 def test_interval_is_that_of_welchs_test(here, there, kind):
+    from scipy import stats  # half a second
+
     found = difference(mean_of(here), mean_of(there))
     low, high = stats.ttest_ind(here, there, equal_var=False).confidence_interval(0.95)
     assert found.change - found.half_width == pytest.approx(low)

@@ -4,7 +4,6 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
 
 from hvdtrain.settings import command_line
 from hvdtrain.text.config import BertConfig
@@ -55,6 +54,8 @@ def test_the_second_text_of_a_pair_has_another_type_and_what_fills_up_is_masked(
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_f1_is_that_of_the_second_label_or_the_mean_over_more(classes):
+    from sklearn.metrics import f1_score
+
     generator = torch.Generator().manual_seed(0)
     labels, guessed = torch.randint(0, classes, (2, 60), generator=generator)
     if classes > 2:

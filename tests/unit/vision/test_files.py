@@ -14,6 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.guard import Guard
 from hvdtrain.timing.phases import HostClock
 from hvdtrain.vision import data, files
 from hvdtrain.vision.config import scaled
@@ -36,9 +37,6 @@ def test_collated_samples_are_stacked_and_none_are_an_empty_batch(count):
     assert (raw.dtype, labels.dtype) == (torch.uint8, torch.int64)
     assert torch.equal(raw, images[:count])
     assert labels.tolist() == [10, 11, 12][:count]
-
-
-PROJECT = Path(__file__).parents[3]
 
 
 def write(path, mode, **options):
@@ -117,7 +115,7 @@ def workers():
     return found
 
 
-def test_image_folder_decodes_in_workers_and_names_a_truncated_file(tmp_path):
+def test_image_folder_decodes_in_workers_and_names_a_truncated_file(tmp_path, capfd):
     square = write_image(tmp_path / "train" / "cat" / "a.png", seed=1)
     wide = write_image(tmp_path / "train" / "cat" / "b.png", width=12, seed=2)
     gray = write_image(tmp_path / "train" / "dog" / "c.png", seed=3, mode="L")
@@ -158,44 +156,58 @@ def test_image_folder_decodes_in_workers_and_names_a_truncated_file(tmp_path):
     assert np.array_equal(batch["images"].numpy(), np.stack(tested[::-1]).transpose(0, 3, 1, 2))
     assert batch["labels"].tolist() == [1, 0]
     assert len(workers() - before) == 1  # the same for training and test
+    assert "dog/d.png" in capfd.readouterr().err
 
 
-def test_training_images_are_random_parts_whatever_the_batches_and_workers(tmp_path):
-    for number in range(6):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Images to train on and to evaluate; of the former, number 6 is torn."""
+    folder = tmp_path_factory.mktemp("images")
+    for number in range(7):
         for part in ("train", "val"):
-            write_image(tmp_path / part / "cat" / f"{number}.png", height=20, width=30, seed=number)
-    images = folder_of(tmp_path, augment=True, seed=3, workers=2)
+            write_image(folder / part / "cat" / f"{number}.png", height=20, width=30, seed=number)
+    torn = folder / "train" / "cat" / "6.png"
+    torn.write_bytes(torn.read_bytes()[:900])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(folder):
+    """They are read by two workers."""
+    before = workers()
+    images = folder_of(folder, augment=True, seed=3, workers=2)
+    next(images.train.batches([torch.tensor([0])] * 20, CPU, 6))  # as where all ranks leave in the middle of an epoch
+    assert len(workers() - before) == 2
+    return images
+
+
+def test_training_images_are_random_parts_whatever_the_batches_and_workers(folder, images):
     for epoch, batches in ((7, [[5, 0], [3], [1, 4], [2]]), (8, [[0, 1, 2], [3, 4, 5]])):
         found = images.train.batches([torch.tensor(batch) for batch in batches], CPU, epoch)
         for samples, batch in zip(batches, found, strict=True):
             for sample, image in zip(samples, batch["images"], strict=True):
-                pixels = by_pillow(tmp_path / "train" / "cat" / f"{sample}.png")
+                pixels = by_pillow(folder / "train" / "cat" / f"{sample}.png")
                 assert torch.equal(image, EIGHT.random_part(pixels, seed=3, epoch=epoch, sample=sample))
-    [batch] = images.test.batches([torch.arange(6)], CPU, None)
+    [batch] = images.test.batches([torch.arange(7)], CPU, None)
     for number, image in enumerate(batch["images"]):
-        assert torch.equal(image, EIGHT.middle(by_pillow(tmp_path / "val" / "cat" / f"{number}.png")))
+        assert torch.equal(image, EIGHT.middle(by_pillow(folder / "val" / "cat" / f"{number}.png")))
 
 
-@pytest.mark.parametrize(("alone", "prefetch"), [(0, 2), (2, 0)])
-def test_a_rank_that_reads_by_itself_gets_the_same_batches_as_from_workers(tmp_path, capfd, alone, prefetch):
-    for number in range(5):
-        for part in ("train", "val"):
-            write_image(tmp_path / part / "cat" / f"{number}.png", height=20, width=30, seed=number)
-    torn = tmp_path / "train" / "cat" / "3.png"
-    torn.write_bytes(torn.read_bytes()[:900])
+@pytest.mark.parametrize("reading", [{"workers": 0}, {"workers": 2, "prefetch": 0}])
+def test_a_rank_that_reads_by_itself_gets_the_same_batches_as_from_workers(folder, images, monkeypatch, capfd, reading):
+    monkeypatch.setattr(files, "_GUARD", Guard())  # it has reported nothing yet
     before, found = workers(), []
-    for count, ahead in ((alone, prefetch), (2, 2)):
-        images = folder_of(tmp_path, augment=True, seed=3, workers=count, prefetch=ahead)
-        unfinished = images.train.batches([torch.tensor([0])] * 20, CPU, 6)
-        next(unfinished)  # as where all ranks leave in the middle of an epoch
-        epochs = [images.train.batches(torch.arange(5).split(2), CPU, epoch) for epoch in (7, 8)]
-        found.append([batch for part in (*epochs, images.test.batches([torch.arange(5)], CPU, None)) for batch in part])
-        assert len(workers() - before) == (0 if count == alone and ahead == prefetch else 2)
+    for by in (folder_of(folder, augment=True, seed=3, **reading), images):
+        unfinished = by.train.batches([torch.tensor([0])] * 20, CPU, 6)
+        next(unfinished)
+        epochs = [by.train.batches(torch.arange(7).split(2), CPU, epoch) for epoch in (7, 8)]
+        found.append([batch for part in (*epochs, by.test.batches([torch.arange(7)], CPU, None)) for batch in part])
+    assert workers() == before
     for one, other in zip(*found, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
-    assert found[0][1]["labels"].tolist() == [0, NO_LABEL]
-    assert "cat/3.png" in capfd.readouterr().err
+    assert found[0][3]["labels"].tolist() == [NO_LABEL]
+    assert "cat/6.png" in capfd.readouterr().err
 
 
 class Alone(HostClock):
@@ -204,29 +216,27 @@ class Alone(HostClock):
     alone = True
 
 
-def test_where_each_phase_is_alone_the_rank_itself_reads_the_same_images_one_batch_when_asked(tmp_path, monkeypatch):
-    started = []
+def test_where_each_phase_is_alone_the_rank_itself_reads_the_same_images_one_batch_when_asked(
+    folder, images, monkeypatch
+):
+    started, begin = [], DataLoader.__iter__
 
-    class Loader(DataLoader):
-        def __iter__(self):
-            started.append(self)
-            return super().__iter__()
+    def iterate(loader):
+        started.append(loader)
+        return begin(loader)
 
-    monkeypatch.setattr(files, "DataLoader", Loader)
-    for number in range(6):
-        for part in ("train", "val"):
-            write_image(tmp_path / part / "cat" / f"{number}.png", height=20, width=30, seed=number)
-    images = folder_of(tmp_path, augment=True, seed=3)
+    monkeypatch.setattr(DataLoader, "__iter__", iterate)
     lists = [torch.tensor([5, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([3])]
     found = images.train.batches(lists, CPU, 7, Alone())
     first = next(found)
-    for number in (3, 5):
-        (tmp_path / "train" / "cat" / f"{number}.png").rename(tmp_path / f"{number}.png")
+    gone = [folder / "train" / "cat" / f"{number}.png" for number in (3, 5)]
+    for image in gone:
+        image.rename(folder / image.name)
     _, unread = found
+    for image in gone:
+        (folder / image.name).rename(image)
     assert unread["labels"].tolist() == [NO_LABEL]
     assert not started
-    for number in (3, 5):
-        (tmp_path / f"{number}.png").rename(tmp_path / "train" / "cat" / f"{number}.png")
     by_worker, empty, _ = images.train.batches(lists, CPU, 7)
     assert len(started) == 1
     assert torch.equal(first["images"], by_worker["images"])
@@ -315,20 +325,28 @@ def settings(folder, **changed):
     ("reading", "processes"), [({}, 1), ({"workers": 2}, 2), ({"workers": 0}, 0), ({"workers": 2, "prefetch": 0}, 0)]
 )
 def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, processes):
+    started = []
+
+    class Loader(DataLoader):
+        """It reads by itself, and notes how many processes it was to start."""
+
+        def __init__(self, dataset, *, num_workers=0, batch_sampler, collate_fn, **_):
+            started.append(num_workers)
+            super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn)
+
+    monkeypatch.setattr(files, "DataLoader", Loader)
     monkeypatch.setattr(data, "cores_together", lambda _: 1)  # one worker
     for part in ("train", "val"):
         write_image(tmp_path / part / "cat" / "a.png", height=40, width=50)
         write_image(tmp_path / part / "dog" / "c.png")
     (tmp_path / "train" / "cat" / "b.png").write_bytes(b"text")
-    before = workers()
     images = load_on_all(SerialComm(), settings(tmp_path, seed=5, max_unreadable_images=50, **reading))
     assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 2, 3, 2)
-    # A batch from each process: one that is still starting could not be ended without an error of its own.
     first, second = images.train.batches([torch.tensor([0]), torch.tensor([1])], CPU, 2)
     pixels = by_pillow(tmp_path / "train" / "cat" / "a.png")
     assert torch.equal(first["images"][0], replace(EIGHT, crop=32).random_part(pixels, seed=5, epoch=2, sample=0))
     assert [first["labels"].tolist(), second["labels"].tolist()] == [[0], [NO_LABEL]]
-    assert len(workers() - before) == processes
+    assert started == [processes]
     assert "--max-unreadable-images 24" in refused(
         lambda: load_on_all(SerialComm(), settings(tmp_path, max_unreadable_images=24))
     )
@@ -392,7 +410,7 @@ exits.run(main)
 def test_what_asks_a_whole_group_to_leave_does_not_reach_the_workers_and_a_stuck_one_is_killed(tmp_path):
     for image in ("train/cat/a.png", "train/cat/b.png", "val/cat/a.png"):
         write_image(tmp_path / "data" / image)
-    environment = {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": os.environ["PYTHONPATH"], "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", STUCK],
         cwd=tmp_path,
