@@ -50,7 +50,7 @@ test-elastic:
 
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
 test-cluster: setup
-	$(VENV) pytest $(SIDE_BY_SIDE) -m 'cluster and not long'
+	$(VENV) pytest $(SIDE_BY_SIDE) -m 'cluster and not long' tests/cluster
 
 # With docker or buildah: scripts/build_image.sh tells the variables.
 image:
