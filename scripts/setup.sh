@@ -80,8 +80,8 @@ dev=$!
 trap 'wait $dev || true' EXIT
 trap 'kill $dev; exit 130' INT # which pip, in the background, ignores
 wheel=$(scripts/build_horovod.sh "$venv/bin/python")
-trap - EXIT INT
 wait $dev || { say "pip could not install requirements-dev.lock: its message is above" && exit 1; }
+trap - EXIT INT
 "${pip[@]}" install --quiet --no-deps --no-build-isolation --force-reinstall "$wheel" --editable .
 
 say "proof: a 2-rank all-reduce through mpi4py and through Horovod"
