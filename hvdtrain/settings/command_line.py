@@ -90,8 +90,9 @@ def parse(
     if name not in recipes:
         raise BadInput(f"--recipe {name!r} is unknown: choose one of {', '.join(recipes)}")
     defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed), **_elastic_of_launcher())
-    parser = _parser(defaults, prog)
-    if {"-h", "--help"} & set(words):
+    help_is_asked = not {"-h", "--help"}.isdisjoint(words)
+    parser = _parser(defaults, prog, texts=_docstrings(type(defaults)) if help_is_asked else None)
+    if help_is_asked:
         if launched_rank() == 0:
             parser.print_help()
         raise SystemExit(0)
@@ -154,7 +155,8 @@ class _Parser(argparse.ArgumentParser):
         raise BadInput(f"{' '.join(message.split())}; see --help")
 
 
-def _parser(defaults: Any, prog: str) -> argparse.ArgumentParser:
+def _parser(defaults: Any, prog: str, texts: Mapping[str, str] | None) -> argparse.ArgumentParser:
+    """The options of these settings; without `texts`, which take most of the time, it can print no help."""
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [--option value ...]",
@@ -163,13 +165,13 @@ def _parser(defaults: Any, prog: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
-    hints, texts = get_type_hints(type(defaults), include_extras=True), _docstrings(type(defaults))
+    hints = get_type_hints(type(defaults), include_extras=True)
     for title, names in _groups(defaults).items():
         group = parser.add_argument_group(title)
         for name in names:
             value = getattr(defaults, name)
-            text = f"{texts[name]} (default: {'none' if value is None else value})".replace("%", "%%")
-            group.add_argument(option(name), dest=name, help=text, **_kind(hints[name]))
+            text = f"{texts[name]} (default: {'none' if value is None else value})" if texts else ""
+            group.add_argument(option(name), dest=name, help=text.replace("%", "%%"), **_kind(hints[name]))
     return parser
 
 

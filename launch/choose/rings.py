@@ -4,7 +4,7 @@ A graph is a symmetric matrix of whole numbers, 0 where two vertices are not joi
 mask. A ring passes each vertex once; two vertices joined by a link are a ring, one vertex is not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 MAX_VERTICES = 16  # the tables below have one entry per subset of them
@@ -30,10 +30,11 @@ def pair_sums(weights: Matrix) -> list[int]:
 def slowest_links(weights: Matrix) -> list[int]:
     """For each subset, the smallest weight in the ring whose smallest is largest; 0 where no ring exists."""
     slowest = [0] * (1 << len(weights))
+    subsets: Sequence[int] = range(1, len(slowest))  # that a path goes through
     for floor in sorted({weight for row in weights for weight in row if weight}):
         near = {1 << v: sum(1 << u for u, weight in enumerate(row) if weight >= floor) for v, row in enumerate(weights)}
         ends = [0] * len(slowest)  # the last vertices of paths from a subset's lowest vertex through all of it
-        for mask in range(1, len(ends)):
+        for mask in subsets:
             low = mask & -mask
             rest = mask ^ low
             last = 0 if rest else low
@@ -45,6 +46,7 @@ def slowest_links(weights: Matrix) -> list[int]:
             ends[mask] = last
             if last & near[low]:
                 slowest[mask] = floor
+        subsets = [mask for mask in subsets if ends[mask]]  # none has one over fewer links
     return slowest
 
 

@@ -266,8 +266,9 @@ def builder(machine, tmp_path, tmp_path_factory):
         f"exec cat {torchs};;\n"
         f'*"pip wheel"*) echo "$CXX ${{HOROVOD_GPU_OPERATIONS:-none}}" >>{built};\n'
         'while [ -n "$GATE" ] && ! [ -e "$GATE" ]; do sleep 0.1; done\n'
-        f'[ -z "$TORCH_SEES" ] || {sys.executable} -c "from torch.utils import cpp_extension as torchs\n'
-        'print(torchs.CUDA_HOME)" >$TORCH_SEES 2>/dev/null\n'
+        f'[ -z "$TORCH_SEES" ] || {sys.executable} -c "import gc, os; gc.disable()\n'
+        "from torch.utils import cpp_extension as torchs; print(torchs.CUDA_HOME, flush=True)\n"
+        'os._exit(0)" >$TORCH_SEES 2>/dev/null\n'
         '[ -z "$CMAKE_HEARS" ] || for words in "/sdist -DX=y" "--build . --config RelWithDebInfo -- VERBOSE=1"; do '
         '"$HOROVOD_CMAKE" $words >>$CMAKE_HEARS; done\n'
         'while [ "$1" != --wheel-dir ]; do shift; done; mkdir -p "$2"; : >"$2/horovod-0-any.whl"; exit;; esac\n'
@@ -420,7 +421,9 @@ class Builds:
 
 @pytest.fixture
 def builds(builder, tmp_path):
+    """Ten seconds of waiting for a lock are one here."""
     clone, programs, _ = builder
+    put(programs / "flock", f'exec {shutil.which("flock")} -w 0.1 "$3"')
     builds = Builds(clone, programs, tmp_path)
     yield builds
     builds.gate.touch()
@@ -435,6 +438,7 @@ def test_of_three_set_ups_at_once_one_builds_and_the_others_name_it(builder, bui
     builds.says(0, "building, two minutes or so")
     for number in (1, 2):
         builds.start(number)
+    for number in (1, 2):
         builds.says(number, f"waiting for process {first.pid} on {socket.gethostname()} in {clone}, which builds")
     (status, wheel), *others = builds.wheels()
     assert status == 0
