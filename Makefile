@@ -32,7 +32,7 @@ SIDE_BY_SIDE := -n 2 --dist worksteal
 test: setup
 	$(VENV) pytest $(SIDE_BY_SIDE)
 
-# Unit tests of the rooms that a change touches and of those above them; SINCE=main: of all since the branch left main.
+# Unit tests of the rooms that a change touches and of those above them. SINCE=main takes all since the branch left main.
 test-changed: setup
 	$(VENV) tests=$$(python scripts/changed_tests.py $(SINCE)) && pytest $(SIDE_BY_SIDE) $$tests
 
