@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +50,7 @@ class _Version(argparse.Action):
         sys.exit(0)
 
 
+@cache
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     top = _Parser(

@@ -117,14 +117,14 @@ def wait(condition):
 
 
 def test_readings_come_from_a_thread_and_nothing_waits_for_it():
-    turns, begun = [], threading.Event()
+    turns, begun, go_on = [], threading.Event(), threading.Event()
 
     def read():
         turns.append(1)
         if len(turns) == 2:
             begun.wait(20)
         if len(turns) == 3:
-            time.sleep(1.0)
+            go_on.wait(20)
         return {"a": float(len(turns))}
 
     found = Gauges(read, period_s=0.01)
@@ -134,6 +134,7 @@ def test_readings_come_from_a_thread_and_nothing_waits_for_it():
     started = time.perf_counter()
     assert found.latest() == [2.0]
     assert time.perf_counter() - started < 0.5
+    go_on.set()
     wait(lambda: found.latest()[0] > 3)
 
 

@@ -134,7 +134,7 @@ def leave():
 
 if sys.argv[1] in ("gil", "sleep"):
     threading.Thread(target=leave, daemon=True).start()
-    faulthandler.dump_traceback_later(2, exit=True)
+    faulthandler.dump_traceback_later(1, exit=True)
 if sys.argv[1] == "oom":
     resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
 faults = Faults.parse({"HVDTRAIN_FAULT": f"{sys.argv[1]}@rankall:step7"}, 1)

@@ -59,7 +59,7 @@ class Hub:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
         self.address = f"http://127.0.0.1:{self.server.server_port}"
 
     def content(self, path):

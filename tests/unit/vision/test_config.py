@@ -321,7 +321,9 @@ def test_help_begins_with_the_fifteen_most_used_and_has_a_text_for_each_option(c
     assert len(options.findall(first)) == 15
     assert len(others) > 5
     for one in options.finditer("".join(others) + first):
-        assert not re.match(r"(\S+ ){1,2}\(default", " ".join(one[0].split()))
+        shown = " ".join(one[0].split())
+        assert "(default: " in shown
+        assert not re.match(r"(\S+ ){1,2}\(default", shown)
 
 
 @pytest.mark.parametrize(
