@@ -26,8 +26,8 @@ train: setup
 train-bert: setup
 	$(VENV) $(LAUNCH) python -m hvdtrain.bert $(BERT)
 
-# Two tests at a time: they wait and start processes as much as they compute.
-SIDE_BY_SIDE := -n 2 --dist worksteal
+# Three tests at a time on 2 cores: they wait as much as they compute.
+SIDE_BY_SIDE := -n 3 --dist worksteal
 
 test: setup
 	$(VENV) pytest $(SIDE_BY_SIDE)

@@ -13,7 +13,7 @@ BANDWIDTH = ["-m", "hvdtrain.bandwidth", "--json", "report.json", "--repeats", "
         ("mpirun", 2, ["ours", "mpi4py", "gloo"]),
         ("mpirun", 3, ["ours"]),
         slow("horovodrun", 2, ["mpi4py"]),
-        ("gloo", 2, ["ours", "gloo"]),
+        slow("gloo", 2, ["ours", "gloo"]),
     ],
 )
 def test_sums_of_each_size_are_timed_and_right(run, tmp_path, launcher, ranks, over):

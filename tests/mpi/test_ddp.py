@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS
-from tests.mpi.launched import LAUNCHERS, argv, finished, lines, ranks
+from tests.mpi.conftest import PROGRAMS, slow
+from tests.mpi.launched import argv, finished, lines, ranks
 
 DDP = [sys.executable, str(PROGRAMS / "ddp.py"), "."]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
 def test_a_script_for_torchrun_starts_as_it_is(tmp_path, launcher):
     # What a shell or another job has left must not lead astray.
     stale = {"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "7", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}

@@ -28,7 +28,7 @@ def pending(pid):
     [
         ("mpirun", "3", 3, "ended with status 3"),
         ("mpirun", "SIGKILL", 137, "died of signal 9 (Killed), perhaps out of memory"),
-        ("horovodrun", "3", 3, "ended with status 3"),
+        slow("horovodrun", "3", 3, "ended with status 3"),
     ],
 )
 def test_a_failing_rank_is_named_in_one_line(tmp_path, launcher, how, status, said):
@@ -120,7 +120,7 @@ def test_a_missing_launcher_is_named(tmp_path, launcher):
         ("mpirun", signal.SIGTERM),
         ("mpirun", signal.SIGINT),
         ("mpirun", signal.SIGHUP),
-        ("horovodrun", signal.SIGTERM),
+        slow("horovodrun", signal.SIGTERM),
     ],
 )
 def test_a_signal_to_hvdlaunch_alone_ends_the_ranks(tmp_path, launcher, number):

@@ -410,7 +410,7 @@ exits.run(main)
 def test_what_asks_a_whole_group_to_leave_does_not_reach_the_workers_and_a_stuck_one_is_killed(tmp_path):
     for image in ("train/cat/a.png", "train/cat/b.png", "val/cat/a.png"):
         write_image(tmp_path / "data" / image)
-    environment = {"PYTHONPATH": os.environ["PYTHONPATH"], "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", STUCK],
         cwd=tmp_path,
