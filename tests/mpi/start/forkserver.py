@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PROGRAMS = ("hvdtrain.effnet", "hvdtrain.bert", "hvdtrain.bandwidth")
-FIXED = ("PYTHON", "OMP_", "MKL_", "LD_PRELOAD")
+FIXED = ("PYTHON", "OMP_", "MKL_")
 ALSO = ("horovod.torch", "sklearn.datasets", "torch.utils.tensorboard")
 
 
