@@ -39,6 +39,11 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def launcher_of(ranks: int) -> str:
+    """Of a test for any number of ranks: one rank has none."""
+    return "mpirun" if ranks > 1 else "python"
+
+
 def command(launcher: str, ranks: int, words: list[str]) -> list[str]:
     python = [sys.executable, *words]
     if launcher == "mpirun":

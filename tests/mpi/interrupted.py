@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.mpi.conftest import TIMEOUT_S, command, environment, left_in, rank_pids, wait_until
+from tests.mpi.conftest import TIMEOUT_S, command, environment, launcher_of, left_in, rank_pids, wait_until
 
 TINY = ("--data", "digits", "--model", "efficientnet_tiny")
 EVERY_STEP = ("--checkpoint-every-steps", "1", "--report-every-steps", "3")
@@ -48,7 +48,7 @@ class Runs:
         """One attempt, as a terminal would start it; one rank has no launcher."""
         words = [*(program or self._program), *self.words, "--run", "r", *more]
         return subprocess.Popen(
-            command("mpirun" if self.ranks > 1 else "python", self.ranks, words),
+            command(launcher_of(self.ranks), self.ranks, words),
             cwd=self.folder,
             env={**environment(self.folder), **env},
             stdout=subprocess.PIPE,

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvdtrain.timing.phases import WARMUP_STEPS
 from tests import texts
-from tests.mpi.conftest import PROJECT, end_well, slow
+from tests.mpi.conftest import PROJECT, end_well, launcher_of, slow
 from tests.mpi.forks import BY_ITSELF
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.launched import argv, finished
@@ -70,7 +70,7 @@ def trained(tmp_path_factory):
             texts.put(folder / "texts", train=train, longest=128)
             words = [*BERT, *EXACT, "--task", task, "--export", "model"]
             words += ["--global-batch-size", str(global_batch), "--accumulate-steps", str(accumulate)]
-            end_well(folder, "mpirun" if ranks > 1 else "python", ranks, words)
+            end_well(folder, launcher_of(ranks), ranks, words)
             known[key] = load_file(folder / "model" / "model.safetensors")
         return known[key]
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import texts
-from tests.mpi.conftest import EFFNET, end_well, slow
+from tests.mpi.conftest import EFFNET, end_well, launcher_of, slow
 from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, WORDS, difference
 
@@ -25,7 +25,7 @@ def ended(tmp_path_factory):
         if key not in known:
             place = tmp_path_factory.mktemp("ended")
             given = [*EFFNET, *EPOCH, *words, "--run", "r"]
-            (place / "said").write_text(end_well(place, "mpirun" if ranks > 1 else "python", ranks, given, **env))
+            (place / "said").write_text(end_well(place, launcher_of(ranks), ranks, given, **env))
             known[key] = place / "runs" / "effnet" / "r"
         return known[key]
 
@@ -123,7 +123,7 @@ def exported(tmp_path_factory):
             texts.put(folder / "texts", train=50, longest=60)
             given = [*BERT, *WORDS, "--task", task, "--epochs", "5", "--dropout", "0", "--export", "model"]
             given += ["--optimizer", "sgd", "--lr", "0.5", "--global-batch-size", "16", "--accumulate-steps", "4"]
-            end_well(folder, "mpirun" if ranks > 1 else "python", ranks, [*given, *words])
+            end_well(folder, launcher_of(ranks), ranks, [*given, *words])
             known[key] = load_file(folder / "model" / "model.safetensors")
         return known[key]
 

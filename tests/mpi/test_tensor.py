@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests import texts
-from tests.mpi.conftest import end_well, slow
+from tests.mpi.conftest import end_well, launcher_of, slow
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, INTERRUPTED, WORDS, difference
 
@@ -24,7 +24,7 @@ def exported(tmp_path_factory):
             folder = tmp_path_factory.mktemp("exported")
             texts.put(folder / "texts", train=50, longest=60)
             given = [*BERT, *EXACT, *words, "--export", "model"]
-            end_well(folder, "mpirun" if ranks > 1 else "python", ranks, given)
+            end_well(folder, launcher_of(ranks), ranks, given)
             result = json.loads((folder / "runs" / "bert" / "r" / "result.json").read_text())
             known[key] = load_file(folder / "model" / "model.safetensors"), result
         return known[key]
