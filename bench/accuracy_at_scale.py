@@ -27,7 +27,7 @@ from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
-from hvdtrain.record.gauges import Gauges, none
+from hvdtrain.tracking.gauges import Gauges, none
 from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, evaluate, train_epoch
 from hvdtrain.train.reports import Reports

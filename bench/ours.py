@@ -23,12 +23,12 @@ from workload import CLASSES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_k
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
+from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, share_cores
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.watchdog import RankWatchdog
 from hvdtrain.settings.join import horovod_fusion_mb
-from hvdtrain.timing.phases import OFF, Phases
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, measures_of, train_epoch
 from hvdtrain.train.reports import Reports, host_gauges

@@ -25,8 +25,8 @@ from torch import Tensor
 from workload import WARMUP_STEPS, network, optimizer_of, tensors
 
 from hvdtrain.checkpoint.save_points import NEVER, Decision, SavePoints
-from hvdtrain.timing.passes import clock
-from hvdtrain.timing.phases import OFF, Phase, Phases, StepMeans
+from hvdtrain.profiling.passes import clock
+from hvdtrain.profiling.phases import OFF, Phase, Phases, StepMeans
 from hvdtrain.train import step as steps
 from hvdtrain.train.finite import not_finite
 

@@ -21,7 +21,6 @@ from torch import Tensor
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import share_cores
-from hvdtrain.record import peaks
 from hvdtrain.settings.join import horovod_fusion_mb
 from hvdtrain.stages.comm import PartsComm, in_parts
 from hvdtrain.stages.part import Part, measured_on_all, part_on_all, require_stages
@@ -30,6 +29,7 @@ from hvdtrain.stages.point_to_point import join_replica
 from hvdtrain.text import config as texts
 from hvdtrain.text import model as berts
 from hvdtrain.text.task import MaskedWords
+from hvdtrain.tracking import peaks
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.preflight import step_of_run
 from hvdtrain.train.step import precision_context

@@ -17,7 +17,7 @@ from synthetic import SyntheticTraining, synthetic_training
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.record.tracker import Tracker
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.train.loop import Limits, measures_of, state_of
 from hvdtrain.train.reports import Reports, host_gauges
 from hvdtrain.train.task import Batch

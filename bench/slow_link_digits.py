@@ -32,7 +32,7 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.comm import Comm, HorovodComm
 from hvdtrain.ranks.memory import keep_freed_memory
 from hvdtrain.ranks.sync import GradientSync, NoSync
-from hvdtrain.record.gauges import Gauges, none
+from hvdtrain.tracking.gauges import Gauges, none
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, evaluate, train_epoch
 from hvdtrain.train.reports import Reports

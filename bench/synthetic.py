@@ -8,10 +8,10 @@ import torch
 from mlp import mlp
 
 from hvdtrain import effnet
+from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, share_cores
 from hvdtrain.settings.join import horovod_fusion_mb
-from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.order import BatchSizes
 from hvdtrain.train.step import StepDone, TrainingStep
 from hvdtrain.train.task import Batch

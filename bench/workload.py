@@ -15,7 +15,7 @@ import torch
 from mlp import mlp
 from torch import Tensor, nn
 
-from hvdtrain.record import peaks
+from hvdtrain.tracking import peaks
 from hvdtrain.vision import models
 
 WARMUP_STEPS = 6

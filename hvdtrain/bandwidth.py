@@ -37,9 +37,9 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device, share_cores
 from hvdtrain.ranks.exchange import Exchange, exchange_on, rounds, time_exchanges
-from hvdtrain.record.files import write_json
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
+from hvdtrain.tracking.files import write_json
 
 SIZES = "1KB,4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB,256MB"
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}

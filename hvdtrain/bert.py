@@ -29,7 +29,6 @@ from hvdtrain.elastic.progress import Progress
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm, stream
 from hvdtrain.ranks.replicas import whole_hash
-from hvdtrain.record.run import Run, opened
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.options import sent_at_once_mb
 from hvdtrain.stages.whole import whole_on_0
@@ -41,6 +40,7 @@ from hvdtrain.text.pretrained import Pretrained, pretrained_on_all
 from hvdtrain.text.task import Labels, text_task
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.weights import build_on_all
+from hvdtrain.tracking.run import Run, opened
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
 from hvdtrain.train.order import BatchSizes, batch_sizes

@@ -24,15 +24,15 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
 from hvdtrain.elastic.progress import Progress
+from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.replicas import whole_hash
-from hvdtrain.record.run import Run, opened
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.options import sent_at_once_mb
 from hvdtrain.stages.blocks import Blocks
 from hvdtrain.stages.part import Part
-from hvdtrain.timing.phases import OFF, Phases
+from hvdtrain.tracking.run import Run, opened
 from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch

@@ -19,12 +19,12 @@ from hvdtrain.checkpoint.writer import Writer
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.replicas import check_replicas
-from hvdtrain.record.run import Run
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.guard import Guard, is_out_of_memory
 from hvdtrain.stages.whole import whole_on_0
+from hvdtrain.tracking.run import Run
 
 T = TypeVar("T")
 

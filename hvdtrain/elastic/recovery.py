@@ -28,9 +28,9 @@ from hvdtrain.elastic.newcomers import Newcomers, wait_to_join
 from hvdtrain.elastic.progress import Progress, Unreported
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.buckets import BucketSync
-from hvdtrain.record.run import Run
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import FAILED, EndOfRun
+from hvdtrain.tracking.run import Run
 
 # From a loss to the next step, on any number of ranks; then all of them end, and the run may be started again.
 LIMIT_S = 20.0

@@ -8,17 +8,17 @@ from dataclasses import asdict, replace
 from typing import TypeVar
 
 from hvdtrain.elastic.comm import outliving, require_ulfm
-from hvdtrain.groups.comm import in_groups
 from hvdtrain.ranks.agree import agreed, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.libraries import library_versions
-from hvdtrain.record.environment import code_hash, package_versions
-from hvdtrain.record.placement import planned
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.settings.command_line import Incomplete, option
 from hvdtrain.settings.options import RunConfig, power_rank, rounds, sent_at_once_mb
 from hvdtrain.stages.comm import in_parts, require_parts
+from hvdtrain.sync.comm import in_groups
+from hvdtrain.tracking.environment import code_hash, package_versions
+from hvdtrain.tracking.placement import planned
 
 Config = TypeVar("Config", bound=RunConfig)
 

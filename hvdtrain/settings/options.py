@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, TypeVar
 
-from hvdtrain.groups.comm import Every
 from hvdtrain.ranks.comm import BUCKET_MB, ReplicaPart
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings import command_line
 from hvdtrain.settings.command_line import AT_LEAST_0, AT_LEAST_1, FOLDER_NAME, POSITIVE, Alone, Missing, requires
 from hvdtrain.settings.optimizers import OPTIMIZERS
 from hvdtrain.stages.comm import OPTIONS
+from hvdtrain.sync.comm import Every
 
 
 @dataclass(frozen=True, kw_only=True)

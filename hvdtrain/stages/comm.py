@@ -18,8 +18,8 @@ from hvdtrain.safety.exits import BadInput
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hvdtrain.groups.members import MpiMembers
     from hvdtrain.ranks.sync import Waiting
+    from hvdtrain.sync.members import MpiMembers
 
 OPTIONS: Mapping[ReplicaPart, str] = {"all": "--stages", "stage": "--stages", "slice": "--tensor"}
 
@@ -28,7 +28,7 @@ class PartsComm:
     """All ranks of a run whose replicas are cut into parts."""
 
     def __init__(self, world: HorovodComm, mpi: Any, parts: int, part: ReplicaPart) -> None:
-        from hvdtrain.groups.members import MpiMembers
+        from hvdtrain.sync.members import MpiMembers
 
         replica, own = divmod(world.rank, parts)
         self.part: ReplicaPart = part

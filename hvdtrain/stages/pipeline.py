@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from hvdtrain.timing.phases import OFF, Phases
+from hvdtrain.profiling.phases import OFF, Phases
 
 Order = Literal["1f1b", "gpipe"]
 Forward = Callable[[int, Tensor | None], Tensor]  # a micro-batch's number and what the stage before has sent

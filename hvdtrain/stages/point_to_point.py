@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hvdtrain.groups.members import MpiMembers
+from hvdtrain.sync.members import MpiMembers
 
 _BACKEND = "mpi4py"
 

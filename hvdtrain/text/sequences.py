@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hvdtrain.timing.phases import OFF, Phases
+from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.train.feed import copied, prefetched
 from hvdtrain.train.task import Batch
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hvdtrain.profiling.phases import Phase
 from hvdtrain.text.config import BertConfig
 from hvdtrain.text.masks import masked, masked_tokens
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.vocabulary import END, MASK
-from hvdtrain.timing.phases import Phase
 from hvdtrain.train.task import Batch, Model, Sums, Totals
 
 _REMEDIES: Mapping[Phase, str] = {

@@ -21,13 +21,13 @@ from uuid import uuid4
 import numpy as np
 import tokenizers
 
-from hvdtrain.record.console import progress
-from hvdtrain.record.files import write_json
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learned
+from hvdtrain.tracking.console import progress
+from hvdtrain.tracking.files import write_json
 
 _VERSION = 4  # of what this file makes of a text
 _AT_A_TIME = 1000  # rows

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.watchdog import OFF as UNWATCHED
 from hvdtrain.safety.watchdog import Watchdog
-from hvdtrain.timing.phases import OFF, Phases
 from hvdtrain.train.order import BatchSizes, RankBatch, RankBatches, cut, permutation, rank_batches
 from hvdtrain.train.task import Batch, Task
 

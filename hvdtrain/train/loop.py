@@ -18,12 +18,12 @@ from hvdtrain.elastic.progress import Progress, Unreported
 from hvdtrain.elastic.recovery import Grows
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import Comm, Members
-from hvdtrain.record.console import SILENT, Console
-from hvdtrain.record.run import Run
-from hvdtrain.record.tracker import Measures
 from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.watchdog import OFF, Watchdog
+from hvdtrain.tracking.console import SILENT, Console
+from hvdtrain.tracking.run import Run
+from hvdtrain.tracking.tracker import Measures
 from hvdtrain.train import batch_norm
 from hvdtrain.train.feed import Feed, Split, arriving
 from hvdtrain.train.finite import Skipped, SpikeWatch

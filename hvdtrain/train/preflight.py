@@ -17,16 +17,14 @@ from hvdtrain.elastic.comm import ElasticComm
 from hvdtrain.elastic.newcomers import invited
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.elastic.recovery import Recovery, Survivors
-from hvdtrain.groups.comm import HostsComm
-from hvdtrain.groups.power_sgd import PowerSGD, largest_rank, sent_elements
-from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
-from hvdtrain.groups.two_level import TwoLevelSync
+from hvdtrain.profiling.passes import clock, least_steps
+from hvdtrain.profiling.phases import OFF, WARMUP_STEPS, Phases
+from hvdtrain.profiling.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
 from hvdtrain.ranks.agree import agreed
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.record.run import Run
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.settings.options import RunConfig, power_rank, rounds, sent_at_once_mb
@@ -34,9 +32,11 @@ from hvdtrain.stages.blocks import Blocks, Inputs
 from hvdtrain.stages.comm import OPTIONS, PartsComm
 from hvdtrain.stages.part import Part, measured_on_all, part_on_all, require_stages
 from hvdtrain.stages.point_to_point import join_replica
-from hvdtrain.timing.passes import clock, least_steps
-from hvdtrain.timing.phases import OFF, WARMUP_STEPS, Phases
-from hvdtrain.timing.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
+from hvdtrain.sync.comm import HostsComm
+from hvdtrain.sync.power_sgd import PowerSGD, largest_rank, sent_elements
+from hvdtrain.sync.rounds import EVERY_STEP, LocalRounds
+from hvdtrain.sync.two_level import TwoLevelSync
+from hvdtrain.tracking.run import Run
 from hvdtrain.train import optim
 from hvdtrain.train.average import averages_of_run, horizon_steps
 from hvdtrain.train.feed import Feed

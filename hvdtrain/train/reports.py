@@ -16,9 +16,9 @@ from torch import Tensor
 from hvdtrain.checkpoint.save_points import Decision
 from hvdtrain.elastic.progress import Unreported
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.record import gauges
-from hvdtrain.record.gauges import Gauges
 from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.tracking import gauges
+from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.train.finite import Skipped, Spike, SpikeWatch
 from hvdtrain.train.step import StepDone
 from hvdtrain.train.task import UNREADABLE, Task, Totals, added

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.groups.rounds import EVERY_STEP, Rounds
+from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.comm import Comm, Members, SerialComm
 from hvdtrain.ranks.replicas import held_before
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.stages.blocks import Blocks, run_all
 from hvdtrain.stages.part import Part
-from hvdtrain.timing.phases import OFF, Phases
+from hvdtrain.sync.rounds import EVERY_STEP, Rounds
 from hvdtrain.train import batch_norm
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.finite import SUM, Skipped, block, failed_forward, failed_sum, not_finite, total_norm

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.record.console import progress
-from hvdtrain.record.files import write_json
 from hvdtrain.safety.exits import BadInput, launched_rank
+from hvdtrain.tracking.console import progress
+from hvdtrain.tracking.files import write_json
 from hvdtrain.vision.listing import Listing
 
 # What Pillow raises for files that it cannot read, by format: RuntimeError for AVIF and DDS.

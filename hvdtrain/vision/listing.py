@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
 
-from hvdtrain.record.console import progress
 from hvdtrain.safety.exits import BadInput, launched_rank
+from hvdtrain.tracking.console import progress
 from hvdtrain.vision.images import eighty_twenty
 
 

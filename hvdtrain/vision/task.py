@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hvdtrain.timing.phases import Phase
+from hvdtrain.profiling.phases import Phase
 from hvdtrain.train.task import UNREADABLE, Batch, Model, Sums, Totals
 from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise, scale_and_shift
 from hvdtrain.vision.config import EffnetConfig

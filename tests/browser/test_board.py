@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from hvdtrain.record.events import Column
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import FINISHED
+from hvdtrain.tracking.events import Column
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.train.finite import Skipped
 from tests.unit.train.reported import IMAGES, report_of, tracked
 

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from hvdtrain.timing.passes import BLOCK_STEPS, clock
-from hvdtrain.timing.phases import WARMUP_STEPS, DeviceClock
+from hvdtrain.profiling.passes import BLOCK_STEPS, clock
+from hvdtrain.profiling.phases import WARMUP_STEPS, DeviceClock
 
 pytestmark = [
     pytest.mark.gpu,

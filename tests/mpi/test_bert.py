@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hvdtrain.timing.phases import WARMUP_STEPS
+from hvdtrain.profiling.phases import WARMUP_STEPS
 from tests import texts
 from tests.mpi.conftest import PROJECT, end_well, launcher_of, slow
 from tests.mpi.forks import BY_ITSELF
@@ -128,7 +128,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_fac
 
 DIES_LATE = """
 import os, runpy
-from hvdtrain.record.run import Run
+from hvdtrain.tracking.run import Run
 if os.environ.get("HVDLAUNCH_ATTEMPT", "0") == "0":
     Run.conclude = lambda *_, **__: os._exit(9)
 runpy.run_module("hvdtrain.bert", run_name="__main__")

@@ -10,11 +10,11 @@ from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER
 from hvdtrain.elastic.progress import Progress
+from hvdtrain.profiling.trace import BEFORE_STEPS
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import faults, watchdog
 from hvdtrain.settings.optimizers import OPTIMIZERS
-from hvdtrain.timing.trace import BEFORE_STEPS
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.train import optim
 from hvdtrain.train.batch_norm import SyncBatchNorm2d, layers
 from hvdtrain.train.loop import measures_of

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from hvdtrain.compare import files as compared
-from hvdtrain.record.files import reserve, write_reserved, write_whole
 from hvdtrain.safety import exits, watchdog
 from hvdtrain.safety.files import read_file
+from hvdtrain.tracking.files import reserve, write_reserved, write_whole
 from launch import files
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from setuptools import find_packages
 
-from hvdtrain.record import environment
+from hvdtrain.tracking import environment
 from scripts import check_loads
 
 PROJECT = Path(__file__).parents[2]
@@ -55,7 +55,7 @@ def test_every_room_is_packaged():
 def test_the_code_hash_sees_a_change_in_any_room(tmp_path, monkeypatch):
 
     shutil.copytree(PROJECT / "hvdtrain", tmp_path / "hvdtrain")
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "hvdtrain" / "record" / "environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "hvdtrain" / "tracking" / "environment.py"))
     hashes = [environment.code_hash()]
     for room in (one for one in ROOMS if one.parts[0] == "hvdtrain"):
         with (tmp_path / room / "__init__.py").open("a") as file:

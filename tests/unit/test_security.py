@@ -14,8 +14,8 @@ import pytest
 from hvdtrain.checkpoint.folder import open_folder
 from hvdtrain.compare import __main__ as compare
 from hvdtrain.ranks import connect
-from hvdtrain.record import environment
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.tracking import environment
 from hvdtrain.vision import models
 from scripts.check_loads import complaints
 from tests.unit.checkpoint.test_strangers import payloads

@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from hvdtrain.record.placement import planned
+from hvdtrain.tracking.placement import planned
 
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 note = {

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from hvdtrain.profiling.phases import HostClock
+from hvdtrain.profiling.profile import over_ranks
 from hvdtrain.ranks.connect import connect
-from hvdtrain.timing.phases import HostClock
-from hvdtrain.timing.profile import over_ranks
 from tests.steps import step_of, take
 
 folder = Path(sys.argv[1])

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.groups.comm import Every, in_groups
-from hvdtrain.groups.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.ranks.connect import connect
-from hvdtrain.record import gauges
-from hvdtrain.record.gauges import Gauges
+from hvdtrain.sync.comm import Every, in_groups
+from hvdtrain.sync.rounds import EVERY_STEP, LocalRounds
+from hvdtrain.tracking import gauges
+from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.train import optim
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.feed import Feed

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 from hvdtrain import effnet
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import exits
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.train.feed import Resident
 from hvdtrain.vision import images
 

@@ -23,7 +23,7 @@ import time
 import traceback
 from pathlib import Path
 
-from hvdtrain.record.placement import planned
+from hvdtrain.tracking.placement import planned
 
 WORKS_S, WAITS_S = 4.0, 6.0  # how long a step may take, and the wait for the others
 

@@ -14,8 +14,8 @@ import torch
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.ranks.connect import connect
-from hvdtrain.record import gauges
-from hvdtrain.record.gauges import Gauges
+from hvdtrain.tracking import gauges
+from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.train import batch_norm as sync_bn
 from hvdtrain.train import optim
 from hvdtrain.train.feed import Feed, Resident

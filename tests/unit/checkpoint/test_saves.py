@@ -10,10 +10,10 @@ from hvdtrain.checkpoint.changes import changed
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.checkpoint.state import own, shared
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.guard import CHECKPOINT_WRITE
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.vision.config import EffnetConfig
 from tests.ranks import Rank, together
 from tests.unit.checkpoint.checkpoints import names

@@ -12,11 +12,11 @@ from hvdtrain.elastic import recovery
 from hvdtrain.elastic.comm import Member
 from hvdtrain.elastic.progress import Progress, Unreported
 from hvdtrain.elastic.recovery import Grows, Survivors
-from hvdtrain.record.console import Console
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import FAILED, EndOfRun
 from hvdtrain.safety.faults import NONE
 from hvdtrain.safety.watchdog import OFF
+from hvdtrain.tracking.console import Console
+from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank, together
 from tests.steps import CPU
 from tests.unit.train.reported import IMAGES

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.record.placement import planned
+from hvdtrain.tracking.placement import planned
 from launch.errors import CommandError, HostError, HostfileError, PlacementError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.record.placement import planned
+from hvdtrain.tracking.placement import planned
 from launch.errors import CommandError
 from launch.rank import bind
 from launch.start.render import render

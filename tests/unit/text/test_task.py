@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from hvdtrain.profiling.phases import INPUT
 from hvdtrain.settings import command_line
 from hvdtrain.text.config import BertConfig
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.task import Labels, MaskedWords
-from hvdtrain.timing.phases import INPUT
 from hvdtrain.train.task import total
 
 CPU, CLS, SEP = torch.device("cpu"), 2, 3

@@ -3,7 +3,7 @@
 import torch
 
 from hvdtrain.checkpoint.save_points import Decision
-from hvdtrain.record.tracker import Measures
+from hvdtrain.tracking.tracker import Measures
 from hvdtrain.train.reports import Report
 from tests.steps import task_of
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.ranks.sync import NoSync
-from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.safety.faults import Faults
-from hvdtrain.timing.verdict import REMEDIES
+from hvdtrain.tracking.gauges import Gauges, none
 from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, evaluate, measures_of, train_epoch
 from hvdtrain.train.order import BatchSizes

@@ -19,14 +19,14 @@ from hvdtrain.checkpoint.save_points import AgreedSavePoints
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.record.console import SILENT
-from hvdtrain.record.gauges import Gauges, none
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import exits, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.task import Labels
+from hvdtrain.tracking.console import SILENT
+from hvdtrain.tracking.gauges import Gauges, none
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import Limits, measures_of
 from hvdtrain.train.order import BatchSizes

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.record.console import Console
+from hvdtrain.tracking.console import Console
 from hvdtrain.train import optim
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.vision import models

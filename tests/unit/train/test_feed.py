@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.profiling.phases import OFF, HostClock
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.timing.phases import OFF, HostClock
 from hvdtrain.train import feed as feeding
 from hvdtrain.train.feed import Feed, Resident, copied, prefetched
 from hvdtrain.train.order import BatchSizes

@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import Decision
-from hvdtrain.groups.rounds import EVERY_STEP
+from hvdtrain.profiling.phases import OFF
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.record.gauges import Gauges, none
 from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
-from hvdtrain.timing.phases import OFF
+from hvdtrain.sync.rounds import EVERY_STEP
+from hvdtrain.tracking.gauges import Gauges, none
 from hvdtrain.train.average import MovingAverage
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.finite import Skipped, Spike

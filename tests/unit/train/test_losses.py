@@ -11,9 +11,9 @@ from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER
 from hvdtrain.elastic.progress import Progress, Unreported
-from hvdtrain.record.console import SILENT
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety import faults, watchdog
+from hvdtrain.tracking.console import SILENT
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.train.feed import Feed
 from hvdtrain.train.loop import after, measures_of, train_epoch
 from hvdtrain.train.schedule import learning_rate

@@ -9,10 +9,10 @@ import pytest
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import Decision
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.record import events, tracker
-from hvdtrain.record.gauges import Gauges
-from hvdtrain.record.tracker import Tracker
 from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.tracking import events, tracker
+from hvdtrain.tracking.gauges import Gauges
+from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.train.finite import Skipped, Spike
 from hvdtrain.train.loop import Limits, follow
 from hvdtrain.train.reports import MOST_CURVES, Report, Reports, Window

@@ -10,7 +10,7 @@ from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.save_points import NEVER
 from hvdtrain.checkpoint.state import State
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.record.gauges import Gauges, none
+from hvdtrain.tracking.gauges import Gauges, none
 from hvdtrain.train.feed import Feed, Resident
 from hvdtrain.train.loop import Limits, evaluate, state_of, train_epoch
 from hvdtrain.train.reports import Reports

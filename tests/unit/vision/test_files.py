@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from hvdtrain.profiling.phases import HostClock
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.guard import Guard
-from hvdtrain.timing.phases import HostClock
 from hvdtrain.vision import data, files
 from hvdtrain.vision.config import scaled
 from hvdtrain.vision.data import load_on_all

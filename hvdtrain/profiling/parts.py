@@ -1,0 +1,166 @@
+"""What each part of a step costs by itself, and what is left of that in a step where much happens at the same time."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from hvdtrain.profiling.phases import COMPUTE, Phase
+from hvdtrain.profiling.verdict import REMEDIES, RankMeans
+
+PARTS: dict[str, tuple[Phase, ...]] = {
+    "read": ("read", "to_device"),
+    "augment": ("augment",),
+    "forward": ("forward",),
+    "loss": ("loss",),
+    "backward": ("backward",),
+    "sync": ("sync", "bubble"),
+    "optimizer": ("optimizer",),
+    "record": ("record", "other"),
+}
+WAITING = "waiting"  # for gradients, longer than their sum takes alone: for other ranks, or for cores
+_SLOWED = "computing slower than alone"
+_REMEDIES = {  # of what is not input
+    **dict.fromkeys(("forward", "loss", "backward"), "--precision bf16, --compile, a smaller model"),
+    "sync": "--accumulate-steps, --compression fp16, faster links",
+    "optimizer": "a simpler --optimizer, no --clip-norm, --ema-epochs 0",
+    "record": "a larger --report-every-steps and --checkpoint-every-s",
+    WAITING: "ranks slow in turn: other jobs, fewer cores than ranks, the slowest host",
+    _SLOWED: "cores and bandwidth for what runs beside it: fewer ranks per host",
+}
+
+Outcome = Literal["nothing to do", "too noisy to tell", "to hide"]
+
+# A step that is longer than its computation by so much of a step, or less, is as long as that.
+EQUAL = 0.05
+# Of what takes less than this share of a step alone, it does not matter how much is hidden.
+LEAST = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of the mean step, over all ranks."""
+
+    part: str
+    own_s: float  # alone: pass B
+    exposed_s: float  # what it adds to a step: pass A
+    hidden: float | None  # 0 to 1, of its own cost; None for what is done in line, and for less than LEAST
+    gain_at_most: float  # 0 to 1, of a step: what would be saved if it cost nothing
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The whole step against its parts."""
+
+    step_s: float  # pass A
+    compute_s: float  # forward to optimizer without the sync, alone
+    slowed_s: float  # by which computation takes longer in pass A, where other work runs at the same time
+    error_s: float | None  # of step_s - compute_s, one standard error; None in a run too short to know
+    parts: list[Part]  # those of PARTS, and WAITING
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the step is as long as its computation."""
+        more_s = self.step_s - self.compute_s
+        if more_s <= EQUAL * self.step_s:
+            return "nothing to do"
+        if self.error_s is None or more_s <= 2 * self.error_s:
+            return "too noisy to tell"
+        return "to hide"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict."""
+        step = f"the whole step takes {_ms(self.step_s)} ms, forward to optimizer alone {_ms(self.compute_s)} ms"
+        if self.outcome == "nothing to do":
+            return f"nothing to do: {step}"
+        if self.error_s is None:
+            return f"too noisy to tell: {step}, in too few steps to know their spread: take more of them"
+        if self.outcome == "too noisy to tell":
+            spread = f"the difference is inside the spread over blocks of steps, {_ms(2 * self.error_s)} ms"
+            return f"too noisy to tell: {step}, and {spread}: take more steps, or a machine with nothing else to do"
+        gains = {one.part: one.gain_at_most for one in self.parts if one.part not in COMPUTE}
+        gains[_SLOWED] = self.slowed_s / self.step_s
+        remedies = {one.part: one.remedy for one in self.parts} | {_SLOWED: _REMEDIES[_SLOWED]}
+        most = max(gains, key=lambda name: gains[name])
+        rest = 1 - self.compute_s / self.step_s
+        return f"{rest:.0%} to hide: {step}; most of it is {most}, at most {gains[most]:.0%}: {remedies[most]}"
+
+    def table(self) -> list[str]:
+        """The lines of a Markdown table."""
+        rows = [["part", "own ms", "exposed ms", "hidden", "to gain at most", "by"]]
+        for one in self.parts:
+            hidden = "-" if one.hidden is None else f"{one.hidden:.0%}"
+            rows.append([one.part, _ms(one.own_s), _ms(one.exposed_s), hidden, f"{one.gain_at_most:.1%}", one.remedy])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        columns = list(zip(widths, _TEXT, strict=True))
+        rules = ["-" * width if is_text else f"{'-' * (width - 1)}:" for width, is_text in columns]
+        return [_line(row, widths) for row in (rows[0], rules, *rows[1:])]
+
+    def document(self) -> dict[str, Any]:
+        """For phases.json."""
+        return {
+            "whole_step_s": self.step_s,
+            "compute_alone_s": self.compute_s,
+            "compute_slowed_s": self.slowed_s,
+            "error_s": self.error_s,
+            "outcome": self.outcome,
+            "parts_sentence": self.sentence,
+            "parts": [asdict(one) for one in self.parts],
+        }
+
+
+_TEXT = (True, False, False, False, False, True)  # else a number, which stands on the right
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}"
+
+
+def _line(words: Iterable[str], widths: Iterable[int]) -> str:
+    cells = zip(words, widths, _TEXT, strict=True)
+    return f"| {' | '.join(word.ljust(width) if is_text else word.rjust(width) for word, width, is_text in cells)} |"
+
+
+def parts_of(ranks: Sequence[RankMeans], input_remedies: Mapping[Phase, str] = REMEDIES) -> Parts | None:
+    """The parts of the mean step, each the median over ranks; None unless both passes were measured on all of them.
+
+    Who waits for gradients longer than their sum takes alone waits for other ranks, or for a core. Of the sync no more
+    is exposed than the least of all ranks waits; the longest wait, less that, is WAITING.
+    """
+    alone = [means.alone_s for means in ranks if means.alone_s is not None]
+    if len(alone) < len(ranks):
+        return None
+    whole = [means.phases_s for means in ranks]
+    step_s = median(means.sum_s for means in ranks)
+    own_s = {name: _middle(alone, phases) for name, phases in PARTS.items()}
+    exposed_s = {name: _middle(whole, phases) for name, phases in PARTS.items()}
+    waits_s = [of_rank["sync"] for of_rank in whole]
+    exposed_s["sync"] = min(own_s["sync"], *waits_s)
+    own_s[WAITING], exposed_s[WAITING] = 0.0, max(waits_s) - exposed_s["sync"]
+    compute_s = _middle(alone, COMPUTE)
+    hideable = [name for name in ("read", "sync") if own_s[name] >= LEAST * step_s]
+    remedies = _REMEDIES | {str(phase): remedy for phase, remedy in input_remedies.items()}
+    errors_s = [means.error_s for means in ranks if means.error_s is not None]
+    return Parts(
+        step_s=step_s,
+        compute_s=compute_s,
+        slowed_s=max(0.0, _middle(whole, COMPUTE) - compute_s),
+        error_s=max(errors_s, default=None),
+        parts=[
+            Part(
+                part=name,
+                own_s=own_s[name],
+                exposed_s=seconds,
+                hidden=max(0.0, 1 - seconds / own_s[name]) if name in hideable else None,
+                gain_at_most=seconds / step_s,
+                remedy=remedies[name],
+            )
+            for name, seconds in exposed_s.items()
+        ],
+    )
+
+
+def _middle(ranks: Iterable[dict[Phase, float]], phases: Sequence[Phase]) -> float:
+    return median(sum(of_rank[phase] for phase in phases) for of_rank in ranks)

@@ -1,0 +1,95 @@
+"""The mean step of every rank as a stacked bar, and the parts of a step: their own cost and what is exposed."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hvdtrain.profiling.parts import PARTS, Parts
+from hvdtrain.profiling.phases import PHASES, Phase
+from hvdtrain.profiling.profile import Profile
+from hvdtrain.profiling.verdict import NAMES, RankMeans
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_BARS = 16
+
+# Input green, compute blue, communication red, the rest grey.
+_COLOURS: dict[Phase, str] = {
+    "read": "#1b7837",
+    "augment": "#5aae61",
+    "to_device": "#a6dba0",
+    "forward": "#08519c",
+    "loss": "#9ecae1",
+    "backward": "#3182bd",
+    "bubble": "#fddbc7",
+    "sync": "#d6604d",
+    "optimizer": "#6baed6",
+    "record": "#969696",
+    "other": "#d9d9d9",
+}
+_WAITING = "#f4a582"
+
+
+def draw(profile: Profile) -> "Figure":
+    """Bars in milliseconds, the verdict above them; of many ranks MOST_BARS, from the fastest to the slowest.
+
+    Where both passes were measured, the parts of a step are drawn below.
+    """
+    from matplotlib.figure import Figure
+
+    ranks, parts = _chosen(profile.ranks), profile.parts
+    heights = [1.4 + 0.5 * len(ranks), *([4.2] if parts else [])]
+    figure = Figure(figsize=(7, 1.5 + sum(heights)), dpi=120, layout="constrained")
+    axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
+    _draw_ranks(axes[0], ranks)
+    axes[0].set_xlabel(f"ms per step, mean of {ranks[0].steps} steps")
+    axes[0].set_title(textwrap.fill(profile.verdict.sentence, 72), fontsize=11, loc="left")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=10, frameon=False)
+    if parts:
+        _draw_parts(axes[1], parts)
+    return figure
+
+
+def _draw_ranks(axes: "Axes", ranks: Sequence[RankMeans]) -> None:
+    left = [0.0] * len(ranks)
+    longest_s = max(means.sum_s for means in ranks)
+    labels = [f"rank {means.rank}, {means.host}" for means in ranks]
+    for phase in PHASES:
+        widths = [1000 * means.phases_s[phase] for means in ranks]
+        bars = axes.barh(labels, widths, left=left, color=_COLOURS[phase], label=NAMES[phase], height=0.7)
+        texts = [f"{width:.3g}" if width > 60 * longest_s else "" for width in widths]  # 6 % of the widest bar
+        dark = phase in ("read", "forward", "backward", "sync")
+        axes.bar_label(bars, texts, label_type="center", fontsize=10, color="white" if dark else "black")
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.margins(x=0, y=0.02)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_parts(axes: "Axes", parts: Parts) -> None:
+    """For each part what it costs alone, pale, above what it adds to a step."""
+    colours = [*(_COLOURS[phases[0]] for phases in PARTS.values()), _WAITING]
+    for shift, alpha, seconds in (
+        (-0.2, 0.4, [one.own_s for one in parts.parts]),
+        (0.2, 1.0, [one.exposed_s for one in parts.parts]),
+    ):
+        places = [place + shift for place in range(len(parts.parts))]
+        bars = axes.barh(places, [1000 * one for one in seconds], height=0.38, color=colours, alpha=alpha)
+        axes.bar_label(bars, [f"{1000 * one:.3g}" for one in seconds], padding=3, fontsize=9)
+    hidden = {one.part: f"\n{one.hidden:.0%} hidden" for one in parts.parts if one.hidden is not None}
+    axes.set_yticks(range(len(parts.parts)), [one.part + hidden.get(one.part, "") for one in parts.parts])
+    axes.invert_yaxis()
+    axes.margins(x=0.08, y=0.02)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("ms per step: pale, the part alone; full, what it adds to a step")
+    axes.set_title(textwrap.fill(parts.sentence, 72), fontsize=11, loc="left")
+
+
+def _chosen(ranks: Sequence[RankMeans]) -> list[RankMeans]:
+    if len(ranks) <= MOST_BARS:
+        return list(ranks)
+    by_speed = sorted(ranks, key=lambda means: means.own_s)
+    return [by_speed[round(place * (len(ranks) - 1) / (MOST_BARS - 1))] for place in range(MOST_BARS)]

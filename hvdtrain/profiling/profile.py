@@ -1,0 +1,93 @@
+"""The clocks of all ranks together, for people and for files."""
+
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from hvdtrain.profiling.gains import Summed, gains_of
+from hvdtrain.profiling.parts import parts_of
+from hvdtrain.profiling.phases import PHASES, Phase, Phases
+from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge
+from hvdtrain.ranks.comm import Comm
+
+
+class Profile:
+    """The mean step of every rank, and what follows from it."""
+
+    def __init__(
+        self, ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES, summed: Summed | None = None
+    ) -> None:
+        self.ranks = ranks
+        self.verdict = judge(ranks, remedies)
+        self.parts = parts_of(ranks, remedies)  # None unless both passes were measured
+        self.gains = None if summed is None else gains_of(ranks, summed)
+
+    def summary(self) -> dict[str, Any]:
+        """The verdict, for result.json."""
+        return {
+            "verdict": self.verdict.kind,
+            "share": self.verdict.share,
+            "rank": self.verdict.rank,
+            "host": self.verdict.host,
+            "sentence": self.verdict.sentence,
+        }
+
+    def lines(self) -> list[str]:
+        """The verdict; where both passes were measured the parts, after the name of a straggler. As Markdown.
+
+        Then what would help where ranks wait for gradients.
+        """
+        gains = [] if self.gains is None else ["", self.gains.sentence]
+        if self.parts is None:
+            return [self.verdict.sentence, *gains]
+        straggler = [self.verdict.sentence, ""] if self.verdict.kind == "straggler" else []
+        return [*straggler, self.parts.sentence, "", *self.parts.table(), *gains]
+
+    def document(self) -> dict[str, Any]:
+        """For phases.json: minimum, median and maximum of each phase over the ranks, then each rank's means.
+
+        Where both passes were measured also the parts, and each rank's phases alone as `alone_s`.
+        """
+        slowest = max(self.ranks, key=lambda means: means.own_s)
+        phases = {}
+        for phase in PHASES:
+            seconds = [means.phases_s[phase] for means in self.ranks]
+            longest = max(self.ranks, key=lambda means: means.phases_s[phase])
+            phases[phase] = {
+                "min_s": min(seconds),
+                "median_s": median(seconds),
+                "max_s": longest.phases_s[phase],
+                "max_rank": longest.rank,
+                "max_host": longest.host,
+            }
+        return {
+            **self.summary(),
+            "steps": self.ranks[0].steps,
+            "step_s": median(means.step_s for means in self.ranks),
+            "slowest": {"rank": slowest.rank, "host": slowest.host, "own_s": slowest.own_s},
+            "phases": phases,
+            **(self.parts.document() if self.parts else {}),
+            **({"gains": self.gains.document()} if self.gains else {}),
+            "ranks": [{**asdict(means), "sum_s": means.sum_s} for means in self.ranks],
+        }
+
+
+def over_ranks(
+    comm: Comm,
+    phases: Phases,
+    remedies: Mapping[Phase, str] = REMEDIES,
+    *,
+    summed: Summed | None = None,
+    sent_bytes: float | None = None,
+) -> Profile | None:
+    """The profile of all ranks; None if their clocks are off or still warming up. Called by every rank.
+
+    `remedies` are what helps where the input limits the run; `sent_bytes` are this host's, per step.
+    """
+    own_means = phases.means()
+    if own_means is None:
+        return None
+    own = {"rank": comm.rank, "host": socket.gethostname(), "sent_bytes": sent_bytes, **asdict(own_means)}
+    return Profile([RankMeans(**means) for means in comm.allgather(own)], remedies, summed)

@@ -1,0 +1,139 @@
+"""The phases as ranges in traces: torch.profiler's, for Perfetto and TensorBoard, and those of Nsight Systems."""
+
+import os
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from hvdtrain.profiling.phases import Phase, Phases, StepMeans
+
+_UNTRACED_STEPS = 1
+_WARMUP_STEPS = 2  # traced and thrown away: starting the profiler costs time
+BEFORE_STEPS = _UNTRACED_STEPS + _WARMUP_STEPS
+
+
+def unmeasured_steps(steps: int) -> int:
+    """How many steps are slower when `steps` are traced; the last of them waits for every rank's file."""
+    return BEFORE_STEPS + steps + 1
+
+
+class _Around(ABC):
+    """Phases as another clock measures them, with a range open for each; `_begin` and `_end` do that."""
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+
+    @property
+    def alone(self) -> bool:
+        return self._phases.alone
+
+    @property
+    def steps_alike(self) -> int:
+        return self._phases.steps_alike
+
+    def enter(self, phase: Phase) -> None:
+        self._phases.enter(phase)
+        self._end()
+        self._begin(phase)
+
+    def step_done(self) -> None:
+        self._phases.step_done()
+        self._end()
+
+    def means(self) -> StepMeans | None:
+        return self._phases.means()
+
+    def close(self) -> None:
+        self._phases.close()
+        self._end()
+
+    @abstractmethod
+    def _begin(self, phase: Phase) -> None: ...
+
+    @abstractmethod
+    def _end(self) -> None:
+        """If any range is open."""
+
+
+class NvtxRanges(_Around):
+    """Phases that Nsight Systems shows as ranges; where nobody looks a range costs next to nothing."""
+
+    def __init__(self, phases: Phases) -> None:
+        super().__init__(phases)
+        self._is_open = False
+
+    def _begin(self, phase: Phase) -> None:
+        torch.cuda.nvtx.range_push(phase)
+        self._is_open = True
+
+    def _end(self) -> None:
+        if self._is_open:
+            torch.cuda.nvtx.range_pop()
+            self._is_open = False
+
+
+def nsight_looks() -> bool:
+    """Whether this process was started by Nsight Systems."""
+    return "NSYS_PROFILING_SESSION_ID" in os.environ
+
+
+class TorchTrace(_Around):
+    """Phases that also trace `steps` steps into `file`, once the first BEFORE_STEPS are done.
+
+    Every rank traces, since a single one would keep the others waiting. The ranks take different times to write, so
+    `phases` should start to measure after `unmeasured_steps`. If a trace cannot be written, a line on stderr says so,
+    and the training goes on.
+    """
+
+    def __init__(self, phases: Phases, file: Path, *, steps: int, device: torch.device) -> None:
+        super().__init__(phases)
+        self._file = file
+        self._left = BEFORE_STEPS + steps
+        if device.type != "cuda":  # otherwise the profiler reports the missing GPU as an error
+            os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self._profiler = profile(
+            activities=activities,
+            schedule=schedule(wait=_UNTRACED_STEPS, warmup=_WARMUP_STEPS, active=steps, repeat=1),
+            on_trace_ready=self._write,
+            acc_events=True,  # without it torch warns that there is only one cycle
+        )
+        self._range: record_function | None = None
+        self._profiler.start()
+
+    def step_done(self) -> None:
+        super().step_done()
+        if self._left:
+            self._profiler.step()
+            self._left -= 1
+            if not self._left:
+                self._profiler.stop()
+
+    def close(self) -> None:
+        """Write the steps traced so far, if the run was shorter than planned."""
+        super().close()
+        if self._left:
+            self._left = 0
+            self._profiler.stop()
+
+    def _begin(self, phase: Phase) -> None:
+        if self._left:
+            self._range = record_function(phase)
+            self._range.__enter__()
+
+    def _end(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def _write(self, profiler: "profile") -> None:
+        beside = self._file.with_name(f"part-{self._file.name}")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(beside))
+            beside.replace(self._file)
+        except (OSError, RuntimeError) as error:
+            print(f"hvdtrain: no trace in {self._file}: {error}", file=sys.stderr, flush=True)

@@ -1,0 +1,150 @@
+"""A verdict from the clocks of all ranks: which rank is slowest, what limits the run, and what would help."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from hvdtrain.profiling.phases import COMPUTE, INPUT, PHASES, Phase
+
+Kind = Literal["compute-bound", "input-bound", "communication-bound", "pipeline-bound", "straggler"]
+
+# The share of a step from which a change is worth while. Removing a fifth makes training a quarter faster; a straggler
+# costs all ranks its share, and looking at one host may be enough.
+WORTH_A_CHANGE: dict[Kind, float] = {
+    "straggler": 0.1,
+    "communication-bound": 0.2,
+    "pipeline-bound": 0.2,
+    "input-bound": 0.2,
+}
+
+NAMES: dict[Phase, str] = {
+    "read": "dataset read",
+    "augment": "augment",
+    "to_device": "host to device",
+    "forward": "forward",
+    "loss": "loss",
+    "backward": "backward",
+    "bubble": "pipeline bubble",
+    "sync": "gradient sync",
+    "optimizer": "optimizer",
+    "record": "logging, checkpoint",
+    "other": "other",
+}
+# What helps where the input limits a run; a task knows better, by its own options.
+REMEDIES: Mapping[Phase, str] = {
+    "read": "more cores per rank, smaller files, or data that fit on the device",
+    "augment": "less of it",
+    "to_device": "data that fit on the device, or larger batches",
+}
+_HELP: dict[Kind, str] = {
+    "communication-bound": "a larger --accumulate-steps, --compression fp16, a larger --fusion-threshold-mb, or fewer "
+    "hosts and faster links between them",
+    "pipeline-bound": "a larger --accumulate-steps, --stages-at for stages that take alike, or fewer --stages",
+    "straggler": "look at that host: other jobs, GPU clocks and temperature, cores per rank, its disk",
+    "compute-bound": "--precision bf16, --compile, a smaller model, or more and faster devices",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMeans:
+    """The mean step of one rank."""
+
+    rank: int
+    host: str
+    steps: int
+    step_s: float  # by the host's clock
+    phases_s: dict[Phase, float]
+    alone_s: dict[Phase, float] | None = None  # as in StepMeans
+    error_s: float | None = None
+    sent_bytes: float | None = None  # by its host, per step
+
+    @property
+    def sum_s(self) -> float:
+        """Seconds in all phases."""
+        return sum(self.phases_s.values())
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of the rank's own work, without the wait for the others."""
+        return self.sum_s - self.phases_s["sync"] - self.phases_s["bubble"]
+
+    def of(self, phases: Sequence[Phase]) -> float:
+        """Seconds in these phases together."""
+        return sum(self.phases_s[phase] for phase in phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What limits the run."""
+
+    kind: Kind
+    share: float  # of a step, 0 to 1
+    rank: int | None  # of a straggler
+    host: str | None
+    sentence: str
+
+
+def judge(ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) -> Verdict:
+    """What limits the run, and what would help; `remedies` are those of its input.
+
+    A step ends on every rank at the same time, when the last rank's gradients have come. The slowest rank is the one
+    with the most time outside `sync`. It waits for nobody: its `sync` is the communication itself, and whatever the
+    others wait longer than that they wait for it. So a typical rank's step divides into these shares:
+
+    - straggler: the slowest rank's own time less the median of the others' own time;
+    - communication: the least `sync` of all ranks;
+    - pipeline: the median of the others' `bubble`, the wait for other stages;
+    - input: the median of the others' read, augment and to_device;
+    - compute: the median of the others' forward, loss, backward and optimizer; record and other are the rest.
+
+    The largest of the first four that is WORTH_A_CHANGE is the verdict; if none is, the run is compute-bound.
+    Means over many steps cannot tell communication from ranks that are slow in turn: both are waits in `sync`. With
+    batch norm over all ranks the wait for a slow rank is in `forward`, and no straggler is seen.
+    """
+    slowest = max(ranks, key=lambda means: means.own_s)
+    others = [means for means in ranks if means is not slowest] or [slowest]
+    step_s = median(means.sum_s for means in ranks)
+    waits: dict[Kind, float] = {
+        "straggler": slowest.own_s - median(means.own_s for means in others),
+        "communication-bound": min(means.phases_s["sync"] for means in ranks),
+        "pipeline-bound": median(means.phases_s["bubble"] for means in others),
+        "input-bound": median(means.of(INPUT) for means in others),
+    }
+    compute_s = median(means.of(COMPUTE) for means in others)
+    worth = {name: seconds for name, seconds in waits.items() if seconds >= WORTH_A_CHANGE[name] * step_s}
+    kind: Kind = max(worth, key=lambda name: worth[name], default="compute-bound")
+    share = {**waits, "compute-bound": compute_s}[kind] / step_s
+    return Verdict(
+        kind=kind,
+        share=share,
+        rank=slowest.rank if kind == "straggler" else None,
+        host=slowest.host if kind == "straggler" else None,
+        sentence=_sentence(kind, share, slowest, others, remedies),
+    )
+
+
+def _sentence(
+    kind: Kind, share: float, slowest: RankMeans, others: Sequence[RankMeans], remedies: Mapping[Phase, str]
+) -> str:
+    usual = {phase: median(means.phases_s[phase] for means in others) for phase in PHASES}
+    if kind == "straggler":
+        more = {phase: slowest.phases_s[phase] - usual[phase] for phase in PHASES if phase not in ("sync", "bubble")}
+        where = max(more, key=lambda phase: more[phase])
+        what = (
+            f"the others wait {share:.0%} of each step for rank {slowest.rank} on {slowest.host}, whose {NAMES[where]} "
+            f"takes {1000 * slowest.phases_s[where]:.1f} ms against {1000 * usual[where]:.1f} ms"
+        )
+        return f"straggler: {what}; {_HELP[kind]}"
+    if kind == "input-bound":
+        most = max(INPUT, key=lambda phase: usual[phase])
+        what = f"{share:.0%} of each step goes into input, most of it {NAMES[most]} ({1000 * usual[most]:.1f} ms)"
+        return f"input-bound: {what}; what helps: {remedies[most]}"
+    if kind == "pipeline-bound":
+        return f"pipeline-bound: {share:.0%} of each step stages wait for each other; what helps: {_HELP[kind]}"
+    if kind == "communication-bound":
+        return f"communication-bound: {share:.0%} of each step is spent on gradient sync; what helps: {_HELP[kind]}"
+    rest_s = usual["record"] + usual["other"]
+    rest = rest_s / sum(usual.values())
+    remark = f"; logging, checkpoints and checks take {rest:.0%}: have fewer of them" if rest >= 0.2 else ""
+    return f"compute-bound: {share:.0%} of each step is forward to optimizer{remark}; what helps: {_HELP[kind]}"

@@ -1,0 +1,314 @@
+"""The run folder: settings, environment, metrics, TensorBoard events and the result.
+
+Every file is whole at any time: JSON is written beside its target and renamed, a metrics line or an event at once.
+Only rank 0 writes, but for its own file each in ranks/.
+"""
+
+import io
+import json
+import math
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdtrain.profiling.phases import Phase
+from hvdtrain.profiling.verdict import REMEDIES
+from hvdtrain.safety import exits
+from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
+from hvdtrain.tracking import events, markdown
+from hvdtrain.tracking.files import RecordFile, reserve, write_json, write_reserved, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """What a run counts and measures, by name."""
+
+    unit: str  # of what the speed is told in: images
+    metrics: tuple[str, ...]  # of the test split: loss, accuracy
+    best_metric: str  # the one by which the best weights are known
+    higher_is_better: bool = True
+    remedies: Mapping[Phase, str] = field(default_factory=lambda: REMEDIES)  # where its input limits the run
+
+    @property
+    def train_per_s(self) -> str:
+        """The name of the speed in result.json."""
+        return f"train_{self.unit}_per_s"
+
+    @property
+    def best(self) -> str:
+        """The name of the best metric in result.json."""
+        return f"best_{self.best_metric}"
+
+    @property
+    def hparam_metrics(self) -> dict[str, str]:
+        """Titles by tag: their last values are the metrics on TensorBoard's HPARAMS page."""
+        shown = [self.best_metric, *(name for name in self.metrics if name != self.best_metric)]
+        return {
+            **{f"eval/{name}": f"test {name}" for name in shown},
+            "train_by_epoch/time_s": "training time s",
+            f"train_by_epoch/{self.unit}_per_s": f"{self.unit}/s, last epoch",
+        }
+
+
+class Tracker:
+    """The run folder's metrics, events and result; on other ranks than 0 it writes nothing, nor makes what it would.
+
+    `result` is what result.json will hold: `count` and `epoch_done` keep it up to date, `conclude` writes it. What
+    cannot be written is counted there and told once; no call raises for it. With the `memory` of an earlier process it
+    goes on from there: what that one wrote later is cut off.
+    """
+
+    _lines: RecordFile  # of the rank that writes
+    _events: RecordFile
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        writes: bool,
+        measures: Measures,
+        result: dict[str, Any],
+        counts: Sequence[str] = (),
+        memory: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`counts` are what else is counted over the run, restarts included."""
+        self.folder = folder
+        self.measures = measures
+        # What goes on in a run that is resumed.
+        self._kept = {
+            "steps": 0,
+            "train_time_s": 0.0,
+            measures.train_per_s: None,
+            **{f"eval_{name}": None for name in measures.metrics},
+            measures.best: None,
+            "skipped_steps": 0,
+            "loss_spikes": 0,
+            f"unreadable_{measures.unit}": 0,
+            "resumed": 0,
+            **dict.fromkeys(counts, 0),
+        }
+        self.result = {
+            **result,
+            **self._kept,
+            "wall_time_s": None,
+            "log_write_failures": 0,
+            "checkpoint_write_failures": 0,
+            "memory": None,  # in a run that did not come to an end of its own: no rank could ask the others
+            "exit_reason": None,
+        }
+        self._started = time.perf_counter()
+        self._count = 0.0
+        self.writes = writes
+        self._resumed = memory is not None
+        self.guard = Guard()
+        events_file, lines_bytes, events_bytes = events.file_name(), None, None
+        if memory is not None:
+            self.result |= {name: memory["result"].get(name, start) for name, start in self._kept.items()}
+            self.result["resumed"] += 1
+            self._started -= memory["wall_time_s"]
+            self._count = memory["count"]
+            self.guard.counts.update(memory["failures"])
+            events_file = Path(memory["events_file"]).name  # a stranger's may lead elsewhere
+            lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
+        self._facts: dict[str, Any] = {}
+        if writes:
+            self._open(events_file, lines_bytes, events_bytes)
+
+    def _open(self, events_file: str, lines_bytes: int | None = None, events_bytes: int | None = None) -> None:
+        self._lines = RecordFile(self.folder / "metrics.jsonl", self.guard, keep=lines_bytes)
+        self._events = RecordFile(self.folder / events_file, self.guard, keep=events_bytes)
+        self._events_file = events_file
+        if not self._events.size():
+            self._events.append(events.version())
+        self._try(self.folder / "result.json", reserve)
+
+    def lead(self) -> None:
+        """Write from now on what rank 0 has written, which is lost; this rank has counted what it has counted."""
+        self.writes = self._resumed = True
+        found = sorted(path.name for path in self.folder.glob("events.out.tfevents.*"))
+        self._open(found[-1] if found else events.file_name())
+
+    def counted(self) -> dict[str, Any]:
+        """What a rank that may lead must know, as JSON."""
+        counted = {name: value for name, value in self.result.items() if name not in ("memory", "exit_reason")}
+        return {"result": counted, "count": self._count, "began": time.time() - time.perf_counter() + self._started}
+
+    def go_on_from(self, counted: Mapping[str, Any]) -> None:
+        """Take over what another rank has counted, which may have begun long before."""
+        self.result |= counted["result"]
+        self._count = counted["count"]
+        self._started = counted["began"] - time.time() + time.perf_counter()
+
+    def happened(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+        """Rank 0 writes down what has happened, and these numbers, at the step of `count`."""
+        if self.writes:
+            self._line(event)
+            self._events.append(events.scalars(scalars, self.result["steps"]))
+
+    def describe(self, *, columns: Sequence[events.Column], command: Sequence[str], **documents: Any) -> None:
+        """Write each document as <name>.json, and show it and the command on TensorBoard's text page.
+
+        `columns` are the settings by which runs are compared on its HPARAMS page.
+        """
+        for name, document in documents.items():
+            self.document(f"{name}.json", document)
+        if self._resumed or not self.writes:
+            return  # TensorBoard knows a resumed run already
+        self._events.append(events.hparams_start(columns, self.measures.hparam_metrics))
+        self._events.append(events.text("command", f"`{shlex.join(command)}`"))
+        for name, document in documents.items():
+            self._events.append(events.text(name, markdown.tables(document)))
+
+    def memory(self) -> dict[str, Any]:
+        """What a later process needs to go on from here, as JSON."""
+        return {
+            "result": {name: self.result[name] for name in self._kept},
+            "wall_time_s": time.perf_counter() - self._started,
+            "count": self._count,
+            "failures": dict(self.guard.counts),
+            "events_file": self._events_file,
+            "lines_bytes": self._lines.size(),
+            "events_bytes": self._events.size(),
+        }
+
+    def document(self, name: str, value: Any) -> None:
+        """Rank 0 writes a JSON file of this name into the run folder."""
+        if self.writes:
+            self._try(self.folder / name, lambda path: write_json(path, value))
+
+    def rank_facts(self, rank: int, **facts: Any) -> None:
+        """Every rank adds to the file of its own facts."""
+        self._facts |= {"rank": rank, **facts}
+        self._try(self.folder / "ranks" / f"rank-{rank}.json", lambda path: write_json(path, self._facts))
+
+    def picture(self, name: str, picture: "Figure | bytes", step: int) -> None:
+        """Write a matplotlib figure, or a PNG's bytes, as <name>.png and show it on TensorBoard's images page."""
+        if not self.writes:
+            return
+        png = picture if isinstance(picture, bytes) else _drawn(picture)
+        self._try(self.folder / f"{name}.png", lambda path: write_whole(path, png))
+        self._events.append(events.image(name, png, step))
+
+    def text(self, name: str, markdown: str) -> None:
+        """Rank 0 shows it on TensorBoard's text page."""
+        if self.writes:
+            self._events.append(events.text(name, markdown))
+
+    def count(self, step: int, counts: Mapping[str, int]) -> None:
+        """Add to the result what all ranks have counted at a report step, on all of them."""
+        self.result["steps"] = step
+        for name, count in counts.items():
+            self.result[name] += count
+
+    def report(self, scalars: Mapping[str, float], *, happened: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write what was told at the step of `count`, on rank 0; `happened` are lines for metrics.jsonl."""
+        step = self.result["steps"]
+        for event in happened:
+            self._line(event)
+        numbers = {**scalars, **self._counts()}
+        self._line({"step": step, "seconds": self._seconds(), **numbers})
+        self._events.append(events.scalars(numbers, step))
+
+    def epoch_done(
+        self,
+        epoch: int,
+        *,
+        count: float,
+        train_s: float,
+        lr: float,
+        train: Mapping[str, float],
+        test: Mapping[str, float],
+    ) -> dict[str, float]:
+        """Take in epoch 1, 2, ... over `count` units that took `train_s` seconds; return its metrics.
+
+        `train` and `test` are the metrics of the epoch, by name.
+        """
+        result, unit, best = self.result, self.measures.unit, self.measures.best_metric
+        self._count += count
+        result["train_time_s"] += train_s
+        result[self.measures.train_per_s] = self._count / result["train_time_s"]
+        if self.is_best(test):
+            result[self.measures.best] = test[best]
+        result |= {f"eval_{name}": value for name, value in test.items()}
+        metrics = {
+            **{f"train/{name}": value for name, value in train.items()},
+            "train/lr": lr,
+            **self._counts(),
+            f"train/{unit}_per_s": count / train_s,
+            "train/epoch_s": train_s,
+            **{f"eval/{name}": value for name, value in test.items()},
+        }
+        if not self.writes:
+            return metrics
+        seconds = self._seconds()
+        self._line({"step": result["steps"], "seconds": seconds, "epoch": epoch, **metrics})
+        # Over an epoch: apart from the curves of report steps, which would jump.
+        scalars = {
+            **{f"train_by_epoch/{name}": value for name, value in train.items()},
+            "train_by_epoch/epoch_s": train_s,
+            f"train_by_epoch/{unit}_per_s": count / train_s,
+            "train_by_epoch/time_s": result["train_time_s"],
+            **{f"eval/{name}": value for name, value in test.items()},
+        }
+        self._events.append(events.scalars(scalars, result["steps"]))
+        self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, round(seconds)))
+        return metrics
+
+    @property
+    def last_test(self) -> dict[str, float]:
+        """The metrics of the last evaluation, by name."""
+        return {name: self.result[f"eval_{name}"] for name in self.measures.metrics}
+
+    def is_best(self, test: Mapping[str, float]) -> bool:
+        """Whether these metrics of the test split are better than all before."""
+        here, before = test[self.measures.best_metric], self.result[self.measures.best]
+        if before is None:
+            return not math.isnan(here)
+        return bool(here > before if self.measures.higher_is_better else here < before)
+
+    def conclude(self, reason: str) -> None:
+        """Write result.json with this exit reason and close the files, once; later reasons are ignored."""
+        if self.result["exit_reason"] is not None:
+            return
+        self.result["exit_reason"] = reason
+        self.result["wall_time_s"] = time.perf_counter() - self._started
+        if self.writes:
+            self._events.append(events.hparams_end(finished=reason == exits.FINISHED))
+            self._lines.close()
+            self._events.close()
+            self.result["log_write_failures"] = self.guard.counts[LOG_WRITE]
+            self.result["checkpoint_write_failures"] = self.guard.counts[CHECKPOINT_WRITE]
+            self._try(self.folder / "result.json", lambda path: write_reserved(path, _finite(self.result)))
+            exits.report(exit_reason=reason)
+
+    def _counts(self) -> dict[str, int]:
+        return {f"train/{name}": self.result[name] for name in ("skipped_steps", "loss_spikes")}
+
+    def _seconds(self) -> float:
+        return round(time.perf_counter() - self._started, 3)
+
+    def _line(self, values: Mapping[str, Any]) -> None:
+        self._lines.append((json.dumps(_finite(values)) + "\n").encode())
+
+    def _try(self, path: Path, write: Callable[[Path], None]) -> None:
+        with self.guard(LOG_WRITE, path):
+            write(path)
+
+
+def _drawn(figure: "Figure") -> bytes:
+    png = io.BytesIO()
+    figure.savefig(png, format="png", bbox_inches="tight")
+    return png.getvalue()
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """None in place of NaN and infinity, which JSON does not have."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }

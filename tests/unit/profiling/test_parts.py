@@ -1,0 +1,153 @@
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from hvdtrain.profiling import picture
+from hvdtrain.profiling.parts import PARTS, WAITING, parts_of
+from hvdtrain.profiling.phases import PHASES
+from hvdtrain.profiling.profile import Profile
+from hvdtrain.profiling.verdict import REMEDIES, RankMeans
+
+PLAIN = {"read": 1, "to_device": 1, "augment": 2, "forward": 30, "loss": 1, "backward": 55, "optimizer": 5, "other": 1}
+ALONE = {**PLAIN, "read": 10, "sync": 20}
+
+
+def seconds(milliseconds):
+    return dict.fromkeys(PHASES, 0.0) | {phase: ms / 1000 for phase, ms in milliseconds.items()}
+
+
+def rank(number=0, *, alone=ALONE, error_ms=0.1, **whole):
+    phases = seconds({**PLAIN, **whole})
+    return RankMeans(
+        rank=number,
+        host="a",
+        steps=19,
+        step_s=sum(phases.values()),
+        phases_s=phases,
+        alone_s=None if alone is None else seconds(alone),
+        error_s=None if error_ms is None else error_ms / 1000,
+    )
+
+
+def named(parts):
+    return {one.part: one for one in parts.parts}
+
+
+def test_the_parts_are_those_of_the_phases():
+    phases = [phase for of_part in PARTS.values() for phase in of_part]
+    assert sorted(phases) == sorted(PHASES)
+    assert len(PARTS) == 8
+
+
+def test_without_the_second_pass_on_every_rank_there_are_none():
+    assert parts_of([rank(alone=None)]) is None
+    assert parts_of([rank(0), rank(1, alone=None)]) is None
+
+
+def test_own_exposed_hidden_and_what_is_to_gain():
+    parts = parts_of([rank(0, sync=5), rank(1, sync=5)])
+    assert parts.step_s == pytest.approx(0.101)
+    assert parts.compute_s == pytest.approx(0.091)
+    found = named(parts)
+    assert list(found) == [*PARTS, WAITING]
+    read, sync = found["read"], found["sync"]
+    assert (read.own_s, read.exposed_s) == (pytest.approx(0.011), pytest.approx(0.002))
+    assert read.hidden == pytest.approx(1 - 2 / 11)
+    assert read.gain_at_most == pytest.approx(2 / 101)
+    assert (sync.own_s, sync.exposed_s) == (pytest.approx(0.020), pytest.approx(0.005))
+    assert sync.hidden == pytest.approx(0.75)
+    assert found["forward"].hidden is found["record"].hidden is None
+    assert found[WAITING].exposed_s == 0
+    assert sum(one.exposed_s for one in parts.parts) == pytest.approx(parts.step_s)
+
+
+def test_a_wait_that_is_longer_than_the_sum_is_for_other_ranks():
+    assert named(parts_of([rank(alone={**ALONE, "sync": 0.9})]))["sync"].hidden is None  # under 1 % of a step
+    assert named(parts_of([rank(alone={**ALONE, "sync": 1.0})]))["sync"].hidden == 1
+    found = named(parts_of([rank(0, sync=80), rank(1, sync=50)]))
+    assert found["sync"].exposed_s == pytest.approx(0.020)
+    assert found["sync"].hidden == 0
+    assert found[WAITING].exposed_s == pytest.approx(0.060)  # the longest wait less the sum
+
+
+def test_one_rank_alone_sums_nothing():
+    found = named(parts_of([rank(alone={**ALONE, "sync": 0.001})]))
+    assert found["sync"].hidden is None
+    assert found["sync"].gain_at_most == found[WAITING].gain_at_most == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "outcome", "words"),
+    [
+        # the limit of 5 %, from both sides
+        ([rank(augment=1)], "nothing to do", ["nothing to do: ", "95.00 ms", "91.00 ms"]),
+        ([rank(augment=2)], "to hide", ["5% to hide"]),
+        ([rank(alone={**ALONE, "forward": 50})], "nothing to do", []),  # shorter than its parts
+        # inside and outside of two standard errors
+        ([rank(sync=10, error_ms=8)], "too noisy to tell", ["16.00 ms"]),
+        ([rank(sync=10, error_ms=7)], "to hide", []),
+        ([rank(sync=10, error_ms=None)], "too noisy to tell", ["too few steps"]),
+        # what there is most of to gain
+        ([rank(sync=15), rank(sync=15)], "to hide", ["most of it is sync, at most 14%", "--compression"]),
+        ([rank(read=40)], "to hide", ["most of it is read, at most 30%", REMEDIES["read"]]),
+        ([rank(augment=40)], "to hide", ["most of it is augment", REMEDIES["augment"]]),
+        ([rank(other=40)], "to hide", ["most of it is record", "--report-every-steps"]),
+        ([rank(sync=80), rank(sync=50)], "to hide", ["most of it is waiting", "other jobs"]),
+        ([rank(backward=90, sync=6)], "to hide", ["most of it is computing slower", "fewer ranks"]),
+    ],
+)
+def test_outcomes(ranks, outcome, words):
+    parts = parts_of(ranks)
+    assert parts.outcome == outcome, parts.sentence
+    assert "\n" not in parts.sentence
+    assert all(word in parts.sentence for word in words), parts.sentence
+
+
+milliseconds = some.dictionaries(some.sampled_from(PHASES), some.floats(0.001, 1e4))
+
+
+@given(some.lists(some.tuples(milliseconds, milliseconds), min_size=1, max_size=5))
+def test_any_numbers_have_parts(numbers):
+    parts = parts_of([rank(n, alone=alone, **whole) for n, (whole, alone) in enumerate(numbers)])
+    for one in parts.parts:
+        assert one.exposed_s >= 0
+        assert one.hidden is None or 0 <= one.hidden <= 1
+    assert parts.sentence.startswith(parts.outcome) or parts.outcome == "to hide"
+
+
+def test_the_table_is_markdown():
+    lines = parts_of([rank(sync=5)]).table()
+    assert len(lines) == 2 + 8 + 1
+    assert len({len(line) for line in lines}) == 1
+    assert len({line.count("|") for line in lines}) == 1
+    [sync] = [line for line in lines if line.startswith("| sync")]
+    assert sync.split()[3:10:2] == ["20.00", "5.00", "75%", "5.0%"]
+
+
+def test_the_file_and_the_lines_have_them():
+    found = [rank(0, sync=5), rank(1, sync=5)]
+    document = Profile(found).document()
+    assert json.loads(json.dumps(document)) == document
+    assert document["outcome"] == "to hide"
+    assert [one["part"] for one in document["parts"]] == [*PARTS, WAITING]
+    assert document["ranks"][1]["alone_s"]["sync"] == 0.02
+    lines = Profile(found).lines()
+    assert lines[0] == document["parts_sentence"]
+    assert Profile([replace(one, alone_s=None) for one in found]).lines() == [document["sentence"]]
+    late = Profile([rank(0, sync=85), rank(1, sync=5, forward=110)])
+    assert late.lines()[0] == late.verdict.sentence
+
+
+def test_the_picture_has_both_costs_of_each_part_below_the_ranks():
+    figure = picture.draw(Profile([rank(0, sync=5), rank(1, sync=5)]))
+    ranks, parts = figure.axes
+    assert len(ranks.patches) == 2 * len(PHASES)
+    widths = [bar.get_width() for bar in parts.patches]
+    assert len(widths) == 2 * (8 + 1)
+    labels = [label.get_text() for label in parts.get_yticklabels()]
+    assert labels[5] == "sync\n75% hidden"
+    assert (widths[5], widths[9 + 5]) == (pytest.approx(20), pytest.approx(5))
+    assert len(picture.draw(Profile([rank(0, alone=None)])).axes) == 1

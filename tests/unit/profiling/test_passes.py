@@ -1,0 +1,178 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from hvdtrain.profiling import phases
+from hvdtrain.profiling.passes import BLOCK_STEPS, TwoPasses, clock, least_steps
+from hvdtrain.profiling.phases import COMPUTE, OFF, PHASES, DeviceClock, HostClock
+from hvdtrain.ranks.sync import NoSync
+from tests.steps import CPU
+from tests.unit.profiling.test_phases import Stream, Watch, real_epoch, take_steps
+
+MEASURED = BLOCK_STEPS - 1  # of each block
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    monkeypatch.setattr(phases, "time", Watch())
+    return phases.time
+
+
+def passes(unmeasured_steps=2, meet=lambda: None):
+    return clock("exact", CPU, meet, unmeasured_steps=unmeasured_steps)
+
+
+def test_a_clock_for_each_mode():
+    assert clock("off", CPU, list) is OFF
+    assert isinstance(clock("on", CPU, list), HostClock)
+    assert isinstance(passes(), TwoPasses)
+
+
+def test_the_passes_take_turns_in_blocks_that_see_the_same_machine(watch):
+    one = passes(unmeasured_steps=3)
+    seen = []
+    for _ in range(3 + 8 * BLOCK_STEPS):
+        seen.append((one.alone, one.steps_alike))
+        take_steps(one, watch, 1, forward=1.0)
+    assert seen[:3] == [(False, 3), (False, 2), (False, 1)]
+    blocks = [seen[3 + start * BLOCK_STEPS :][:BLOCK_STEPS] for start in range(8)]
+    assert [block[0][0] for block in blocks] == [False, True, True, False, True, False, False, True]
+    for block in blocks:
+        assert [left for _, left in block] == list(range(BLOCK_STEPS, 0, -1))
+        assert len({alone for alone, _ in block}) == 1
+
+
+@pytest.mark.parametrize("every", [10, 20, 40, 60, 80])
+def test_what_recurs_is_in_both_passes(every):
+    one, seen = passes(), Counter()
+    for step in range(1, 16 * BLOCK_STEPS + 1):
+        if step % every == 0:
+            seen[one.alone] += 1
+        one.step_done()
+    assert seen[False] > 0
+    assert seen[True] > 0
+
+
+def run(one, watch, steps):
+    """A forward pass takes 2 s and 1 s alone, and four times that in the first step of a block."""
+    for _ in range(steps):
+        fresh = 4.0 if one.steps_alike == BLOCK_STEPS else 1.0
+        take_steps(one, watch, 1, forward=fresh * (1.0 if one.alone else 2.0), sync=0.5)
+
+
+def test_each_pass_has_means_of_its_own_without_the_first_step_of_a_block(watch):
+    one = passes()
+    run(one, watch, 2 + BLOCK_STEPS)
+    means = one.means()
+    assert (means.steps, means.phases_s["forward"], means.alone_s, means.error_s) == (MEASURED, 2.0, None, None)
+    run(one, watch, 2 * BLOCK_STEPS)
+    means = one.means()
+    assert (means.steps, means.step_s, means.phases_s["forward"]) == (MEASURED, 2.5, 2.0)
+    assert means.alone_s == {**dict.fromkeys(PHASES, 0.0), "forward": 1.0, "sync": 0.5}
+    assert means.error_s is None  # one block of the whole step
+
+
+def test_a_block_that_is_not_at_its_end_counts_too(watch):
+    one = passes()
+    run(one, watch, least_steps(2) - 1)
+    assert one.means().alone_s is None
+    run(one, watch, 1)
+    assert one.means().alone_s["forward"] == 1.0
+    assert one.means() == one.means()
+
+
+def test_blocks_weigh_what_they_have_measured(watch):
+    one = passes(unmeasured_steps=1)
+    take_steps(one, watch, 1 + BLOCK_STEPS, forward=1.0)
+    take_steps(one, watch, 2 * BLOCK_STEPS, forward=9.0)  # alone
+    take_steps(one, watch, 1 + 1, forward=21.0)
+    assert one.means().phases_s["forward"] == pytest.approx((MEASURED * 1.0 + 21.0) / (MEASURED + 1))
+
+
+def test_the_error_comes_from_the_spread_over_blocks(watch):
+    one = passes()
+    take_steps(one, watch, 2, forward=1.0)
+    for forward in (4.0, 1.0, 3.0, 6.0):  # A B B A
+        take_steps(one, watch, BLOCK_STEPS, forward=forward, sync=1.0)
+    # whole steps of 5 and 7 s, computation of 1 and 3 s: variances 2, n = 2 each
+    assert one.means().error_s == pytest.approx((2 / 2 + 2 / 2) ** 0.5)
+
+
+def test_ranks_meet_in_one_pass_alone(watch):
+    meetings = []
+    one = passes(unmeasured_steps=1, meet=lambda: meetings.append(one.alone))
+    take_steps(one, watch, 1 + BLOCK_STEPS, forward=1.0)
+    assert meetings == []
+    take_steps(one, watch, 1, forward=1.0)
+    assert meetings == [True, True]  # before the phase, and at the step's end
+
+
+class Overlap(NoSync):
+    """Notes for each step whether gradients may travel during backward."""
+
+    def __init__(self):
+        self.seen = []
+
+    def expect(self, backward_passes):
+        self.seen.append(self.overlap)
+
+
+class EveryOther:
+    """Steps of 3 in turns: 1 whole, 2 alone."""
+
+    def __init__(self):
+        self.done = 0
+
+    alone = property(lambda self: self.done % 3 != 0)
+    steps_alike = property(lambda self: 1 if self.done % 3 == 0 else 3 - self.done % 3)
+
+    def enter(self, phase):
+        pass
+
+    def step_done(self):
+        self.done += 1
+
+    def means(self):
+        return None
+
+
+def test_gradients_travel_after_backward_in_the_steps_that_have_each_phase_alone():
+    sync = Overlap()
+    torch.manual_seed(1)
+    in_turns = real_epoch(EveryOther(), sync=sync)
+    assert sync.seen == [True, False, False]
+    torch.manual_seed(1)
+    plain = real_epoch(OFF)
+    assert [report.totals for report in in_turns] == [report.totals for report in plain]
+
+
+def test_blocks_are_long_for_many_readers_whose_first_batches_come_in_the_time_of_one(watch):
+    clocks = []
+
+    def new_clock(steps):
+        clocks.append(steps)
+        return HostClock(unmeasured_steps=steps)
+
+    one = TwoPasses(new_clock, new_clock, unmeasured_steps=1, readers=8)
+    run(one, watch, 1 + 3 * 40)
+    assert clocks == [8, 1, 1, 8]  # A B B A
+
+
+def test_compute_is_what_the_step_is_compared_with():
+    assert COMPUTE == ("forward", "loss", "backward", "optimizer")
+
+
+def test_on_a_gpu_the_whole_step_is_timed_by_events_and_each_block_is_read_at_its_end(watch):
+    stream = Stream(watch)
+    one = TwoPasses(
+        lambda steps: DeviceClock(stream.new_event, unmeasured_steps=steps),
+        lambda steps: HostClock(unmeasured_steps=steps),
+        unmeasured_steps=1,
+    )
+    stream.done = False  # until it is waited for
+    run(one, watch, 1 + BLOCK_STEPS)
+    assert stream.waits == MEASURED
+    run(one, watch, 2 * BLOCK_STEPS)
+    means = one.means()
+    assert (means.steps, means.phases_s["forward"], means.alone_s["forward"]) == (MEASURED, 2.0, 1.0)

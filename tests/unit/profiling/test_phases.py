@@ -1,0 +1,246 @@
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from hvdtrain.checkpoint.position import Position
+from hvdtrain.profiling import phases
+from hvdtrain.profiling.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock
+from hvdtrain.ranks.sync import NoSync
+from hvdtrain.tracking.gauges import Gauges, none
+from hvdtrain.train.feed import Feed
+from hvdtrain.train.loop import Limits, train_epoch
+from hvdtrain.train.order import BatchSizes
+from hvdtrain.train.reports import Reports
+from hvdtrain.vision.augment import Augmentations
+from tests.steps import CPU, images_of, rate_of, split, step_of, task_of
+
+
+class Watch:
+    """A time module whose clock the test moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.fixture
+def watch(monkeypatch):
+    monkeypatch.setattr(phases, "time", Watch())
+    return phases.time
+
+
+class Stream:
+    """A device that finishes its work only when `done` is set; its events record when they were passed."""
+
+    def __init__(self, watch):
+        self.watch, self.made, self.waits, self.done = watch, 0, 0, True
+
+    def new_event(self):
+        self.made += 1
+        return StreamEvent(self)
+
+
+class StreamEvent:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def record(self):
+        self.at = self.stream.watch.now
+
+    def query(self):
+        return self.stream.done
+
+    def synchronize(self):
+        self.stream.waits += 1
+
+    def elapsed_time(self, end):
+        return 1000 * (end.at - self.at)
+
+
+def take_steps(clock, watch, count, **seconds):
+    """Take steps in which each phase takes these seconds, with a second between them."""
+    for _ in range(count):
+        for phase, duration in seconds.items():
+            clock.enter(phase)
+            watch.now += duration
+        clock.step_done()
+        watch.now += 1.0
+
+
+@pytest.fixture(params=["host", "device"])
+def any_clock(request, watch):
+    return HostClock() if request.param == "host" else DeviceClock(Stream(watch).new_event)
+
+
+def test_a_mean_step_leaves_out_the_warm_up_and_what_is_between_steps(any_clock, watch):
+    take_steps(any_clock, watch, WARMUP_STEPS, read=50.0)
+    assert any_clock.means() is None
+    take_steps(any_clock, watch, 1, read=2.0, forward=3.0)
+    take_steps(any_clock, watch, 3, read=6.0, sync=4.0)
+    means = any_clock.means()
+    assert means.steps == 4
+    assert means.step_s == pytest.approx(8.75)
+    assert means.phases_s == pytest.approx({**dict.fromkeys(PHASES, 0.0), "read": 5.0, "forward": 0.75, "sync": 3.0})
+
+
+def test_a_phase_that_comes_again_is_added(any_clock, watch):
+    take_steps(any_clock, watch, WARMUP_STEPS, other=1.0)
+    for phase in ("forward", "backward", "forward", "backward"):
+        any_clock.enter(phase)
+        watch.now += 1.5
+    any_clock.step_done()
+    assert any_clock.means().phases_s["forward"] == any_clock.means().phases_s["backward"] == 3.0
+
+
+def test_an_exact_clock_waits_for_the_device_at_each_border(watch):
+    waits = []
+    exact = HostClock(lambda: waits.append(watch.now))
+    take_steps(exact, watch, 1, forward=2.0, backward=3.0)
+    assert waits == [0.0, 2.0, 5.0]
+
+
+def test_the_device_is_never_waited_for_within_a_run(watch):
+    stream = Stream(watch)
+    device_clock = DeviceClock(stream.new_event)
+    stream.done = False
+    take_steps(device_clock, watch, WARMUP_STEPS + 5, forward=2.0, backward=3.0)
+    assert (stream.waits, stream.made) == (0, 3 * 5)  # those of the warm-up were used again
+    stream.done = True
+    take_steps(device_clock, watch, 20, forward=2.0, backward=3.0)
+    assert (stream.waits, stream.made) == (0, 3 * 6)
+    assert device_clock.means().steps == 25
+    stream.done = False
+    take_steps(device_clock, watch, 1, forward=28.0, backward=3.0)
+    assert device_clock.means().phases_s["forward"] == 3.0
+    assert stream.waits == 1
+
+
+def test_ranks_that_meet_before_a_phase_count_that_in_no_phase(watch):
+    def meet():
+        watch.now += 10.0
+
+    exact = HostClock(meet=meet, unmeasured_steps=0)
+    take_steps(exact, watch, 2, forward=2.0, backward=3.0)
+    assert exact.means().step_s == 5.0
+    assert (exact.means().phases_s["forward"], exact.means().phases_s["backward"]) == (2.0, 3.0)
+
+
+def test_off_is_nothing():
+    OFF.enter("read")
+    OFF.step_done()
+    assert OFF.means() is None
+    assert not OFF.alone
+
+
+# --- the phases of a real epoch
+
+
+class Recording(HostClock):
+    """Keeps the phases of each step."""
+
+    def __init__(self):
+        super().__init__(unmeasured_steps=0)
+        self.steps = [[]]
+
+    def enter(self, phase):
+        super().enter(phase)
+        self.steps[-1].append(phase)
+
+    def step_done(self):
+        super().step_done()
+        self.steps[-1].pop()
+        self.steps.append([])
+
+
+class SlowSync(NoSync):
+    def finish(self):
+        time.sleep(0.05)
+
+
+def real_epoch(recording, *, every_steps=1000, bad=None, sync=None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+    train = split(20, side=8)
+    images = replace(images_of(train, train), height=8, mean=(0.0 if bad is None else bad,) * 3)
+    task = task_of(images, augmentations=Augmentations(crop=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = step_of(model, task=task, optimizer=optimizer, sync=sync, phases=recording)
+    sizes = BatchSizes(micro_batch=4, global_batch=8, steps_per_epoch=3)
+    return list(
+        train_epoch(
+            step,
+            Feed(train, task, step.comm, sizes, seed=0, device=CPU, phases=recording),
+            Position(),
+            lr=rate_of(0.1, 3),
+            limits=Limits(max_skipped_steps=100, check_replicas_every=0),
+            reports=Reports(step.comm, Gauges(none), task, every_steps=every_steps, device=CPU),
+        )
+    )
+
+
+PASS = ["read", "augment", "forward", "loss", "backward"]
+
+
+def test_the_phases_of_each_step_in_their_order():
+    recording = Recording()
+    real_epoch(recording)
+    full = ["other", *PASS, *PASS, "sync", "optimizer", "other"]
+    assert recording.steps == [full, full, [*full, "record"], []]
+
+
+def test_a_report_is_logging():
+    recording = Recording()
+    real_epoch(recording, every_steps=2)
+    assert ["record" in step for step in recording.steps] == [False, True, True, False]
+
+
+def test_looking_for_what_made_a_step_fail_is_in_no_phase_of_the_step():
+    recording = Recording()
+    real_epoch(recording, bad=float("nan"))
+    for step in recording.steps[:-1]:
+        after = step[step.index("optimizer") + 1 :]
+        assert after[:2] == ["other", "other"]  # the search, and what follows the step
+
+
+def test_the_phases_sum_to_the_whole_step_and_the_wait_is_the_sync():
+    recording = Recording()
+    started = time.perf_counter()
+    real_epoch(recording, sync=SlowSync())
+    whole_s = time.perf_counter() - started
+    means = recording.means()
+    assert means.steps == 3
+    assert means.step_s == pytest.approx(sum(means.phases_s.values()))
+    assert 3 * means.step_s <= whole_s
+    assert means.phases_s["sync"] >= 0.05
+
+
+def test_a_clock_changes_nothing_in_the_training():
+    torch.manual_seed(1)
+    with_clock = real_epoch(Recording())
+    torch.manual_seed(1)
+    without = real_epoch(OFF)
+    assert [position.totals for position in with_clock] == [position.totals for position in without]
+
+
+def test_every_phase_is_known():
+    assert Counter(PHASES) == Counter(
+        [
+            "read",
+            "augment",
+            "to_device",
+            "forward",
+            "loss",
+            "backward",
+            "bubble",
+            "sync",
+            "optimizer",
+            "record",
+            "other",
+        ]
+    )

@@ -1,0 +1,98 @@
+import gzip
+import json
+
+import pytest
+import torch
+
+from hvdtrain.profiling.phases import OFF, HostClock
+from hvdtrain.profiling.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
+
+CPU = torch.device("cpu")
+
+
+def run(trace, steps):
+    for _ in range(steps):
+        for phase in ("read", "forward", "sync"):
+            trace.enter(phase)
+            torch.ones(8) @ torch.ones(8)
+        trace.step_done()
+    trace.close()
+
+
+def names_in(file):
+    with gzip.open(file) as text:
+        return [event.get("name") for event in json.load(text)["traceEvents"]]
+
+
+@pytest.mark.parametrize(("steps", "traced"), [(20, 4), (BEFORE_STEPS + 4, 4), (BEFORE_STEPS + 2, 2)])
+def test_the_requested_steps_are_traced_after_the_warm_up_with_their_phases(tmp_path, steps, traced):
+    file = tmp_path / "profile" / "rank-0.pt.trace.json.gz"
+    run(TorchTrace(OFF, file, steps=4, device=CPU), steps)
+    names = names_in(file)
+    assert {name: names.count(name) for name in ("read", "forward", "sync", "aten::dot")} == {
+        "read": traced,
+        "forward": traced,
+        "sync": traced,
+        "aten::dot": 3 * traced,
+    }
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_trace_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "profile").write_text("not a folder")
+    run(TorchTrace(OFF, tmp_path / "profile" / "rank-0.pt.trace.json.gz", steps=1, device=CPU), 10)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "profile/rank-0" in lines[0]
+
+
+def test_the_wrapped_clock_gets_every_call(tmp_path):
+    clock = HostClock(unmeasured_steps=unmeasured_steps(1))
+    trace = TorchTrace(clock, tmp_path / "t.json.gz", steps=1, device=CPU)
+    run(trace, unmeasured_steps(1) + 3)
+    assert trace.means() == clock.means()
+    assert trace.means().steps == 3
+    assert trace.means().phases_s["forward"] > 0
+
+
+class Nvtx:
+    """torch.cuda.nvtx, which keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def range_push(self, name):
+        self.told.append(name)
+
+    def range_pop(self):
+        assert self.told[-1] is not None  # no range is closed twice
+        self.told.append(None)
+
+
+def test_nsight_sees_each_phase_as_a_range_that_ends_with_it(monkeypatch):
+    nvtx = Nvtx()
+    monkeypatch.setattr(torch.cuda, "nvtx", nvtx)
+    clock = HostClock(unmeasured_steps=0)
+    run(NvtxRanges(clock), 2)
+    assert nvtx.told == 2 * ["read", None, "forward", None, "sync", None]
+    assert clock.means().steps == 2
+    ranges = NvtxRanges(OFF)
+    ranges.enter("read")
+    ranges.close()
+    assert nvtx.told[-2:] == ["read", None]
+
+
+@pytest.mark.parametrize("around", [NvtxRanges, lambda clock: TorchTrace(clock, None, steps=1, device=CPU)])
+def test_what_the_clock_says_of_a_step_is_heard_through_the_ranges(monkeypatch, tmp_path, around):
+    class Alone(HostClock):
+        alone, steps_alike = True, 7
+
+    ranges = around(Alone())
+    assert (ranges.alone, ranges.steps_alike) == (True, 7)
+
+
+def test_nsight_is_known_by_the_variable_that_it_sets(monkeypatch):
+    monkeypatch.delenv("NSYS_PROFILING_SESSION_ID", raising=False)
+    assert not nsight_looks()
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "123")
+    assert nsight_looks()

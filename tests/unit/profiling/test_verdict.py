@@ -1,0 +1,181 @@
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from hvdtrain.profiling import picture as phase_picture
+from hvdtrain.profiling.phases import INPUT, OFF, PHASES, HostClock
+from hvdtrain.profiling.profile import Profile, over_ranks
+from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge
+from tests.ranks import Rank
+
+
+def rank(number, host="a", **milliseconds):
+    seconds = dict.fromkeys(PHASES, 0.0) | {phase: ms / 1000 for phase, ms in milliseconds.items()}
+    return RankMeans(rank=number, host=host, steps=10, step_s=sum(seconds.values()), phases_s=seconds)
+
+
+PLAIN = {"read": 2, "augment": 2, "forward": 30, "loss": 1, "backward": 55, "optimizer": 5}
+
+
+def ranks(count, **changes):
+    return [rank(number, **{**PLAIN, **changes}) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "share", "words"),
+    [
+        (ranks(1, sync=5), "compute-bound", 0.91, ["--precision"]),
+        (ranks(4, sync=5), "compute-bound", 0.91, ["91%"]),
+        # the limit, from both sides
+        (ranks(4, sync=23), "compute-bound", 91 / 118, []),
+        (ranks(4, sync=24), "communication-bound", 24 / 119, ["--accumulate-steps", "--fusion-threshold-mb"]),
+        (ranks(1, read=20), "compute-bound", 91 / 113, []),
+        (ranks(1, read=21), "input-bound", 23 / 114, ["dataset read (21.0 ms)", REMEDIES["read"]]),
+        (ranks(2, augment=300, sync=5), "input-bound", None, ["augment (300.0 ms)", REMEDIES["augment"]]),
+        (ranks(2, to_device=300, sync=5), "input-bound", None, ["host to device"]),
+        (ranks(4, bubble=23), "compute-bound", 91 / 118, []),
+        (ranks(4, bubble=24), "pipeline-bound", 24 / 119, ["stages wait for each other", "--accumulate-steps"]),
+        # the larger of two
+        (ranks(2, read=200, sync=150), "input-bound", None, []),
+        (ranks(2, read=150, sync=200), "communication-bound", None, []),
+        # of the slower one's input more than the others' is waiting
+        (
+            [rank(0, **{**PLAIN, "read": 100}, sync=15), rank(1, **{**PLAIN, "read": 110}, sync=5)],
+            "input-bound",
+            102 / 208,
+            [],
+        ),
+        # one late rank: the others wait for it in sync, which is not communication
+        (
+            [rank(0, "a", **PLAIN, sync=65), rank(1, "b", **{**PLAIN, "forward": 90}, sync=5)],
+            "straggler",
+            60 / 160,
+            ["rank 1 on b", "forward takes 90.0 ms against 30.0 ms"],
+        ),
+        # its limit is lower, from both sides
+        ([rank(0, **PLAIN, sync=15), rank(1, **{**PLAIN, "loss": 10}, sync=6)], "compute-bound", 91 / 110, []),
+        ([rank(0, **PLAIN, sync=20), rank(1, **{**PLAIN, "loss": 13}, sync=8)], "straggler", 12 / 115, ["loss"]),
+        # late through its own reading, with everybody else's input in order
+        (
+            [rank(0, "a", **{**PLAIN, "read": 302}), *(rank(n, "b", **PLAIN, sync=300) for n in (1, 2, 3))],
+            "straggler",
+            300 / 395,
+            ["rank 0 on a", "dataset read takes 302.0 ms against 2.0 ms"],
+        ),
+        # two of eight are late: the slowest is named
+        (
+            [rank(n, "a", **PLAIN, sync=65) for n in range(6)]
+            + [rank(6, "b", **{**PLAIN, "backward": 110}, sync=10), rank(7, "b", **{**PLAIN, "backward": 115}, sync=5)],
+            "straggler",
+            60 / 160,
+            ["rank 7 on b", "backward"],
+        ),
+        # a little late on a slow network
+        (
+            [rank(0, **PLAIN, sync=105), rank(1, **{**PLAIN, "forward": 35}, sync=100)],
+            "communication-bound",
+            100 / 200,
+            [],
+        ),
+        (ranks(2, other=30, record=10), "compute-bound", 91 / 135, ["30%", "fewer"]),
+    ],
+)
+def test_verdicts(found, kind, share, words):
+    verdict = judge(found)
+    assert verdict.kind == kind
+    if share is not None:
+        assert verdict.share == pytest.approx(share)
+    assert verdict.sentence.startswith(f"{kind}: ")
+    assert "\n" not in verdict.sentence
+    assert f"{verdict.share:.0%}" in verdict.sentence
+    assert all(word in verdict.sentence for word in words), verdict.sentence
+    assert (verdict.rank is not None) == (verdict.host is not None) == (kind == "straggler")
+
+
+@pytest.mark.parametrize("phase", INPUT)
+def test_a_task_names_its_own_remedies(phase):
+    found = [replace(rank(0, **{phase: 300}), alone_s=rank(0, **{phase: 300}).phases_s, error_s=0.0)]
+    profile = Profile(found, {**REMEDIES, phase: "fewer words"})
+    assert profile.verdict.sentence.endswith("; what helps: fewer words")
+    if phase != "to_device":  # it has no part of its own
+        assert {one.part: one.remedy for one in profile.parts.parts}[phase] == "fewer words"
+        assert profile.parts.sentence.endswith(": fewer words")
+
+
+milliseconds = some.floats(0.001, 1e4)
+
+
+@given(some.lists(some.fixed_dictionaries(dict.fromkeys(PHASES, milliseconds)), min_size=1, max_size=9))
+def test_any_numbers_get_a_verdict(steps):
+    profile = Profile([rank(n, **phases) for n, phases in enumerate(steps)])
+    verdict = judge(profile.ranks)
+    assert math.isfinite(verdict.share)
+    assert verdict.share >= 0
+    assert len(steps) > 1 or verdict.kind != "straggler"
+    for spread in profile.document()["phases"].values():
+        assert spread["min_s"] <= spread["median_s"] <= spread["max_s"]
+
+
+def test_the_file_has_the_spread_over_ranks_and_names_the_slowest():
+    found = [
+        rank(0, "a", forward=30, sync=40),
+        rank(1, "b", forward=60, sync=10),
+        rank(2, "a", forward=35, sync=35),
+    ]
+    document = Profile(found).document()
+    assert document["phases"]["forward"] == {
+        "min_s": 0.03,
+        "median_s": 0.035,
+        "max_s": 0.06,
+        "max_rank": 1,
+        "max_host": "b",
+    }
+    assert document["slowest"] == {"rank": 1, "host": "b", "own_s": pytest.approx(0.06)}
+    assert document["step_s"] == pytest.approx(0.07)
+    assert document["verdict"] == "straggler"
+    assert json.loads(json.dumps(document)) == document
+
+
+def pair():
+    """Two ranks; the other one is twice as slow."""
+
+    def answers(value):
+        other = {phase: 2 * seconds for phase, seconds in value["phases_s"].items()}
+        return [value, {**value, "rank": 1, "host": "far", "phases_s": other}]
+
+    return Rank(0, 2, answers=answers)
+
+
+def test_the_means_of_all_clocks_are_gathered():
+    clock = HostClock(unmeasured_steps=0)
+    assert over_ranks(pair(), clock) is None
+    clock.enter("forward")
+    clock.step_done()
+    profile = over_ranks(pair(), clock)
+    assert [means.rank for means in profile.ranks] == [0, 1]
+    assert (profile.verdict.kind, profile.verdict.host) == ("straggler", "far")
+
+
+def test_without_a_clock_nothing_is_gathered():
+    assert over_ranks(pair(), OFF) is None
+
+
+@pytest.mark.parametrize(("count", "bars"), [(1, 1), (2, 2), (16, 16), (40, 16)])
+def test_the_picture_has_a_bar_for_each_rank_up_to_a_number(count, bars):
+    found = [
+        rank(number, f"host-{number // 8}", **{**PLAIN, "forward": 30 + number}, sync=50 - number)
+        for number in range(count)
+    ]
+    figure = phase_picture.draw(Profile(found))
+    axes = figure.axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert len(labels) == bars
+    assert {"rank 0, host-0", f"rank {count - 1}, host-{(count - 1) // 8}"} <= set(labels)
+    assert len(axes.patches) == bars * len(PHASES)
+    for means, bar in zip(found[:1], axes.patches[:1], strict=True):
+        assert bar.get_width() == pytest.approx(1000 * means.phases_s["read"])
+    assert axes.get_title(loc="left").startswith(judge(found).kind)

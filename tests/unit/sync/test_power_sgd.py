@@ -1,0 +1,154 @@
+"""Two ranks with the same gradients: a sum is twice what was sent."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_compress
+
+from hvdtrain.sync.power_sgd import PowerSGD, largest_rank, sent_elements
+
+RANKS = 2
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.Linear(40, 30)).to(memory_format=torch.channels_last)
+
+
+class Sent:
+    """Sums, and how much was sent for them."""
+
+    def __init__(self):
+        self.elements = 0
+
+    def __call__(self, values, name):
+        self.elements += len(values)
+        values *= RANKS
+        return lambda: values
+
+
+def sync_of(model, rank, sent=None):
+    return PowerSGD(model, rank=rank, ranks=RANKS, begin_sum=sent or Sent())
+
+
+def gradients(step, *, thin=None):
+    """Of each parameter; `thin` makes matrices of that rank."""
+    generator = torch.Generator().manual_seed(step)
+    found = []
+    for one in net().parameters():
+        full = torch.randn(one.shape, generator=generator)
+        if thin and one.dim() > 1:
+            u, s, v = torch.linalg.svd(full.flatten(1), full_matrices=False)
+            s[thin:] = 0
+            full = (u @ s.diag() @ v).view_as(one)
+        found.append(full)
+    return found
+
+
+def sums(model, sync, own):
+    for parameter, gradient in zip(model.parameters(), own, strict=True):
+        parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
+    sync.expect(1)
+    sync.finish()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def farthest(these, those):
+    return max((one - other).abs().max().item() for one, other in zip(these, those, strict=True))
+
+
+def test_matrices_of_that_rank_come_through_and_little_is_sent():
+    model, sent = net(), Sent()
+    own = gradients(1, thin=2)
+    assert farthest(sums(model, sync_of(model, 2, sent), own), [2 * one for one in own]) < 1e-4
+    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40) == sent_elements(model, 2)
+    assert sent_elements(model, None) == sum(one.numel() for one in model.parameters())
+    assert model[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_a_step_leaves_out_comes_with_the_next_ones():
+    model = net()
+    sync = sync_of(model, 1)
+    total = [torch.zeros_like(one) for one in model.parameters()]
+    for step in range(30):
+        one = sums(model, sync, gradients(step))
+        total = [all_ + part for all_, part in zip(total, one, strict=True)]
+    wanted = [2 * sum(parts) for parts in zip(*map(gradients, range(30)), strict=True)]
+    assert farthest(total, wanted) > 0.1
+    left = sync.state_dict()["error"].split([one.numel() for one in total])
+    with_rest = [one + rest.view_as(one) for one, rest in zip(total, left, strict=True)]
+    assert farthest(with_rest, wanted) < 1e-4
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_sum_that_is_not_finite_leaves_no_trace(before):
+    disturbed, calm = net(), net()
+    syncs = [sync_of(disturbed, 2), sync_of(calm, 2)]
+    for step in range(before):
+        sums(disturbed, syncs[0], gradients(step))
+        sums(calm, syncs[1], gradients(step))
+    bad = gradients(7)
+    bad[2][3, 4] = torch.nan
+    assert not all(one.isfinite().all() for one in sums(disturbed, syncs[0], bad))
+    for step in range(8, 12):
+        found, wanted = sums(disturbed, syncs[0], gradients(step)), sums(calm, syncs[1], gradients(step))
+        assert all(one.isfinite().all() for one in found)
+        if before:
+            assert farthest(found, wanted) == 0
+
+
+def test_it_goes_on_from_a_checkpoint_with_the_same_bits():
+    model, other = net(), net()
+    sync = sync_of(model, 2)
+    for step in range(3):
+        sums(model, sync, gradients(step))
+    resumed = sync_of(other, 2)
+    resumed.load_state_dict(copy.deepcopy(sync.state_dict()))
+    for step in range(3, 6):
+        assert farthest(sums(model, sync, gradients(step)), sums(other, resumed, gradients(step))) == 0
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_it_goes_on_with_another_rank_and_what_was_left_out(rank, bad):
+    model = net()
+    sync = sync_of(model, 2)
+    for step in range(3):
+        sums(model, sync, gradients(step))
+    left = sync.state_dict()["error"].clone()
+    resumed = sync_of(model, rank)
+    resumed.load_state_dict(sync.state_dict())
+    own = gradients(3)
+    if bad:
+        own[2][3, 4] = torch.nan
+        sums(model, resumed, own)
+        own = gradients(3)
+    found = sums(model, resumed, own)
+    wanted = [2 * one.flatten() for one in own]
+    assert (
+        farthest(
+            [torch.cat([one.flatten() for one in found]) + resumed.state_dict()["error"]], [torch.cat(wanted) + left]
+        )
+        < 1e-4
+    )
+
+
+def test_a_parameter_without_a_gradient_sends_zeros():
+    model = net()
+    own = gradients(1, thin=2)
+    own[0] = None
+    found = sums(model, sync_of(model, 2), own)
+    assert found[0].abs().max() == 0
+    assert farthest(found[1:], [2 * one for one in own[1:]]) < 1e-4
+
+
+def test_the_largest_rank_is_the_last_that_the_hook_takes():
+    model = net()
+    most = largest_rank(model)
+    assert most == (30 * 40 - 1) // (2 * 70)
+    shapes = [one.flatten(1).shape for one in model.parameters() if one.dim() > 1]
+    worth = [any(_should_compress(*shape, min(*shape, rank), 2)[0] for shape in shapes) for rank in (most, most + 1)]
+    assert worth == [True, False]
+    assert largest_rank(nn.BatchNorm1d(3)) == 0

@@ -1,0 +1,81 @@
+import pytest
+
+from hvdtrain.settings.options import rounds
+from hvdtrain.sync.comm import Every
+from hvdtrain.text import config as texts
+from hvdtrain.train.preflight import require_batches
+from hvdtrain.vision import config as images
+from tests.refusals import refused
+
+LOCAL = ["--sync", "local", "--sync-every"]
+
+
+@pytest.mark.parametrize("parse", [images.parse, texts.parse])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--sync-group-size", "2"], "--sync-group-size 2 requires --sync two-level, or --sync local --sync-every 16"),
+        (["--sync-every", "4"], "--sync-every 4 requires --sync local"),
+        (["--sync", "two-level", "--sync-every", "4"], "--sync-every 4 requires --sync local"),
+        (["--sync", "local"], "--sync local requires --sync-every 16, the steps of a round, or 16@5"),
+        ([*LOCAL, "0"], "--sync-every 0: give the steps of a round as --sync-every 16, or 16@5"),
+        ([*LOCAL, "4@"], "--sync-every 4@: give the steps of a round"),
+        ([*LOCAL, "four"], "--sync-every four: give the steps of a round"),
+        ([*LOCAL, "4", "--sync-group-size", "0"], "--sync-group-size 0 must be at least 1"),
+        ([*LOCAL, "4@6", "--epochs", "6"], "--sync-every 4@6 begins after the last of 6 epochs: give fewer"),
+        (
+            ["--sync", "two-level", "--stages", "2", "--accumulate-steps", "2"],
+            "--sync two-level does not work with --stages 2: leave one of them out",
+        ),
+        (
+            ["--sync", "two-level", "--compression", "fp16"],
+            "--compression fp16 does not work with --sync two-level: leave one of them out",
+        ),
+        (
+            [*LOCAL, "4", "--profile", "exact"],
+            "--profile exact does not work with --sync local: leave one of them out",
+        ),
+        (
+            ["--sync", "two-level", "--timeline"],
+            "--timeline does not work with --sync two-level: leave one of them out",
+        ),
+        (
+            ["--sync", "two-level", "--compression", "powersgd:2"],
+            "--sync two-level does not work with --compression powersgd:2: leave one of them out",
+        ),
+    ],
+)
+def test_a_wrong_choice_is_one_line(parse, words, line):
+    assert refused(lambda: parse(words)).startswith(line)
+
+
+def test_batch_norm_over_all_ranks_does_not_go_with_groups_apart():
+    assert refused(lambda: images.parse([*LOCAL, "4", "--sync-bn"])).startswith("--sync-bn asks all ranks at every")
+    assert images.parse([*LOCAL, "1", "--sync-bn"]).sync_bn
+    assert images.parse(["--sync", "two-level", "--sync-bn"]).sync_bn
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ([], None),
+        (["--sync", "two-level"], None),
+        ([*LOCAL, "1"], None),  # the flat path: with Adam, means at every step are another result
+        ([*LOCAL, "1@3"], None),
+        ([*LOCAL, "16"], Every(steps=16, from_epoch=0)),
+        ([*LOCAL, "16@5"], Every(steps=16, from_epoch=5)),
+    ],
+)
+def test_rounds_are_those_of_the_command_line(words, every):
+    assert rounds(images.parse(words)) == every
+
+
+def test_rounds_are_no_longer_than_an_epoch():
+    def cut(every):
+        config = images.parse([*LOCAL, every, "--batch-size-per-rank", "10", "--data", "digits"])
+        return require_batches(config, train=100, test=10, ranks=2, unit="images")
+
+    assert cut("5").steps_per_epoch == 5
+    line = "--sync-every 6: an epoch has 5 steps, and rounds end with it: give no more"
+    assert refused(lambda: cut("6")) == line
+    assert refused(lambda: cut("6@2")) == line.replace("6", "6@2", 1)

@@ -1,0 +1,183 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain.ranks.sync import NoSync
+from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.sync.comm import Between, Every
+from hvdtrain.sync.members import MpiMembers
+from hvdtrain.sync.rounds import EVERY_STEP, LocalRounds
+from hvdtrain.sync.two_level import TwoLevelSync
+from hvdtrain.train import optim
+from hvdtrain.train.average import MovingAverage
+from tests.ranks import Mpi, together
+
+
+class Groups:
+    """What rounds need of ranks that are a group each."""
+
+    def __init__(self, comm):
+        mpi = Mpi(comm)
+        self.allgather = MpiMembers(mpi).allgather
+        self.between = Between(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi))
+
+
+class One:
+    """The model of one group, with all that belongs to it."""
+
+    def __init__(self, comm, *, every=4, from_epoch=0, optimizer="sgd", scaler=None):
+        torch.manual_seed(0)
+        self.rank = comm.rank
+        self.model = nn.Linear(2, 1)
+        self.average = MovingAverage(self.model, horizon_steps=5)
+        self.optimizer = optim.BUILD[optimizer]([{"params": list(self.model.parameters())}], 0.1)
+        sync = TwoLevelSync(NoSync(), self.model, lambda _: None)
+        self.rounds = LocalRounds(
+            Groups(comm),
+            sync,
+            every=Every(steps=every, from_epoch=from_epoch),
+            optimizer=self.optimizer,
+            average=self.average,
+            scaler=scaler or GradScaler("cpu", enabled=False),
+        )
+        self.sync = sync
+
+    def step(self, gradient):
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+        self.optimizer.step()
+
+    def numbers(self):
+        states = [self.optimizer.state[parameter] for parameter in self.model.parameters()]
+        held = [value for state in states for _, value in sorted(state.items())]
+        return [tensor.detach().flatten().tolist() for tensor in (*self.model.parameters(), *held)]
+
+
+@pytest.mark.parametrize(
+    ("every", "epoch", "met"),
+    [
+        (4, 1, [12, 16, 20, 21]),
+        (5, 1, [15, 20, 21]),
+        (99, 1, [21]),
+        (4, 0, list(range(11, 22))),  # rounds begin with the next epoch
+    ],
+)
+def test_groups_meet_after_so_many_steps_of_the_run_and_at_the_end_of_an_epoch(every, epoch, met):
+    def program(comm):
+        one = One(comm, every=every, from_epoch=1)
+        one.rounds.begin(epoch, 10)
+        assert one.sync.apart == one.rounds.apart == (epoch == 1)
+        return [step for step in range(11, 22) if one.rounds.meets(step, last=21)]
+
+    assert together(1, program) == [met]
+    assert all(EVERY_STEP.meets(step, last=21) for step in range(11, 22))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rmsprop", "lamb"])
+def test_where_they_meet_parameters_and_what_the_optimizer_remembers_become_means(optimizer):
+    def program(comm):
+        one = One(comm, optimizer=optimizer)
+        one.rounds.begin(0, 0)
+        for _ in range(3):
+            one.step(1.0 + comm.rank)
+        before = one.numbers()
+        assert one.rounds.meet(4, None) is None
+        return before, one.numbers()
+
+    (first, met), (second, also) = together(2, program)
+    assert first != second
+    assert met == also
+    assert len(met) > 2  # something is remembered
+    for one, other, mean in zip(first, second, met, strict=True):
+        assert mean == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-6)
+
+
+def test_a_group_that_has_skipped_all_steps_is_equal_too():
+    def program(comm):
+        one = One(comm, optimizer="adamw")
+        one.rounds.begin(0, 0)
+        if comm.rank == 1:
+            one.step(1.0)
+        one.rounds.meet(4, None)
+        return one.numbers()
+
+    skipped, stepped = together(2, program)
+    assert skipped == stepped
+    assert all(math.isfinite(number) for numbers in stepped for number in numbers)
+
+
+def test_a_parameter_that_is_not_trained_keeps_its_bits():
+    def program(comm):
+        one = One(comm)
+        one.model.frozen = nn.Parameter(torch.tensor([0.1]), requires_grad=False)
+        one.rounds.begin(0, 0)
+        one.rounds.meet(4, None)
+        return one.model.frozen.item()
+
+    assert together(3, program) == [torch.tensor(0.1).item()] * 3
+
+
+def test_the_moving_average_goes_as_far_as_in_the_steps_since_they_met():
+    def program(comm):
+        one = One(comm)
+        one.rounds.begin(0, 10)
+        one.step(1.0)
+        one.rounds.meet(12, None)
+        one.rounds.meet(16, None)
+        return int(one.average.n_averaged), one.average.module.weight.tolist(), one.model.weight.tolist()
+
+    def stepwise():
+        model = nn.Linear(2, 1)
+        average = MovingAverage(model, horizon_steps=5)
+        with torch.no_grad():
+            model.weight += 1.0
+        start = average.module.weight.clone()
+        for _ in range(6):
+            average.follow(torch.zeros(()))
+        return ((average.module.weight - start) / (model.weight - start)).mean().item()
+
+    (counted, average, weight), _ = together(2, program)
+    assert counted == 6
+    torch.manual_seed(0)
+    start = nn.Linear(2, 1).weight
+    share = (torch.tensor(average) - start) / (torch.tensor(weight) - start)
+    assert share.mean().item() == pytest.approx(stepwise(), rel=1e-4)
+
+
+def test_all_go_on_with_the_smallest_loss_scale():
+    def program(comm):
+        scaler = GradScaler("cpu", init_scale=2.0 ** (8 - comm.rank))
+        one = One(comm, scaler=scaler)
+        scaler.scale(torch.ones(()))  # which makes its tensors
+        one.rounds.begin(0, 0)
+        one.rounds.meet(4, None)
+        return scaler.get_scale()
+
+    assert together(3, program) == [64.0] * 3
+
+
+def test_the_run_ends_for_all_where_it_does_for_one():
+    def program(comm):
+        one = One(comm)
+        one.rounds.begin(0, 0)
+        end = EndOfRun("too many", status=3, reason="why") if comm.rank == 1 else None
+        ended = one.rounds.meet(4, end)
+        return str(ended), ended.status, ended.reason
+
+    assert together(2, program) == [("too many", 3, "why")] * 2
+
+
+def test_together_nothing_is_averaged():
+    def program(comm):
+        one = One(comm, from_epoch=1)
+        one.rounds.begin(0, 0)
+        one.step(1.0 + comm.rank)
+        end = EndOfRun("too many", status=3, reason="why")
+        assert one.rounds.meet(4, end) is end
+        return one.numbers()
+
+    first, second = together(2, program)
+    assert first != second

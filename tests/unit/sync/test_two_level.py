@@ -1,0 +1,93 @@
+import pytest
+import torch
+from torch import nn
+
+from hvdtrain.ranks.sync import NoSync
+from hvdtrain.sync.two_level import TwoLevelSync
+
+
+class Near(NoSync):
+    """Inside the group: what is asked of it, and a sum that doubles each gradient."""
+
+    def __init__(self, model):
+        self.asked, self.overlap, self._model = [], True, model
+
+    def expect(self, backward_passes):
+        self.asked.append(("expect", backward_passes))
+
+    def include(self, named):
+        self.asked.append(("include", [name for name, _ in named]))
+
+    def finish(self):
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad *= 2
+
+    def update(self, *, overflowed):
+        self.asked.append(("update", overflowed))
+
+    def state_dict(self):
+        return {"scale": 4.0}
+
+    def load_state_dict(self, state):
+        self.asked.append(("load", state))
+
+
+@pytest.fixture
+def model():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False).double(), nn.Linear(1, 1))
+    model[2].requires_grad_(requires_grad=False)
+    return model
+
+
+def synced(model, sums):
+    """Between groups each element becomes ten times as large."""
+
+    def sum_between(flat):
+        sums.append((flat.dtype, len(flat)))
+        flat *= 10
+
+    return TwoLevelSync(Near(model), model, sum_between)
+
+
+def test_gradients_are_summed_in_the_group_and_then_between_groups(model):
+    sums = []
+    sync = synced(model, sums)
+    model[0].weight.grad = torch.ones(3, 2)
+    model[1].weight.grad = torch.full((1, 3), 2.0, dtype=torch.float64)
+    sync.finish()
+    assert sums == [(torch.float32, 9), (torch.float64, 3)]
+    assert model[0].weight.grad.tolist() == [[20.0, 20.0]] * 3
+    assert model[1].weight.grad.tolist() == [[40.0] * 3]
+    assert model[0].bias.grad.tolist() == [0.0] * 3  # no gradient here: other groups may have one
+    assert model[2].weight.grad is None
+
+
+def test_apart_nothing_leaves_the_group(model):
+    sums = []
+    sync = synced(model, sums)
+    sync.apart = True
+    model[0].weight.grad = torch.ones(3, 2)
+    sync.finish()
+    assert sums == []
+    assert model[0].weight.grad.tolist() == [[2.0, 2.0]] * 3
+    assert model[0].bias.grad is None
+
+
+def test_parameters_that_come_later_are_summed_too(model):
+    sums = []
+    sync = synced(model, sums)
+    sync.include([("more", nn.Parameter(torch.zeros(5)))])
+    sync.finish()
+    assert sums[0] == (torch.float32, 14)
+
+
+def test_what_else_is_asked_of_it_is_the_groups(model):
+    sync = synced(model, [])
+    sync.expect(3)
+    sync.include(iter([("more", nn.Parameter(torch.zeros(5)))]))
+    sync.update(overflowed=True)
+    sync.load_state_dict(sync.state_dict())
+    sync.overlap = False
+    assert sync._near.overlap is sync.overlap is False
+    assert sync._near.asked == [("expect", 3), ("include", ["more"]), ("update", True), ("load", {"scale": 4.0})]

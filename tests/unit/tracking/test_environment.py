@@ -1,0 +1,121 @@
+import json
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from hvdtrain.tracking import environment
+
+
+def test_versions_names_what_changes_a_result():
+    found = environment.versions()
+    packages = {"python", "torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers"}
+    assert set(found) == packages | {"nccl", "cuda", "nvidia_driver", "mpi"}
+    assert torch.__version__.startswith(found["torch"])
+
+
+def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
+    def missing(_):
+        raise environment.PackageNotFoundError
+
+    monkeypatch.setattr(environment, "version", missing)
+    assert environment.versions()["horovod"] is None
+
+
+def test_code_hash_changes_with_the_code(monkeypatch, tmp_path):
+    (tmp_path / "one.py").write_text("a")
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "record" / "environment.py"))
+    first = environment.code_hash()
+    assert len(first) == 64
+    assert environment.code_hash() == first
+    (tmp_path / "one.py").write_text("b")
+    second = environment.code_hash()
+    (tmp_path / "one.py").rename(tmp_path / "two.py")
+    assert len({first, second, environment.code_hash()}) == 3
+
+
+def test_the_command_has_the_launcher_before_it(monkeypatch):
+    words = ["-m", "hvdtrain.effnet", "--epochs", "1"]
+    launched = ["mpirun", "-np", "2", "python", *words]
+    lines = [launched, ["bash"], ["python", "other.py"]]
+    parents = [SimpleNamespace(cmdline=lambda line=line: line) for line in lines]
+    monkeypatch.setattr(sys, "orig_argv", ["/venv/bin/python", *words])
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
+    assert environment.environment()["command"] == launched
+    parents[0] = SimpleNamespace(cmdline=lambda: ["orted"])
+    assert environment.environment()["command"] == ["/venv/bin/python", *words]
+
+
+COMMIT, OTHER = "0123456789abcdef" * 2 + "01234567", "f" * 40
+PACKED = f"# pack-refs with: peeled fully-peeled sorted\n{OTHER} refs/heads/a\n{COMMIT} refs/heads/main\n^{OTHER}\n"
+ON_MAIN = "ref: refs/heads/main\n"
+
+
+@pytest.fixture
+def checkout(monkeypatch, tmp_path):
+    """A folder without anything, from which hvdtrain seems to run."""
+    monkeypatch.delenv("HVDTRAIN_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "here" / "hvdtrain" / "record" / "environment.py"))
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize(
+    ("files", "commit"),
+    [
+        ({".git/HEAD": ON_MAIN, ".git/refs/heads/main": f"{COMMIT}\n"}, COMMIT),
+        ({".git/HEAD": ON_MAIN, ".git/packed-refs": PACKED}, COMMIT),
+        ({".git/HEAD": ON_MAIN, ".git/packed-refs": PACKED, ".git/refs/heads/main": OTHER}, OTHER),  # newer
+        ({".git/HEAD": f"{COMMIT}\n"}, COMMIT),  # no branch
+        ({".git/HEAD": "e" * 64}, "e" * 64),  # of SHA-256
+        (  # a worktree: it has its own HEAD, and the branches of the others
+            {
+                ".git": "gitdir: ../main/.git/worktrees/here\n",
+                "../main/.git/worktrees/here/HEAD": ON_MAIN,
+                "../main/.git/worktrees/here/commondir": "../..\n",
+                "../main/.git/refs/heads/main": COMMIT,
+            },
+            COMMIT,
+        ),
+        ({".git": "gitdir: ../module\n", "../module/HEAD": ON_MAIN, "../module/packed-refs": PACKED}, COMMIT),
+        ({".git/HEAD": ON_MAIN}, None),  # before the first commit
+        ({".git/HEAD": ON_MAIN, ".git/packed-refs": PACKED.replace("main", "mainly")}, None),
+        ({".git/HEAD": "ref: refs/heads/.invalid\n"}, None),  # git keeps its branches in tables
+        ({".git": "gitdir: ../gone\n"}, None),
+        ({".git/HEAD": "\xff"}, None),
+        ({}, None),
+        ({"../.git/HEAD": COMMIT}, None),  # of a project that this one is installed in
+    ],
+)
+def test_the_commit_is_read_from_gits_own_files(monkeypatch, checkout, files, commit):
+    monkeypatch.setenv("PATH", "")
+    for name, content in files.items():
+        file = checkout / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="latin-1")
+    assert environment.environment()["commit"] == commit
+
+
+def test_the_commit_of_an_image_is_the_one_that_it_was_built_from(monkeypatch, checkout):
+    (checkout / ".git").mkdir()
+    (checkout / ".git" / "HEAD").write_text(COMMIT)
+    monkeypatch.setenv("HVDTRAIN_COMMIT", "v1-2-gabc1234-dirty")
+    assert environment.environment()["commit"] == "v1-2-gabc1234-dirty"
+
+
+def test_code_that_was_changed_since_its_commit_has_another_hash(checkout):
+    (checkout / "hvdtrain").mkdir()
+    found = []
+    for code in ("a", "b"):
+        (checkout / "hvdtrain" / "one.py").write_text(code)
+        found.append(environment.environment()["code_sha256"])
+    assert found[1] == environment.code_hash() != found[0]
+
+
+def test_environment_is_json_and_names_the_command():
+    found = json.loads(json.dumps(environment.environment()))
+    assert found["command"][1 - len(sys.orig_argv) :] == sys.orig_argv[1:]
+    assert found["torch"] == environment.versions()["torch"]
+    assert all(name.startswith("HOROVOD_") for name in found["horovod_settings"])

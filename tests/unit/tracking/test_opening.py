@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.tracking.opening import FEW_STEPS, opening, too_few_steps
+
+KNOWN = {
+    "data": "digits",
+    "model": "efficientnet_tiny",
+    "epochs": 3,
+    "accumulate_steps": 1,
+    "global_batch_size": None,
+    "micro_batch": 256,
+    "global_batch": 512,
+    "steps": 9,
+    "train_samples": 1438,
+    "test_samples": 359,
+    "classes": 10,
+    "parameters": 12_345,
+}
+CPU = {"device": "cpu", "device_name": "x86_64"}
+GPU = {"device": "cuda:0", "device_name": "NVIDIA H100"}
+
+
+def lines(ranks, **changed):
+    return opening({**KNOWN, **changed}, ranks, unit="images", folder=Path("runs/effnet/r"))
+
+
+def test_a_run_says_its_size_in_five_lines():
+    assert lines([{"host": "one", **CPU}] * 2) == [
+        "data: digits, 1,438 images to train on, 359 to test with, 10 classes",
+        "model: efficientnet_tiny, 12,345 parameters",
+        "ranks: 2 on one; 2 x CPU (x86_64)",
+        "global batch: 512 images (2 replicas x 256); 9 steps in 3 epochs",
+        "run folder: runs/effnet/r",
+    ]
+
+
+def test_the_sizes_of_a_run_on_several_hosts():
+    ranks = [{"host": host, **device} for host in ("one", "two") for device in (GPU, GPU, {**GPU, "device_name": "L4"})]
+    data, _, placed, batch, _ = lines(ranks, classes=0, accumulate_steps=4, micro_batch=64, global_batch=1536, epochs=1)
+    assert data.endswith("359 to test with")
+    assert placed == "ranks: 6 on 2 hosts; 2 x L4, 4 x NVIDIA H100"
+    assert batch == "global batch: 1,536 images (6 replicas x 4 x 64); 9 steps in 1 epoch"
+
+
+@pytest.mark.parametrize(
+    ("changed", "warning"),
+    [
+        ({"steps": FEW_STEPS}, None),
+        ({"steps": 6}, "3 epochs are 6 steps: few models learn in fewer than 30. Lower --batch-size-per-rank"),
+        ({"steps": 1, "epochs": 1}, "1 epoch is 1 step: "),
+        ({"global_batch_size": 192}, "fewer than 30. Lower --global-batch-size or raise --epochs."),
+        ({"max_steps": 9}, "Lower --batch-size-per-rank or raise --max-steps."),
+        ({"max_steps": None}, "Lower --batch-size-per-rank or raise --epochs."),
+    ],
+)
+def test_a_run_of_too_few_steps_is_named(changed, warning):
+    found = too_few_steps({**KNOWN, **changed})
+    assert len(found) == (warning is not None)
+    assert all(line.startswith("hvdtrain: warning: ") and warning in line for line in found)

@@ -1,0 +1,456 @@
+import errno
+import io
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from hvdtrain.safety.exits import FINISHED
+from hvdtrain.tracking import tracker as module
+from hvdtrain.tracking.events import Column
+from hvdtrain.tracking.tracker import Measures, Tracker
+from hvdtrain.train.finite import Skipped, Spike
+from tests.unit.train.reported import IMAGES, report_of, tracked
+
+RESULT_KEYS = [
+    "np",
+    "hosts",
+    "model",
+    "data",
+    "recipe",
+    "epochs",
+    "steps",
+    "global_batch",
+    "wall_time_s",
+    "train_time_s",
+    "train_images_per_s",
+    "eval_accuracy",
+    "eval_loss",
+    "best_accuracy",
+    "skipped_steps",
+    "loss_spikes",
+    "unreadable_images",
+    "log_write_failures",
+    "checkpoint_write_failures",
+    "resumed",
+    "memory",
+    "exit_reason",
+]
+KNOWN = {
+    "np": 2,
+    "hosts": ["one"],
+    "model": "efficientnet_tiny",
+    "data": "digits",
+    "recipe": "scaled",
+    "epochs": 2,
+    "global_batch": 64,
+}
+
+
+def files_under(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- the tracker
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Trackers on one folder, closed at the end: a run leaves that to the end of its process."""
+    started = []
+
+    def start(*, writes=True, **options):
+        started.append(Tracker(tmp_path, writes=writes, measures=IMAGES, result=KNOWN, **options))
+        return started[-1]
+
+    yield start
+    for tracker in started:
+        if tracker.writes:
+            tracker._lines.close()
+            tracker._events.close()
+
+
+SKIPPED = Skipped(rank=1, source="loss")
+SPIKE = Spike(step=9, rank=0, loss=8.0, usual=1.0)
+COLUMNS = [
+    Column(name="ranks", value=2, first=True),
+    Column(name="recipe", value="scaled", first=True),
+    Column(name="data", value="digits"),
+]
+
+
+def first_epoch(tracker, **changes):
+    tracked(tracker, report_of(5))
+    tracked(tracker, report_of(10, skipped=[(7, SKIPPED)]))
+    facts = {"count": 600, "train_s": 3.0, "lr": 0.1}
+    train, test = {"loss": 1.5, "accuracy": 0.5}, {"loss": 1.25, "accuracy": 0.625}
+    return tracker.epoch_done(1, **{**facts, "train": train, "test": test, **changes})
+
+
+def second_epoch(tracker):
+    tracked(tracker, report_of(20, skipped=[(12, SKIPPED), (13, SKIPPED)], spikes=[SPIKE]))
+    train, test = {"loss": 0.75, "accuracy": 0.75}, {"loss": 0.5, "accuracy": 0.875}
+    return tracker.epoch_done(2, count=600, train_s=1.0, lr=0.05, train=train, test=test)
+
+
+def lines_of(folder):
+    return [
+        json.loads(line, parse_constant=no_constant) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def no_constant(name):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def events_of(folder):
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1
+    return EventAccumulator(str(folder)).Reload()  # the run may still be going on
+
+
+def test_epoch_done_returns_the_metrics_of_that_epoch(start):
+    tracker = start()
+    first_epoch(tracker)
+    assert second_epoch(tracker) == {
+        "train/loss": 0.75,
+        "train/accuracy": 0.75,
+        "train/lr": 0.05,
+        "train/images_per_s": 600.0,
+        "train/epoch_s": 1.0,
+        "train/skipped_steps": 3,
+        "train/loss_spikes": 1,
+        "eval/loss": 0.5,
+        "eval/accuracy": 0.875,
+    }
+
+
+def test_metrics_lines_can_be_read_one_by_one_as_they_are_written(start, tmp_path):
+    tracker = start()
+    for epoch, report in enumerate((first_epoch, second_epoch), start=1):
+        metrics = report(tracker)
+        lines = lines_of(tmp_path)
+        assert sum("epoch" in line for line in lines) == epoch
+        line = lines[-1]
+        assert line.pop("step") == 10 * epoch
+        assert line.pop("seconds") >= 0
+        assert line == {"epoch": epoch, **metrics}
+
+
+def test_a_report_is_a_line_and_its_events_come_before_it(start, tmp_path):
+    tracker = start()
+    tracked(tracker, report_of(5))
+    tracked(tracker, report_of(10, skipped=[(7, SKIPPED), (8, SKIPPED)], spikes=[SPIKE]))
+    first, *events, last = lines_of(tmp_path)
+    skipped = {"event": "skipped", "step": 7, "rank": 1, "source": "loss"}
+    assert events == [
+        skipped,
+        {**skipped, "step": 8},
+        {"event": "spike", "step": 9, "rank": 0, "loss": 8.0, "usual": 1.0},
+    ]
+    assert first.pop("seconds") <= last.pop("seconds")
+    numbers = report_of(0).scalars()
+    assert first == {"step": 5, **numbers, "train/skipped_steps": 0, "train/loss_spikes": 0}
+    assert last == {"step": 10, **numbers, "train/skipped_steps": 2, "train/loss_spikes": 1}
+    assert [tracker.result[name] for name in ("steps", "skipped_steps", "loss_spikes")] == [10, 2, 1]
+
+
+def test_what_is_not_a_number_is_null_in_its_line(start, tmp_path):
+    tracker = start()
+    tracked(tracker, report_of(5, totals={}, grad_norm=math.inf))
+    first_epoch(tracker, train={"loss": math.nan, "accuracy": math.nan})
+    lines = lines_of(tmp_path)
+    assert [lines[0][name] for name in ("train/loss", "train/accuracy", "train/grad_norm")] == [None] * 3
+    assert [lines[-1][name] for name in ("train/loss", "train/accuracy", "train/lr")] == [None, None, 0.1]
+    assert lines[-1]["eval/loss"] == 1.25
+
+
+def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
+    tracker = start()
+    first_epoch(tracker)
+    second_epoch(tracker)
+    assert not (tmp_path / "result.json").exists()
+    tracker.conclude(FINISHED)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert set(result) == set(RESULT_KEYS)
+    assert result.pop("wall_time_s") >= 0
+    assert result == {
+        **KNOWN,
+        "steps": 20,
+        "train_time_s": 4.0,
+        "train_images_per_s": 300.0,  # 1200 images in 4 seconds, not the mean of 200 and 600
+        "eval_accuracy": 0.875,
+        "eval_loss": 0.5,
+        "best_accuracy": 0.875,
+        "skipped_steps": 3,
+        "loss_spikes": 1,
+        "unreadable_images": 0,
+        "log_write_failures": 0,
+        "checkpoint_write_failures": 0,
+        "resumed": 0,
+        "memory": None,  # the run knows
+        "exit_reason": "finished",
+    }
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_result_of_a_run_that_ended_before_its_first_report(start, tmp_path):
+    tracker = start()
+    tracker.conclude("interrupted")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert set(result) == set(RESULT_KEYS)
+    assert (result["steps"], result["eval_accuracy"], result["exit_reason"]) == (0, None, "interrupted")
+
+
+def test_only_the_first_reason_counts(start, tmp_path):
+    tracker = start()
+    tracker.conclude("terminated")
+    first = (tmp_path / "result.json").read_bytes()
+    tracker.conclude(FINISHED)
+    assert (tmp_path / "result.json").read_bytes() == first
+    assert tracker.result["exit_reason"] == json.loads(first)["exit_reason"] == "terminated"
+
+
+def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
+    tracker = start()
+    first_epoch(tracker)
+    second_epoch(tracker)
+    tracker.conclude(FINISHED)
+    events = events_of(tmp_path)
+    by_report = {**{name: [value] * 3 for name, value in report_of(0).scalars().items()}}
+    by_report |= {"train/skipped_steps": [0, 1, 3], "train/loss_spikes": [0, 0, 1]}
+    by_epoch = {
+        "eval/loss": [1.25, 0.5],
+        "eval/accuracy": [0.625, 0.875],
+        "train_by_epoch/loss": [1.5, 0.75],
+        "train_by_epoch/accuracy": [0.5, 0.75],
+        "train_by_epoch/epoch_s": [3.0, 1.0],
+        "train_by_epoch/images_per_s": [200.0, 600.0],
+        "train_by_epoch/time_s": [3.0, 4.0],
+    }
+    assert set(events.Tags()["scalars"]) == {*by_report, *by_epoch, "eval/accuracy_by_second"}
+    for steps, expected in (([5, 10, 20], by_report), ([10, 20], by_epoch)):
+        for name, values in expected.items():
+            found = events.Scalars(name)
+            assert [one.step for one in found] == steps, name
+            assert [one.value for one in found] == pytest.approx(values), name
+            assert all(abs(one.wall_time - time.time()) < 60 for one in found)
+
+
+def test_accuracy_by_second_has_the_seconds_since_the_start_as_its_step(start, tmp_path, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
+    tracker = start()
+    now = 1042.4
+    first_epoch(tracker)
+    [found] = events_of(tmp_path).Scalars("eval/accuracy_by_second")
+    assert (found.step, found.value) == (42, 0.625)
+    assert lines_of(tmp_path)[-1]["seconds"] == 42.4
+    now = 1050.0
+    tracker.conclude(FINISHED)
+    assert tracker.result["wall_time_s"] == 50.0
+
+
+def text_of(folder, tag):
+    [found] = events_of(folder).Tensors(tag)
+    return found.tensor_proto.string_val[0].decode()
+
+
+def test_describe_writes_documents_and_shows_them_as_tables(start, tmp_path):
+    tracker = start()
+    placement = {"ranks": [{"rank": 0, "host": "one"}]}
+    command = ["mpirun", "-np", "2", "a b"]
+    tracker.describe(
+        columns=COLUMNS, command=command, config={"lr": 0.1, "runs_dir": Path("runs")}, placement=placement
+    )
+    assert json.loads((tmp_path / "config.json").read_text()) == {"lr": 0.1, "runs_dir": "runs"}
+    assert json.loads((tmp_path / "placement.json").read_text()) == placement
+    assert text_of(tmp_path, "command") == "`mpirun -np 2 'a b'`"
+    assert "| lr | 0.1 |" in text_of(tmp_path, "config")
+    assert "| 0 | one |" in text_of(tmp_path, "placement")
+
+
+@pytest.mark.parametrize(("reason", "status"), [(None, None), ("finished", 1), ("terminated", 2)])
+def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tmp_path, reason, status):
+    tracker = start()
+    tracker.describe(columns=COLUMNS, command=["python"])
+    if reason is not None:
+        tracker.conclude(reason)
+    content = {
+        tag: HParamsPluginData.FromString(one) for tag, one in events_of(tmp_path).PluginTagToContent("hparams").items()
+    }
+    row = content["_hparams_/session_start_info"].session_start_info.hparams
+    assert (row["ranks"].number_value, row["recipe"].string_value, row["data"].string_value) == (2, "scaled", "digits")
+    page = content["_hparams_/experiment"].experiment
+    assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.first) for one in COLUMNS]
+    assert {one.name.tag for one in page.metric_infos} == set(IMAGES.hparam_metrics)
+    end = content.get("_hparams_/session_end_info")
+    assert (end and end.session_end_info.status) == status
+
+
+def test_the_metrics_of_the_hparams_page_are_scalars_of_every_run(start, tmp_path):
+    first_epoch(start())
+    assert set(IMAGES.hparam_metrics) <= set(events_of(tmp_path).Tags()["scalars"])
+
+
+def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
+    tracker = start()
+    figure = Figure(figsize=(2, 1), dpi=50)
+    figure.subplots().plot([1, 2])
+    tracker.picture("phases", figure, 5)
+    png = (tmp_path / "phases.png").read_bytes()
+    tracker.picture("again", png, 6)
+    events = events_of(tmp_path)
+    for name, step in (("phases", 5), ("again", 6)):
+        [found] = events.Images(name)
+        assert (found.step, found.encoded_image_string) == (step, png)
+        assert (found.width, found.height) == Image.open(io.BytesIO(png)).size
+
+
+def test_facts_of_a_rank_are_added_to_its_file(start, tmp_path):
+    (tmp_path / "ranks").mkdir()
+    tracker = start(writes=False)
+    tracker.rank_facts(1, host="one")
+    tracker.rank_facts(1, weights="abc")
+    assert json.loads((tmp_path / "ranks" / "rank-1.json").read_text()) == {"rank": 1, "host": "one", "weights": "abc"}
+
+
+def test_a_run_that_goes_on_keeps_its_counts_and_forgets_what_came_after(start, tmp_path):
+    first = start()
+    first.describe(columns=COLUMNS, command=["python"], config={})
+    tracked(first, report_of(5, skipped=[(3, SKIPPED)]))
+    first.guard.counts["log write"] = 2
+    lines = (tmp_path / "metrics.jsonl").read_bytes()
+    memory = json.loads(json.dumps({**first.memory(), "wall_time_s": 1000.0}))
+    tracked(first, report_of(6, skipped=[(6, SKIPPED)], spikes=[SPIKE]))
+
+    second = start(memory=memory)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == lines
+    assert second.result["exit_reason"] is None
+    second.describe(columns=COLUMNS, command=["python"], config={})
+    tracked(second, report_of(6))
+    second.conclude("finished")
+    result = json.loads((tmp_path / "result.json").read_text())
+    counts = ("resumed", "skipped_steps", "loss_spikes", "log_write_failures")
+    assert [result[name] for name in counts] == [1, 1, 0, 2]
+    assert result["wall_time_s"] > 1000
+    assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
+    events = EventAccumulator(str(tmp_path), purge_orphaned_data=False).Reload()
+    assert [one.step for one in events.Scalars("train/loss")] == [5, 6]
+
+
+def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, tmp_path):
+    tracker = start(writes=False)
+    tracker.describe(columns=COLUMNS, command=["python"], config={})
+    tracker.picture("phases", b"", 5)
+    assert first_epoch(tracker)["eval/accuracy"] == 0.625
+    tracker.conclude(FINISHED)
+    assert list(tmp_path.iterdir()) == []
+    assert (tracker.result["steps"], tracker.result["exit_reason"]) == (10, "finished")
+    assert (tracker.result["skipped_steps"], tracker.result["loss_spikes"]) == (1, 0)
+
+
+def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, capsys):
+    """The disk is full from the second epoch on; only the room that was taken before is left."""
+    tracker = start()
+    tracker.describe(columns=COLUMNS, command=["python"], config={"old": True})
+    first_epoch(tracker)
+    lines, names = lines_of(tmp_path), sorted(path.name for path in tmp_path.iterdir())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+    monkeypatch.setattr("hvdtrain.tracking.files.new_file", full)
+    second_epoch(tracker)
+    tracker.document("config.json", {"new": True})
+    tracker.rank_facts(0, host="one")
+    figure = Figure(figsize=(2, 1))
+    tracker.picture("phases", figure, 5)
+    tracker.conclude(FINISHED)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["exit_reason"], result["steps"]) == ("finished", 20)
+    assert result["log_write_failures"] >= 8
+    assert lines_of(tmp_path) == lines
+    assert [one.step for one in events_of(tmp_path).Scalars("train/loss")] == [5, 10]
+    assert json.loads((tmp_path / "config.json").read_text()) == {"old": True}
+    assert sorted({*names} ^ {path.name for path in tmp_path.iterdir()}) == ["result.json", "result.json.part"]
+    [warning] = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in warning
+
+
+def test_a_metric_that_falls_is_best_when_it_is_lowest(tmp_path):
+    words = Measures(
+        unit="masked tokens", metrics=("loss", "perplexity"), best_metric="perplexity", higher_is_better=False
+    )
+    tracker = Tracker(tmp_path, writes=True, measures=words, result={})
+    seen = []
+    for epoch, perplexity in enumerate((80.0, math.nan, 70.0, 75.0), start=1):
+        test = {"loss": 1.0, "perplexity": perplexity}
+        seen.append(tracker.is_best(test))
+        tracker.epoch_done(epoch, count=10, train_s=2.0, lr=0.1, train={"loss": 1.0}, test=test)
+    assert seen == [True, False, True, False]
+    names = ("best_perplexity", "eval_perplexity", "train_masked tokens_per_s", "unreadable_masked tokens")
+    assert [tracker.result[name] for name in names] == [70.0, 75.0, 5.0, 0]
+    tracker.conclude(FINISHED)
+
+
+def test_the_first_epoch_without_a_number_is_not_the_best(start):
+    tracker = start()
+    assert not tracker.is_best({"accuracy": math.nan})
+    first_epoch(tracker, test={"loss": math.nan, "accuracy": math.nan})
+    assert tracker.result["best_accuracy"] is None
+
+
+# --- a rank is lost that has written
+
+
+def test_another_rank_writes_on_where_rank_0_was_lost(start, tmp_path):
+    """The first writes, the second counts alongside; a file's lines and events go on, and none is written twice."""
+    counts = ("lost_ranks", "recoveries")
+    lost, left = start(counts=counts), start(writes=False, counts=counts)
+    for tracker in (lost, left):
+        first_epoch(tracker)
+    [file], before = list(tmp_path.glob("events.out.tfevents.*")), lines_of(tmp_path)
+    left.lead()
+    assert left.writes
+    left.count(12, {"lost_ranks": 1, "recoveries": 1})
+    left.happened({"event": "lost", "step": 12}, {"elastic/np": 1})
+    second_epoch(left)
+    assert lines_of(tmp_path)[: len(before) + 1] == [*before, {"event": "lost", "step": 12}]
+    assert list(tmp_path.glob("events.out.tfevents.*")) == [file]
+    seen = events_of(tmp_path)
+    assert [(one.step, one.value) for one in seen.Scalars("elastic/np")] == [(12, 1.0)]
+    assert [one.step for one in seen.Scalars("eval/loss")] == [10, 20]
+    left.conclude(FINISHED)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [result[name] for name in ("lost_ranks", "recoveries", "steps", "skipped_steps")] == [1, 1, 20, 3]
+    assert result["train_images_per_s"] == 300.0
+
+
+def test_one_that_is_behind_takes_over_what_was_counted(start):
+    ahead, behind = start(), start(writes=False)
+    first_epoch(ahead)
+    behind.go_on_from(json.loads(json.dumps(ahead.counted())))
+    assert second_epoch(behind) == second_epoch(ahead)
+    names = ("steps", "train_time_s", "train_images_per_s", "best_accuracy", "skipped_steps", "loss_spikes")
+    assert [behind.result[name] for name in names] == [ahead.result[name] for name in names]
+
+
+def test_what_happens_is_written_by_rank_0_alone(start, tmp_path):
+    start(writes=False).happened({"event": "lost"}, {"elastic/np": 1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_counted_besides_goes_on_in_a_run_that_is_resumed(start):
+    first = start(counts=("lost_ranks",))
+    first.count(3, {"lost_ranks": 2})
+    memory = json.loads(json.dumps(first.memory()))
+    assert start(writes=False, counts=("lost_ranks",), memory=memory).result["lost_ranks"] == 2
+    del memory["result"]["lost_ranks"]  # it was not elastic then
+    assert start(writes=False, counts=("lost_ranks",), memory=memory).result["lost_ranks"] == 0
