@@ -25,13 +25,13 @@ from sklearn.model_selection import StratifiedKFold
 
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed, Resident
+from hvdtrain.core.loop import Limits, evaluate, train_epoch
+from hvdtrain.core.reports import Reports
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
+from hvdtrain.recipe.schedule import learning_rate
 from hvdtrain.tracking.gauges import Gauges, none
-from hvdtrain.train.feed import Feed, Resident
-from hvdtrain.train.loop import Limits, evaluate, train_epoch
-from hvdtrain.train.reports import Reports
-from hvdtrain.train.schedule import learning_rate
 from hvdtrain.vision import images, models
 from hvdtrain.vision.config import RECIPES, EffnetConfig
 from hvdtrain.vision.images import Images

@@ -32,9 +32,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed, Resident
+from hvdtrain.core.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.train.feed import Feed, Resident
-from hvdtrain.train.order import BatchSizes
 from hvdtrain.vision import images, models
 from hvdtrain.vision.config import scaled
 from hvdtrain.vision.files import decoded, image_folder

@@ -24,9 +24,9 @@ import torch
 from accuracy_at_scale import FOLDS, interval, trained
 from sklearn.model_selection import StratifiedKFold
 
+from hvdtrain.core.feed import Resident
 from hvdtrain.ranks.connect import connect
 from hvdtrain.sync.comm import in_groups
-from hvdtrain.train.feed import Resident
 from hvdtrain.vision import images
 from hvdtrain.vision.config import scaled
 

@@ -8,15 +8,15 @@ import dataclasses
 from sequences import MASK, VOCABULARY, sequences
 from workload import BATCHES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_kernels
 
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.step import Pending
+from hvdtrain.program.assembly import step_of_run
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, share_cores
 from hvdtrain.settings.join import horovod_fusion_mb
 from hvdtrain.text.config import tiny
 from hvdtrain.text.model import BertForMaskedLM, sizes_of
 from hvdtrain.text.task import MaskedWords
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.preflight import step_of_run
-from hvdtrain.train.step import Pending
 
 
 def main() -> None:

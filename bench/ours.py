@@ -23,18 +23,18 @@ from workload import CLASSES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_k
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
+from hvdtrain.core.feed import Feed, Resident
+from hvdtrain.core.loop import Limits, measures_of, train_epoch
+from hvdtrain.core.reports import Reports, host_gauges
+from hvdtrain.core.step import TrainingStep
+from hvdtrain.core.task import Batch
 from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, share_cores
+from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.safety.watchdog import RankWatchdog
 from hvdtrain.settings.join import horovod_fusion_mb
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.train.feed import Feed, Resident
-from hvdtrain.train.loop import Limits, measures_of, train_epoch
-from hvdtrain.train.reports import Reports, host_gauges
-from hvdtrain.train.schedule import LearningRate, learning_rate
-from hvdtrain.train.step import TrainingStep
-from hvdtrain.train.task import Batch
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.config import EffnetConfig, scaled
 from hvdtrain.vision.images import Images

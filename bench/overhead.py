@@ -25,10 +25,10 @@ from torch import Tensor
 from workload import WARMUP_STEPS, network, optimizer_of, tensors
 
 from hvdtrain.checkpoint.save_points import NEVER, Decision, SavePoints
+from hvdtrain.core import step as steps
+from hvdtrain.core.finite import not_finite
 from hvdtrain.profiling.passes import clock
 from hvdtrain.profiling.phases import OFF, Phase, Phases, StepMeans
-from hvdtrain.train import step as steps
-from hvdtrain.train.finite import not_finite
 
 TIMES = "a step takes so many times as long"
 GOAL = "<= 1.03"

@@ -18,6 +18,10 @@ import torch.nn.functional as F
 from sequences import MASK, VOCABULARY, sequences
 from torch import Tensor
 
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.step import precision_context
+from hvdtrain.core.task import Batch, Model, Sums
+from hvdtrain.program.assembly import step_of_run
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import share_cores
@@ -30,10 +34,6 @@ from hvdtrain.text import config as texts
 from hvdtrain.text import model as berts
 from hvdtrain.text.task import MaskedWords
 from hvdtrain.tracking import peaks
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.preflight import step_of_run
-from hvdtrain.train.step import precision_context
-from hvdtrain.train.task import Batch, Model, Sums
 from hvdtrain.vision import config as images
 from hvdtrain.vision import models
 

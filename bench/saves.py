@@ -16,11 +16,11 @@ from synthetic import SyntheticTraining, synthetic_training
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves
+from hvdtrain.core.loop import Limits, measures_of, state_of
+from hvdtrain.core.reports import Reports, host_gauges
+from hvdtrain.core.task import Batch
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.train.loop import Limits, measures_of, state_of
-from hvdtrain.train.reports import Reports, host_gauges
-from hvdtrain.train.task import Batch
 from hvdtrain.vision.config import scaled
 
 STEPS_PER_SAVE = 20

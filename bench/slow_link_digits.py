@@ -29,14 +29,14 @@ from two_hosts import ADDRESSES
 
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.loop import Limits, evaluate, train_epoch
+from hvdtrain.core.reports import Reports
 from hvdtrain.ranks.comm import Comm, HorovodComm
 from hvdtrain.ranks.memory import keep_freed_memory
 from hvdtrain.ranks.sync import GradientSync, NoSync
+from hvdtrain.recipe.schedule import learning_rate
 from hvdtrain.tracking.gauges import Gauges, none
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, evaluate, train_epoch
-from hvdtrain.train.reports import Reports
-from hvdtrain.train.schedule import learning_rate
 from hvdtrain.vision import models
 from hvdtrain.vision.config import EffnetConfig, scaled
 from hvdtrain.vision.images import Images

@@ -8,13 +8,13 @@ import torch
 from mlp import mlp
 
 from hvdtrain import effnet
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.step import StepDone, TrainingStep
+from hvdtrain.core.task import Batch
 from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, share_cores
 from hvdtrain.settings.join import horovod_fusion_mb
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.step import StepDone, TrainingStep
-from hvdtrain.train.task import Batch
 from hvdtrain.vision import data, models
 from hvdtrain.vision.config import EffnetConfig, scaled
 from hvdtrain.vision.images import Images

@@ -25,26 +25,13 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.run_folder import has_checkpoints
 from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
+from hvdtrain.core.order import BatchSizes, batch_sizes
+from hvdtrain.core.reports import Reports, host_gauges
+from hvdtrain.core.step import TrainingStep
 from hvdtrain.elastic.progress import Progress
-from hvdtrain.ranks.agree import agreed
-from hvdtrain.ranks.comm import Comm, stream
-from hvdtrain.ranks.replicas import whole_hash
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.settings.options import sent_at_once_mb
-from hvdtrain.stages.whole import whole_on_0
-from hvdtrain.text import data
-from hvdtrain.text import model as models
-from hvdtrain.text.export import export_on_all, require_free
-from hvdtrain.text.model import Bert, BertForClassification, BertForMaskedLM, freeze_embeddings, sizes_of
-from hvdtrain.text.pretrained import Pretrained, pretrained_on_all
-from hvdtrain.text.task import Labels, text_task
-from hvdtrain.text.tokens import Texts
-from hvdtrain.text.weights import build_on_all
-from hvdtrain.tracking.run import Run, opened
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
-from hvdtrain.train.order import BatchSizes, batch_sizes
-from hvdtrain.train.preflight import (
+from hvdtrain.program.assembly import (
     compression,
     cut_anew,
     cuts_on_all,
@@ -59,9 +46,22 @@ from hvdtrain.train.preflight import (
     step_clock,
     step_of_run,
 )
-from hvdtrain.train.reports import Reports, host_gauges
-from hvdtrain.train.schedule import LearningRate, learning_rate
-from hvdtrain.train.step import TrainingStep
+from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.comm import Comm, stream
+from hvdtrain.ranks.replicas import whole_hash
+from hvdtrain.recipe.schedule import LearningRate, learning_rate
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.options import sent_at_once_mb
+from hvdtrain.stages.whole import whole_on_0
+from hvdtrain.text import data
+from hvdtrain.text import model as models
+from hvdtrain.text.export import export_on_all, require_free
+from hvdtrain.text.model import Bert, BertForClassification, BertForMaskedLM, freeze_embeddings, sizes_of
+from hvdtrain.text.pretrained import Pretrained, pretrained_on_all
+from hvdtrain.text.task import Labels, text_task
+from hvdtrain.text.tokens import Texts
+from hvdtrain.text.weights import build_on_all
+from hvdtrain.tracking.run import Run, opened
 
 
 def main() -> None:

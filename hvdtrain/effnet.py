@@ -23,21 +23,14 @@ from torch import nn
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
 from hvdtrain.checkpoint.saves import Saves, resume, saves_of
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.reports import Reports, host_gauges
+from hvdtrain.core.step import TrainingStep
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.profiling.phases import OFF, Phases
-from hvdtrain.ranks.agree import agreed
-from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.replicas import whole_hash
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.settings.options import sent_at_once_mb
-from hvdtrain.stages.blocks import Blocks
-from hvdtrain.stages.part import Part
-from hvdtrain.tracking.run import Run, opened
-from hvdtrain.train import batch_norm
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, end_epoch, follow, measures_of, state_of, train_epoch
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.preflight import (
+from hvdtrain.program.assembly import (
     compression,
     cut_anew,
     cuts_on_all,
@@ -51,9 +44,16 @@ from hvdtrain.train.preflight import (
     step_clock,
     step_of_run,
 )
-from hvdtrain.train.reports import Reports, host_gauges
-from hvdtrain.train.schedule import LearningRate, learning_rate
-from hvdtrain.train.step import TrainingStep
+from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.replicas import whole_hash
+from hvdtrain.recipe import batch_norm
+from hvdtrain.recipe.schedule import LearningRate, learning_rate
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.options import sent_at_once_mb
+from hvdtrain.stages.blocks import Blocks
+from hvdtrain.stages.part import Part
+from hvdtrain.tracking.run import Run, opened
 from hvdtrain.vision import data, models
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.task import ImageTask, image_task, memory_format

@@ -3,10 +3,10 @@
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from hvdtrain.core.feed import Resident
+from hvdtrain.core.step import TrainingStep
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.train.feed import Resident
-from hvdtrain.train.schedule import LearningRate
-from hvdtrain.train.step import TrainingStep
+from hvdtrain.recipe.schedule import LearningRate
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.task import ImageTask

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hvdtrain.core.feed import copied, prefetched
+from hvdtrain.core.task import Batch
 from hvdtrain.profiling.phases import OFF, Phases
-from hvdtrain.train.feed import copied, prefetched
-from hvdtrain.train.task import Batch
 
 _MULTIPLE = 8  # of a batch's length on a GPU: tensor cores want it, and a compiled model sees few shapes
 

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hvdtrain.core.task import Batch, Model, Sums, Totals
 from hvdtrain.profiling.phases import Phase
 from hvdtrain.text.config import BertConfig
 from hvdtrain.text.masks import masked, masked_tokens
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.vocabulary import END, MASK
-from hvdtrain.train.task import Batch, Model, Sums, Totals
 
 _REMEDIES: Mapping[Phase, str] = {
     "read": "cores with nothing else to do, or the folder of tokens (XDG_CACHE_HOME) on a faster disk",

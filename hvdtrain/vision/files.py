@@ -17,11 +17,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms.v2 import functional as TF
 
+from hvdtrain.core.feed import copied, prefetched
+from hvdtrain.core.task import Batch
 from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.safety.exits import STOPS
 from hvdtrain.safety.guard import Guard
-from hvdtrain.train.feed import copied, prefetched
-from hvdtrain.train.task import Batch
 from hvdtrain.vision.headers import BROKEN
 from hvdtrain.vision.images import NO_LABEL, Images
 from hvdtrain.vision.listing import Listing

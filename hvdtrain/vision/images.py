@@ -11,8 +11,8 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_integrity
 
+from hvdtrain.core.feed import Resident, Split
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.train.feed import Resident, Split
 
 NO_LABEL = -100  # of an image that could not be decoded: cross_entropy's ignore_index
 _SPLIT_SEED = 20230613  # of the fixed 80/20 splits; any number, but always this one

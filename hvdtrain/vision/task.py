@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hvdtrain.core.task import UNREADABLE, Batch, Model, Sums, Totals
 from hvdtrain.profiling.phases import Phase
-from hvdtrain.train.task import UNREADABLE, Batch, Model, Sums, Totals
 from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise, scale_and_shift
 from hvdtrain.vision.config import EffnetConfig
 from hvdtrain.vision.images import NO_LABEL, Images

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from hvdtrain.core.finite import Skipped
 from hvdtrain.safety.exits import FINISHED
 from hvdtrain.tracking.events import Column
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.train.finite import Skipped
-from tests.unit.train.reported import IMAGES, report_of, tracked
+from tests.unit.core.reported import IMAGES, report_of, tracked
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

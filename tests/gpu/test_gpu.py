@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed, prefetched
+from hvdtrain.core.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.train import optim
-from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.feed import Feed, prefetched
-from hvdtrain.train.order import BatchSizes
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.vision import models
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.task import ImageTask

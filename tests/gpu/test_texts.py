@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe import optim
 from hvdtrain.text import data
 from hvdtrain.text.config import tiny
 from hvdtrain.text.model import BertForClassification, BertForMaskedLM, sizes_of
 from hvdtrain.text.task import text_task
-from hvdtrain.train import optim
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.order import BatchSizes
 from tests import texts
 from tests.steps import step_of
 

@@ -52,7 +52,7 @@ def test_too_many_skipped_steps_end_the_run_with_status_3(run, tmp_path):
 
 FLIP = """
 import os, runpy, torch
-from hvdtrain.train import loop
+from hvdtrain.core import loop
 
 def flipping(step, *args, original=loop.train_epoch, **kwargs):
     finish, count = step.sync.finish, [0]

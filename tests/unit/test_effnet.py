@@ -9,23 +9,23 @@ import torch
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER
+from hvdtrain.core.loop import measures_of
+from hvdtrain.core.order import batch_sizes
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.profiling.trace import BEFORE_STEPS
+from hvdtrain.program.assembly import require_batches
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.batch_norm import SyncBatchNorm2d, layers
 from hvdtrain.safety import faults, watchdog
 from hvdtrain.settings.optimizers import OPTIMIZERS
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.train import optim
-from hvdtrain.train.batch_norm import SyncBatchNorm2d, layers
-from hvdtrain.train.loop import measures_of
-from hvdtrain.train.order import batch_sizes
-from hvdtrain.train.preflight import require_batches
 from hvdtrain.vision import config
 from hvdtrain.vision.data import load_on_all
 from tests.ranks import Rank
 from tests.refusals import refused
 from tests.steps import images_of, split
-from tests.unit.train.trainings import begun
+from tests.unit.core.trainings import begun
 
 DIGITS = replace(config.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
 

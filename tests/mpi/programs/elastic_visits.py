@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from hvdtrain import effnet
+from hvdtrain.core import feed
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.elastic.recovery import Survivors
 from hvdtrain.safety import exits
-from hvdtrain.train import feed
 
 arriving, took, go_on, become = feed.arriving, Progress.took, Progress.go_on, Survivors.go_on
 run = {"changes": 0}  # and its progress and notes

@@ -10,17 +10,17 @@ from pathlib import Path
 import torch
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.loop import Limits, train_epoch
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.reports import Reports
 from hvdtrain.ranks.connect import connect
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.sync.comm import Every, in_groups
 from hvdtrain.sync.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
-from hvdtrain.train import optim
-from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, train_epoch
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.reports import Reports
 from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
 from tests.steps import CPU, rate_of, step_of, task_of
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from hvdtrain import effnet
+from hvdtrain.core.feed import Resident
+from hvdtrain.core.task import Batch
 from hvdtrain.safety import exits
-from hvdtrain.train.feed import Resident
-from hvdtrain.train.task import Batch
 
 TRAINING_IMAGES = 1438  # of the digits
 

@@ -8,7 +8,7 @@ import runpy
 import sys
 import time
 
-from hvdtrain.train.feed import Resident
+from hvdtrain.core.feed import Resident
 from hvdtrain.vision import models
 
 cause = sys.argv.pop(1)

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 
 from hvdtrain import effnet
+from hvdtrain.core.feed import Resident
 from hvdtrain.safety import exits
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.train.feed import Resident
 from hvdtrain.vision import images
 
 folder = Path(sys.argv.pop(1)).absolute()

@@ -11,7 +11,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.connect import connect
-from hvdtrain.train import optim
+from hvdtrain.recipe import optim
 from hvdtrain.vision import models
 from tests.steps import step_of, take
 

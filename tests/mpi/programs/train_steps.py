@@ -13,15 +13,15 @@ from typing import ClassVar
 import torch
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed, Resident
+from hvdtrain.core.loop import Limits, train_epoch
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.reports import Reports
 from hvdtrain.ranks.connect import connect
+from hvdtrain.recipe import batch_norm as sync_bn
+from hvdtrain.recipe import optim
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
-from hvdtrain.train import batch_norm as sync_bn
-from hvdtrain.train import optim
-from hvdtrain.train.feed import Feed, Resident
-from hvdtrain.train.loop import Limits, train_epoch
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.reports import Reports
 from hvdtrain.vision import images, models
 from hvdtrain.vision.augment import Augmentations
 from tests.steps import CPU, rate_of, step_of, task_of

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from hvdtrain.core.loop import evaluate
+from hvdtrain.core.order import permutation, shard
+from hvdtrain.core.step import TrainingStep
 from hvdtrain.ranks.connect import connect
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.batch_norm import layers
 from hvdtrain.safety import exits
-from hvdtrain.train import optim
-from hvdtrain.train.batch_norm import layers
-from hvdtrain.train.loop import evaluate
-from hvdtrain.train.order import permutation, shard
-from hvdtrain.train.step import TrainingStep
 from hvdtrain.vision import images as data
 from hvdtrain.vision import models
 from tests.steps import step_of as step_over

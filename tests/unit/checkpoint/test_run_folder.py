@@ -8,10 +8,10 @@ import pytest
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.run_folder import has_checkpoints, open_on_all
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.program.assembly import open_folder
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.preflight import open_folder
 from hvdtrain.vision.config import EffnetConfig
 from tests.ranks import together
 from tests.unit.checkpoint.checkpoints import files_under

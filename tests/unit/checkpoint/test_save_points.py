@@ -6,10 +6,10 @@ import torch
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER, AgreedSavePoints, Decision
+from hvdtrain.core.loop import after
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.train.loop import after
 from tests.ranks import Rank
-from tests.unit.train.trainings import TRAIN, begun, weights
+from tests.unit.core.trainings import TRAIN, begun, weights
 
 KEEP_ON = Decision(save=False, leave=False)
 SAVE = Decision(save=True, leave=False)

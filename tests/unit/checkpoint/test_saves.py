@@ -17,8 +17,8 @@ from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.vision.config import EffnetConfig
 from tests.ranks import Rank, together
 from tests.unit.checkpoint.checkpoints import names
-from tests.unit.train.reported import IMAGES
-from tests.unit.train.trainings import begun, same
+from tests.unit.core.reported import IMAGES
+from tests.unit.core.trainings import begun, same
 
 MIDDLE = Position(step=3, epoch=0, visited=48, totals={"loss": 90.5, "count": 48.0, "right": 7.0}, train_s=1.5)
 

@@ -12,9 +12,9 @@ from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint import state
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import Decision
-from hvdtrain.train.loop import after
+from hvdtrain.core.loop import after
 from tests.ranks import Rank
-from tests.unit.train.trainings import begun, same, weights
+from tests.unit.core.trainings import begun, same, weights
 
 
 class After:

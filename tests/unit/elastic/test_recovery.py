@@ -19,7 +19,7 @@ from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank, together
 from tests.steps import CPU
-from tests.unit.train.reported import IMAGES
+from tests.unit.core.reported import IMAGES
 
 LOST = Member(number=2, place=2, host="two", pid=12)
 NEXT = Member(number=4, place=0, host="one", pid=14)

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.loop import Limits, train_epoch
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.reports import Reports
 from hvdtrain.profiling import phases
 from hvdtrain.profiling.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock
 from hvdtrain.ranks.sync import NoSync
 from hvdtrain.tracking.gauges import Gauges, none
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, train_epoch
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.reports import Reports
 from hvdtrain.vision.augment import Augmentations
 from tests.steps import CPU, images_of, rate_of, split, step_of, task_of
 

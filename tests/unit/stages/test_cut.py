@@ -4,8 +4,8 @@ import random
 import pytest
 import torch
 
+from hvdtrain.recipe import batch_norm
 from hvdtrain.stages.cut import fastest, measure
-from hvdtrain.train import batch_norm
 from tests.unit.stages.test_blocks import MODELS
 
 

@@ -1,9 +1,9 @@
 import pytest
 
+from hvdtrain.program.assembly import require_batches
 from hvdtrain.settings.options import rounds
 from hvdtrain.sync.comm import Every
 from hvdtrain.text import config as texts
-from hvdtrain.train.preflight import require_batches
 from hvdtrain.vision import config as images
 from tests.refusals import refused
 

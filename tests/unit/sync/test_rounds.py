@@ -6,13 +6,13 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.sync import NoSync
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.sync.comm import Between, Every
 from hvdtrain.sync.members import MpiMembers
 from hvdtrain.sync.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.sync.two_level import TwoLevelSync
-from hvdtrain.train import optim
-from hvdtrain.train.average import MovingAverage
 from tests.ranks import Mpi, together
 
 

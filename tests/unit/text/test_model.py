@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from hvdtrain.recipe import optim
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text.config import MODELS
 from hvdtrain.text.model import BertForMaskedLM, freeze_embeddings, sizes_of
-from hvdtrain.train import optim
 from tests.unit.text.berts import SIZES, batch, classifier, masked_lm
 
 

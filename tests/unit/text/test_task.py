@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from hvdtrain.core.task import total
 from hvdtrain.profiling.phases import INPUT
 from hvdtrain.settings import command_line
 from hvdtrain.text.config import BertConfig
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.task import Labels, MaskedWords
-from hvdtrain.train.task import total
 
 CPU, CLS, SEP = torch.device("cpu"), 2, 3
 

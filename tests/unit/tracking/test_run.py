@@ -9,7 +9,7 @@ from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.tracking import run
 from tests.ranks import Rank
 from tests.steps import CPU
-from tests.unit.train.reported import IMAGES
+from tests.unit.core.reported import IMAGES
 
 OPENING = ("data", "model", "ranks", "global batch", "run folder")
 

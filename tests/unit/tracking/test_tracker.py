@@ -11,12 +11,12 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from hvdtrain.core.finite import Skipped, Spike
 from hvdtrain.safety.exits import FINISHED
 from hvdtrain.tracking import tracker as module
 from hvdtrain.tracking.events import Column
 from hvdtrain.tracking.tracker import Measures, Tracker
-from hvdtrain.train.finite import Skipped, Spike
-from tests.unit.train.reported import IMAGES, report_of, tracked
+from tests.unit.core.reported import IMAGES, report_of, tracked
 
 RESULT_KEYS = [
     "np",

@@ -6,8 +6,8 @@ import torch
 import torchvision
 
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe.batch_norm import layers
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.train.batch_norm import layers
 from hvdtrain.vision import models
 from hvdtrain.vision.config import MODELS, TINY
 

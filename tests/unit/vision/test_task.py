@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hvdtrain.core.task import UNREADABLE, total
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.train.task import UNREADABLE, total
 from hvdtrain.vision import config
 from hvdtrain.vision.data import load_on_all
 from hvdtrain.vision.images import NO_LABEL

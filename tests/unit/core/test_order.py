@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.train.order import cut, deal, permutation, rank_batches, shard
+from hvdtrain.core.order import cut, deal, permutation, rank_batches, shard
 
 
 def same_cost(samples):

@@ -5,8 +5,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from hvdtrain.recipe import batch_norm
 from hvdtrain.settings.options import RunConfig
-from hvdtrain.train import batch_norm
 
 # What a moving average remembers at most, as a share of the run. A dozen steps on the digits end at chance with batch
 # norm's usual ten, and at 92 % with one: docs/accuracy.md.

@@ -14,24 +14,24 @@ from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER, SavePoints
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
+from hvdtrain.core.feed import Feed, Split, arriving
+from hvdtrain.core.finite import Skipped, SpikeWatch
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.reports import Report, Reports, Window
+from hvdtrain.core.step import Pending, TrainingStep
+from hvdtrain.core.task import Task, Totals, added, total
 from hvdtrain.elastic.progress import Progress, Unreported
 from hvdtrain.elastic.recovery import Grows
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import Comm, Members
+from hvdtrain.recipe import batch_norm
+from hvdtrain.recipe.schedule import LearningRate
 from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.watchdog import OFF, Watchdog
 from hvdtrain.tracking.console import SILENT, Console
 from hvdtrain.tracking.run import Run
 from hvdtrain.tracking.tracker import Measures
-from hvdtrain.train import batch_norm
-from hvdtrain.train.feed import Feed, Split, arriving
-from hvdtrain.train.finite import Skipped, SpikeWatch
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.reports import Report, Reports, Window
-from hvdtrain.train.schedule import LearningRate
-from hvdtrain.train.step import Pending, TrainingStep
-from hvdtrain.train.task import Task, Totals, added, total
 
 
 class Limits:

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from hvdtrain.checkpoint.save_points import Decision
+from hvdtrain.core.finite import Skipped, Spike, SpikeWatch
+from hvdtrain.core.step import StepDone
+from hvdtrain.core.task import UNREADABLE, Task, Totals, added
 from hvdtrain.elastic.progress import Unreported
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
-from hvdtrain.train.finite import Skipped, Spike, SpikeWatch
-from hvdtrain.train.step import StepDone
-from hvdtrain.train.task import UNREADABLE, Task, Totals, added
 
 # Up to so many ranks each one's speed and GPU has a curve of its own, and up to so many hosts each one's gauges.
 MOST_CURVES = 16

@@ -12,6 +12,10 @@ from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.order import BatchSizes, batch_sizes
+from hvdtrain.core.step import TrainingStep, precision_context
+from hvdtrain.core.task import Task
 from hvdtrain.elastic import recovery
 from hvdtrain.elastic.comm import ElasticComm
 from hvdtrain.elastic.newcomers import invited
@@ -25,6 +29,8 @@ from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.average import averages_of_run, horizon_steps
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.settings.options import RunConfig, power_rank, rounds, sent_at_once_mb
@@ -37,12 +43,6 @@ from hvdtrain.sync.power_sgd import PowerSGD, largest_rank, sent_elements
 from hvdtrain.sync.rounds import EVERY_STEP, LocalRounds
 from hvdtrain.sync.two_level import TwoLevelSync
 from hvdtrain.tracking.run import Run
-from hvdtrain.train import optim
-from hvdtrain.train.average import averages_of_run, horizon_steps
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.order import BatchSizes, batch_sizes
-from hvdtrain.train.step import TrainingStep, precision_context
-from hvdtrain.train.task import Task
 
 
 def own_device(comm: Comm, precision: str) -> torch.device:

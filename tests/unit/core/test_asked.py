@@ -17,6 +17,10 @@ from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import AgreedSavePoints
 from hvdtrain.checkpoint.saves import Saves, resume
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.loop import Limits, measures_of
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.reports import Reports
 from hvdtrain.elastic.progress import Progress
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety import exits, watchdog
@@ -27,13 +31,9 @@ from hvdtrain.text.task import Labels
 from hvdtrain.tracking.console import SILENT
 from hvdtrain.tracking.gauges import Gauges, none
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import Limits, measures_of
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.reports import Reports
 from tests.steps import CPU, rate_of, step_of
+from tests.unit.core.trainings import Begun, begun, same
 from tests.unit.text.berts import classifier
-from tests.unit.train.trainings import Begun, begun, same
 
 SEP = 3
 

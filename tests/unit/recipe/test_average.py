@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from hvdtrain.checkpoint.position import Position
-from hvdtrain.train.average import averages_of_run
+from hvdtrain.recipe.average import averages_of_run
 from hvdtrain.vision import config, images
-from tests.unit.train.trainings import begun
+from tests.unit.core.trainings import begun
 
 
 def momenta(epochs, steps_per_epoch, *, momentum=0.1, accumulate_steps=1):

@@ -8,15 +8,15 @@ from torch import nn
 from torch.nn import functional
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.feed import Feed, Resident
+from hvdtrain.core.loop import Limits, evaluate, measures_of, train_epoch
+from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.reports import Reports
+from hvdtrain.core.task import Sums
 from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.ranks.sync import NoSync
 from hvdtrain.safety.faults import Faults
 from hvdtrain.tracking.gauges import Gauges, none
-from hvdtrain.train.feed import Feed, Resident
-from hvdtrain.train.loop import Limits, evaluate, measures_of, train_epoch
-from hvdtrain.train.order import BatchSizes
-from hvdtrain.train.reports import Reports
-from hvdtrain.train.task import Sums
 from tests.ranks import Rank
 from tests.steps import CPU, rate_of, step_of
 

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from hvdtrain.core.finite import SUM, Skipped, block, failed_forward, failed_sum, not_finite, total_norm
+from hvdtrain.core.task import Batch, Sums, Task, Totals, total
 from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.comm import Comm, Members, SerialComm
 from hvdtrain.ranks.replicas import held_before
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.recipe import batch_norm
+from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.stages.blocks import Blocks, run_all
 from hvdtrain.stages.part import Part
 from hvdtrain.sync.rounds import EVERY_STEP, Rounds
-from hvdtrain.train import batch_norm
-from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.finite import SUM, Skipped, block, failed_forward, failed_sum, not_finite, total_norm
-from hvdtrain.train.task import Batch, Sums, Task, Totals, total
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -10,14 +10,14 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.tracking.console import Console
-from hvdtrain.train import optim
-from hvdtrain.train.average import MovingAverage
 from hvdtrain.vision import models
 from tests.ranks import Rank
 from tests.steps import step_of
 from tests.terminal import Terminal
-from tests.unit.train.trainings import begun
+from tests.unit.core.trainings import begun
 
 HOST_READ = "aten._local_scalar_dense.default"  # what .item(), bool() and float() of a tensor come down to
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
+from hvdtrain.core.finite import SUM, Skipped
 from hvdtrain.ranks.sync import NoSync
-from hvdtrain.train import optim
-from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.finite import SUM, Skipped
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.vision import models
 from tests.ranks import Rank
 from tests.steps import step_of, take

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.train.finite import Spike, SpikeWatch, not_finite, total_norm
+from hvdtrain.core.finite import Spike, SpikeWatch, not_finite, total_norm
 from tests.ranks import Rank
 
 # --- spikes

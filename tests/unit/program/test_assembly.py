@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.order import permutation
+from hvdtrain.program.assembly import cut_anew, usable_device
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.settings import join
 from hvdtrain.settings.join import join_ranks, with_horovods_threshold
 from hvdtrain.settings.options import sent_at_once_mb
-from hvdtrain.train.order import permutation
-from hvdtrain.train.preflight import cut_anew, usable_device
 from hvdtrain.vision import config
 from tests.ranks import Rank
 from tests.refusals import refused
 from tests.steps import CPU
-from tests.unit.train.trainings import begun
+from tests.unit.core.trainings import begun
 
 
 def test_fp16_is_refused_on_cpus(monkeypatch):

@@ -9,13 +9,13 @@ from hvdtrain import effnet
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.save_points import NEVER
 from hvdtrain.checkpoint.state import State
+from hvdtrain.core.feed import Feed, Resident
+from hvdtrain.core.loop import Limits, evaluate, state_of, train_epoch
+from hvdtrain.core.reports import Reports
+from hvdtrain.core.step import TrainingStep
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.tracking.gauges import Gauges, none
-from hvdtrain.train.feed import Feed, Resident
-from hvdtrain.train.loop import Limits, evaluate, state_of, train_epoch
-from hvdtrain.train.reports import Reports
-from hvdtrain.train.schedule import LearningRate, learning_rate
-from hvdtrain.train.step import TrainingStep
 from hvdtrain.vision import config, models
 from hvdtrain.vision.config import EffnetConfig
 from hvdtrain.vision.images import Images

@@ -8,19 +8,19 @@ import pytest
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import Decision
+from hvdtrain.core.finite import Skipped, Spike
+from hvdtrain.core.loop import Limits, follow
+from hvdtrain.core.reports import MOST_CURVES, Report, Reports, Window
+from hvdtrain.core.step import StepDone
+from hvdtrain.core.task import added
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.tracking import events, tracker
 from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.train.finite import Skipped, Spike
-from hvdtrain.train.loop import Limits, follow
-from hvdtrain.train.reports import MOST_CURVES, Report, Reports, Window
-from hvdtrain.train.step import StepDone
-from hvdtrain.train.task import added
 from tests.ranks import Rank
 from tests.steps import CPU, task_of
-from tests.unit.train.reported import IMAGES, report_of, tracked
+from tests.unit.core.reported import IMAGES, report_of, tracked
 
 SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0)
 

@@ -3,8 +3,8 @@
 import torch
 
 from hvdtrain.checkpoint.save_points import Decision
+from hvdtrain.core.reports import Report
 from hvdtrain.tracking.tracker import Measures
-from hvdtrain.train.reports import Report
 from tests.steps import task_of
 
 IMAGES = Measures(unit="images", metrics=("loss", "accuracy"), best_metric="accuracy")

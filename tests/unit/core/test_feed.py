@@ -9,11 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core import feed as feeding
+from hvdtrain.core.feed import Feed, Resident, copied, prefetched
+from hvdtrain.core.order import BatchSizes
 from hvdtrain.profiling.phases import OFF, HostClock
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.train import feed as feeding
-from hvdtrain.train.feed import Feed, Resident, copied, prefetched
-from hvdtrain.train.order import BatchSizes
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.task import ImageTask
 from tests.ranks import Rank

@@ -10,15 +10,15 @@ import pytest
 from hvdtrain import effnet
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import NEVER
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.loop import after, measures_of, train_epoch
 from hvdtrain.elastic.progress import Progress, Unreported
+from hvdtrain.recipe.schedule import learning_rate
 from hvdtrain.safety import faults, watchdog
 from hvdtrain.tracking.console import SILENT
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.loop import after, measures_of, train_epoch
-from hvdtrain.train.schedule import learning_rate
 from tests.steps import CPU, task_of
-from tests.unit.train.test_loop import (
+from tests.unit.core.test_loop import (
     LOSS_OF_2,
     TRAIN,
     Watching,
@@ -28,7 +28,7 @@ from tests.unit.train.test_loop import (
     reports_of,
     sizes_of,
 )
-from tests.unit.train.trainings import SMALL, begun
+from tests.unit.core.trainings import SMALL, begun
 
 BY_STEPS = replace(SMALL, warmup_epochs=1.0, schedule="cosine")
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from hvdtrain.recipe.schedule import LearningRate, learning_rate, scaled_lr
 from hvdtrain.settings.optimizers import OPTIMIZERS
-from hvdtrain.train.schedule import LearningRate, learning_rate, scaled_lr
 from hvdtrain.vision import config
 
 BATCH = 100.0

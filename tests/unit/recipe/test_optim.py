@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.settings.optimizers import OPTIMIZERS
-from hvdtrain.train import optim
-from hvdtrain.train.average import MovingAverage
 from hvdtrain.vision import models
 
 

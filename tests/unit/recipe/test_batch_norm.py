@@ -7,8 +7,8 @@ from torch.func import functional_call
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.connect import CACHE_CAPACITY
-from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.batch_norm import SyncBatchNorm2d, convert, layers
+from hvdtrain.recipe.average import MovingAverage
+from hvdtrain.recipe.batch_norm import SyncBatchNorm2d, convert, layers
 from hvdtrain.vision import models
 from hvdtrain.vision.config import MODELS
 from tests.ranks import Rank, together

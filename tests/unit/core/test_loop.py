@@ -11,20 +11,20 @@ from torch.nn import functional
 
 from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.save_points import Decision
+from hvdtrain.core.feed import Feed
+from hvdtrain.core.finite import Skipped, Spike
+from hvdtrain.core.loop import Limits, evaluate, train_epoch
+from hvdtrain.core.order import BatchSizes, permutation
+from hvdtrain.core.reports import Reports
+from hvdtrain.core.step import StepDone
+from hvdtrain.core.task import added
 from hvdtrain.profiling.phases import OFF
 from hvdtrain.ranks import replicas
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.sync.rounds import EVERY_STEP
 from hvdtrain.tracking.gauges import Gauges, none
-from hvdtrain.train.average import MovingAverage
-from hvdtrain.train.feed import Feed
-from hvdtrain.train.finite import Skipped, Spike
-from hvdtrain.train.loop import Limits, evaluate, train_epoch
-from hvdtrain.train.order import BatchSizes, permutation
-from hvdtrain.train.reports import Reports
-from hvdtrain.train.step import StepDone
-from hvdtrain.train.task import added
 from hvdtrain.vision.augment import Augmentations
 from tests.ranks import Rank
 from tests.steps import CPU, images_of, rate_of, split, step_of, task_of

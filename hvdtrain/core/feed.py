@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.order import BatchSizes, RankBatch, RankBatches, cut, permutation, rank_batches
+from hvdtrain.core.task import Batch, Task
 from hvdtrain.profiling.phases import OFF, Phases
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.watchdog import OFF as UNWATCHED
 from hvdtrain.safety.watchdog import Watchdog
-from hvdtrain.train.order import BatchSizes, RankBatch, RankBatches, cut, permutation, rank_batches
-from hvdtrain.train.task import Batch, Task
 
 AT_ONCE = 10_000  # batches whose samples are dealt out beforehand: a second or two, and some MB
 

@@ -1,0 +1,1 @@
+"""The recipe of a training: optimizer, schedule, moving average, batch norm."""

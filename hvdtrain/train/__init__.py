@@ -1,1 +1,0 @@
-"""One training loop for any model: order, step, optimizer, reports."""
