@@ -1,5 +1,5 @@
 # make train | train-bert | test | test-changed | test-slow | test-long | test-elastic | test-cluster | image | test-image |
-#      lint | board | bench | book-table | soak | wheels | lock | setup | clean
+#      lint | design | board | bench | book-table | soak | wheels | lock | setup | clean
 SHELL := /bin/bash
 # Without a GPU, or with several, 2 ranks train; a rank needs a GPU for itself.
 GPUS = $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
@@ -14,7 +14,7 @@ VENV := source .venv$(MPI:%=-mpi%)/bin/activate &&
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
 LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
 
-.PHONY: setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint board bench book-table soak wheels lock clean
+.PHONY: setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
@@ -62,9 +62,13 @@ test-image: setup
 	BUILDER=buildah BASE_IMAGE=localhost/hvdtrain-debian IMAGE=hvdtrain-test scripts/build_image.sh
 	$(VENV) IMAGE=hvdtrain-test pytest -m image
 
-lint: setup
+lint: setup design
 	$(VENV) ruff check . && ruff format --check . && python scripts/check_loads.py hvdtrain launch scripts bench && mypy && \
-		lint-imports && hadolint Dockerfile
+		hadolint Dockerfile
+
+# Who imports whom, and what the centre of hvdtrain must not know: a few seconds.
+design: setup
+	$(VENV) lint-imports && pytest -q tests/unit/test_design.py
 
 # The runs in runs/, compared in a browser of this machine.
 board: setup

@@ -20,21 +20,23 @@ import sys
 from pathlib import Path
 
 import torch
+from jobs import job_of, step_of
 from scipy import stats
 from sklearn.model_selection import StratifiedKFold
 
-from hvdtrain import effnet
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed, Resident
-from hvdtrain.core.loop import Limits, evaluate, train_epoch
-from hvdtrain.core.reports import Reports
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed, Resident
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.loop import Loop
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Reports
+from hvdtrain.program import assembly
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
-from hvdtrain.recipe.schedule import learning_rate
-from hvdtrain.tracking.gauges import Gauges, none
+from hvdtrain.tracking.gauges import Gauges, read_nothing
 from hvdtrain.vision import images, models
-from hvdtrain.vision.config import RECIPES, EffnetConfig
 from hvdtrain.vision.images import Images
+from hvdtrain.vision.settings import RECIPES, EffnetSettings
 from hvdtrain.vision.task import image_task
 
 SIZES = {1: 1, 2: 2, 4: 4, 8: 8, 32: 2, 64: 2}  # ranks, virtual or not -> processes
@@ -103,27 +105,37 @@ def digits_in_folds() -> list[Images]:
     return folds
 
 
-def trained(comm: Comm, config: EffnetConfig, split: Images) -> tuple[float, int]:
+def trained(comm: Comm, config: EffnetSettings, split: Images) -> tuple[float, int]:
     """The test accuracy, 0 to 1, after all epochs on this split, and how many steps these were."""
+    loop = loop_over(comm, config, split)
+    steps_per_epoch = loop.feed.sizes.steps_per_epoch
+    for epoch in range(config.epochs):
+        for _ in loop.steps(Position(step=epoch * steps_per_epoch, epoch=epoch)):
+            pass
+    steps = config.epochs * steps_per_epoch
+    return loop.evaluate(Position(step=steps))["accuracy"], steps
+
+
+def loop_over(comm: Comm, config: EffnetSettings, split: Images) -> Loop:
+    """The loop of a run over this split on CPUs, which keeps no record."""
     cpu = torch.device("cpu")
-    sizes = effnet.cut(comm, config, split)
     task = image_task(config, split, cpu)
-    lr = learning_rate(config, samples=len(split.train), steps_per_epoch=sizes.steps_per_epoch)
     torch.manual_seed(config.seed)
     model = models.build(config.model, classes=10)
-    step = effnet.step_for(comm, config, model, task, cpu, lr=lr.peak, sizes=sizes)
-    feed = Feed(split.train, task, comm, sizes, seed=config.seed, device=cpu)
-    limits = Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=0)
-    reports = Reports(comm, Gauges(none), task, every_steps=config.report_every_steps, device=cpu)
+    job = job_of(comm, config, cpu, model=model, task=task, train=split.train)
+    rate = assembly.rate_of(config, job)
+    step = step_of(config, job, lr=rate.peak)
     torch.manual_seed((config.seed << 16) + comm.rank)
-    for epoch in range(config.epochs):
-        start = Position(step=epoch * sizes.steps_per_epoch, epoch=epoch)
-        for _ in train_epoch(step, feed, start, lr=lr, limits=limits, reports=reports):
-            pass
-    steps = config.epochs * sizes.steps_per_epoch
-    metrics = evaluate(step, split.test, steps, micro_batch=sizes.micro_batch)
-    assert metrics is not None
-    return metrics["accuracy"], steps
+    return Loop(
+        step=step,
+        feed=Feed(split.train, task, comm, job.sizes, seed=config.seed, device=cpu),
+        test=split.test,
+        rate=rate,
+        reports=Reports(comm, lambda _: Gauges(read_nothing), task, every_steps=config.report_every_steps, device=cpu),
+        progress=Progress(Position()),
+        epochs=config.epochs,
+        hooks=[Limits(step, max_skipped_steps=config.max_skipped_steps, check_replicas_every=0)],
+    )
 
 
 def interval(values: list[float]) -> float:

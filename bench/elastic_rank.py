@@ -14,27 +14,27 @@ Each process adds lines of JSON to notes/<pid>.jsonl in its working folder, on t
 
 import json
 import os
+import runpy
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hvdtrain import effnet
-from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.position import Position
+from hvdtrain.elastic import recovery
 from hvdtrain.elastic.comm import ElasticComm
-from hvdtrain.elastic.progress import Progress
 from hvdtrain.elastic.recovery import Survivors
-from hvdtrain.ranks import replicas
+from hvdtrain.loop.progress import Progress
 from hvdtrain.safety import exits
 
 STAGES = {
-    "ranks that are left": (ElasticComm, "close_up"),
+    "ranks that are left": (ElasticComm, "shrink"),
     "end of Horovod": (ElasticComm, "stop"),
     "start of Horovod": (ElasticComm, "start"),
-    "check of replicas": (replicas, "check_replicas"),
+    "check of replicas": (recovery, "check_replicas"),
 }
 
-took, go_on = Progress.took, Survivors.go_on
+took, recover = Progress.took, Survivors.recover
 closing = False
 
 
@@ -49,11 +49,11 @@ def taking(self: Progress, step: int, visited: int) -> None:
     took(self, step, visited)
 
 
-def going_on(self: Survivors, change: Exception) -> Position:
+def recovering(self: Survivors, change: Exception) -> Position:
     global closing  # noqa: PLW0603
     note("lost")
     closing = True
-    position = go_on(self, change)
+    position = recover(self, change)
     closing = False
     note("closed")
     return position
@@ -74,8 +74,8 @@ def timed(name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
 
 if __name__ == "__main__":
     Path("notes").mkdir(exist_ok=True)
-    Progress.took, Survivors.go_on = taking, going_on  # type: ignore[method-assign]
+    Progress.took, Survivors.recover = taking, recovering  # type: ignore[method-assign]
     for name, (owner, method) in STAGES.items():
         setattr(owner, method, timed(name, getattr(owner, method)))
     note("start", rank=exits.launched_rank())
-    exits.run(effnet.main)
+    runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)

@@ -35,9 +35,10 @@ class Notes:
 
 
 def ours(notes: Notes) -> None:
+    import hvdtrain
     from hvdtrain import effnet
     from hvdtrain.ranks.comm import HorovodComm
-    from hvdtrain.safety.exits import launched_rank
+    from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
 
     start = HorovodComm.start
 
@@ -47,8 +48,12 @@ def ours(notes: Notes) -> None:
 
     HorovodComm.start = start_and_note  # type: ignore[assignment,method-assign]
     sys.argv = ["effnet", *OURS.split(), "--batch-size-per-rank", str(BATCH)]
-    effnet.main()
-    notes.write(launched_rank())
+
+    def main(run: hvdtrain.Run[EffnetSettings]) -> None:
+        effnet.main(run)
+        notes.write(run.ranks.rank)
+
+    hvdtrain.start(main, *RECIPES.values(), resolve=resolve)
 
 
 def ddp(notes: Notes) -> None:

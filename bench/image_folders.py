@@ -27,8 +27,8 @@ from PIL import Image
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import headers, listing, models
-from hvdtrain.vision.config import TINY, EffnetConfig, scaled
 from hvdtrain.vision.files import image_folder
+from hvdtrain.vision.settings import TINY, EffnetSettings, scaled
 
 CLASSES, TRAIN, VAL = 1000, 1_281_167, 50_000
 BATCH, WORKERS = 256, 2
@@ -65,13 +65,13 @@ def timed(what: str) -> Iterator[None]:
 
 def start(folder: Path) -> None:
     """One rank, up to its first batch of an epoch and of an evaluation."""
-    config: EffnetConfig = replace(scaled(), data="imagefolder", data_dir=folder, model=TINY)
+    config: EffnetSettings = replace(scaled(), data="imagefolder", data_dir=folder, model=TINY)
     rank = psutil.Process()
     print(f"rank before: {memory(rank)}")
     with timed("listing"):
-        found = listing.listed(folder)
+        found = listing.list_images(folder)
     with timed("headers"):
-        headers.require_readable(SerialComm(), found, epochs=config.epochs, most=config.max_unreadable_images)
+        headers.require_readable(SerialComm(), found, epochs=config.epochs, max_unreadable=config.max_unreadable_images)
     preprocessing = models.preprocessing(config.model)
     images = image_folder(found, preprocessing, augment=True, seed=0, workers=WORKERS, prefetch=2)
     sent: list[int] = []

@@ -31,15 +31,15 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed, Resident
-from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed, Resident
+from hvdtrain.feed.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import images, models
-from hvdtrain.vision.config import scaled
-from hvdtrain.vision.files import decoded, image_folder
+from hvdtrain.vision.files import decode, image_folder
 from hvdtrain.vision.images import Images
-from hvdtrain.vision.listing import listed
+from hvdtrain.vision.listing import list_images
+from hvdtrain.vision.settings import scaled
 from hvdtrain.vision.task import image_task
 
 WORKERS = 2
@@ -190,7 +190,7 @@ def make(folder: Path, count: int, width: int) -> list[Path]:
 def folders(folder: Path, count: int, rounds: int, batch: int) -> None:
     """Readers of files: `count` images to train on."""
     preprocessing = models.preprocessing("efficientnet_b0")
-    found = image_folder(listed(folder), preprocessing, augment=True, seed=0, workers=WORKERS, prefetch=2)
+    found = image_folder(list_images(folder), preprocessing, augment=True, seed=0, workers=WORKERS, prefetch=2)
     transform = transforms.Compose(
         [
             transforms.RandomResizedCrop(preprocessing.crop, interpolation=preprocessing.interpolation),
@@ -251,7 +251,7 @@ def decoders(paths: list[Path], rounds: int) -> None:
         "Pillow": by_pillow,
         "Pillow, draft": by_draft,
         "torchvision": by_torchvision,
-        "ours": decoded,
+        "ours": decode,
         **dict(turbojpeg()),
     }
 

@@ -24,11 +24,11 @@ import torch
 from accuracy_at_scale import FOLDS, interval, trained
 from sklearn.model_selection import StratifiedKFold
 
-from hvdtrain.core.feed import Resident
+from hvdtrain.feed.feed import Resident
 from hvdtrain.ranks.connect import connect
-from hvdtrain.sync.comm import in_groups
+from hvdtrain.sync.comm import group_ranks
 from hvdtrain.vision import images
-from hvdtrain.vision.config import scaled
+from hvdtrain.vision.settings import scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def work(chosen: argparse.Namespace) -> None:
     way = WAYS[chosen.worker]
     comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
     if way.every is not None:
-        comm = in_groups(comm, 1)
+        comm = group_ranks(comm, 1)
     torch.set_num_threads(1)
     done = comm.allgather([[run["way"], run["fold"], run["seed"]] for run in finished(chosen.out)])[0]
     comm.start()

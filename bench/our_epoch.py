@@ -11,9 +11,9 @@ import torch
 from ours import our_loop, settings_of
 from workload import WARMUP_STEPS, StepClock, answer, asked, fast_kernels
 
-from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.position import Position
 from hvdtrain.vision import images
-from hvdtrain.vision.config import scaled
+from hvdtrain.vision.settings import scaled
 
 DEFAULTS = ("augment", "label_smoothing", "ema_epochs", "lr")  # that ours.py leaves out
 
@@ -36,7 +36,7 @@ def main() -> None:
         loop.watch.begins = clock.mark
         loop.run()
         clock.mark()
-        if loop.step.comm.rank == 0:
+        if loop.step.slots.comm.rank == 0:
             answer(chosen.out, clock, device, first_batch_s=first_batch_s)
 
 

@@ -5,17 +5,15 @@ mpirun -np 2 python bench/our_masked_words.py OUT --model bert_tiny --batch 32 -
 
 import dataclasses
 
+from jobs import job_of, ranks_of, step_of
 from sequences import MASK, VOCABULARY, sequences
 from workload import BATCHES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_kernels
 
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.core.step import Pending
-from hvdtrain.program.assembly import step_of_run
-from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import choose_device, share_cores
-from hvdtrain.settings.join import horovod_fusion_mb
-from hvdtrain.text.config import tiny
+from hvdtrain.core.pending import Pending
+from hvdtrain.feed.feed import Resident
+from hvdtrain.ranks.device import choose_device
 from hvdtrain.text.model import BertForMaskedLM, sizes_of
+from hvdtrain.text.settings import tiny
 from hvdtrain.text.task import MaskedWords
 
 
@@ -23,19 +21,17 @@ def main() -> None:
     chosen = asked()
     fast_kernels()
     plain = {"precision": chosen.precision, "compile": chosen.compile, "compression": "none", "clip_norm": None}
-    config = dataclasses.replace(tiny(), task="mlm", **plain)
-    comm = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=config.cycle_time_ms)
-    share_cores(comm)
+    batches = {"batch_size_per_rank": chosen.batch, "global_batch_size": None, "accumulate_steps": 1}
+    config = dataclasses.replace(tiny(), task="mlm", **plain, **batches)
+    comm = ranks_of(config)
     device = choose_device(comm)
     comm.start()
     made = [sequences(chosen, device, BATCHES * comm.rank + number) for number in range(BATCHES)]
     task = MaskedWords(made[0].lengths, seed=0, mask_id=MASK, vocabulary=VOCABULARY)
     count = comm.size * task.counts(made[0].samples).sum().item()  # all batches have the same lengths
-    model = BertForMaskedLM(sizes_of(chosen.model, vocabulary=VOCABULARY)).to(device)
-    comm.data.broadcast_(model)
-    global_batch = chosen.batch * comm.size
-    sizes = BatchSizes(micro_batch=chosen.batch, global_batch=global_batch, steps_per_epoch=chosen.steps)
-    step = step_of_run(comm, config, model, task, device, lr=LR, sizes=sizes)
+    model = BertForMaskedLM(sizes_of(chosen.model, vocabulary=VOCABULARY))
+    train = Resident(tokens=made[0].tokens, lengths=made[0].lengths)
+    step = step_of(config, job_of(comm, config, device, model=model, task=task, train=train), lr=LR)
     model.train()
     clock = StepClock(device)
     before: Pending | None = None

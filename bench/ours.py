@@ -1,4 +1,4 @@
-"""Our loop over the tensors that its peers are given: train_epoch with all that a run has around it.
+"""Our loop over the tensors that its peers are given, with all that a run has around it.
 
     mpirun -np 2 python bench/ours.py OUT --model efficientnet_b0 --batch 16 --steps 20 --set fusion_threshold_mb=8
 
@@ -17,27 +17,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jobs import job_of, ranks_of, step_of
 from torch import Tensor
 from workload import CLASSES, LR, WARMUP_STEPS, StepClock, answer, asked, fast_kernels, network, tensors
 
-from hvdtrain import effnet
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.checkpoint.save_points import AgreedSavePoints, SavePoints
-from hvdtrain.core.feed import Feed, Resident
-from hvdtrain.core.loop import Limits, measures_of, train_epoch
-from hvdtrain.core.reports import Reports, host_gauges
-from hvdtrain.core.step import TrainingStep
+from hvdtrain.core.phases import OFF, Phases
+from hvdtrain.core.position import Position
 from hvdtrain.core.task import Batch
-from hvdtrain.profiling.phases import OFF, Phases
-from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import choose_device, share_cores
-from hvdtrain.recipe.schedule import LearningRate, learning_rate
+from hvdtrain.feed.feed import Feed, Resident
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.loop import Loop
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Reports
+from hvdtrain.loop.save_points import AgreedSavePoints
+from hvdtrain.program import assembly
+from hvdtrain.ranks.device import choose_device
 from hvdtrain.safety.watchdog import RankWatchdog
-from hvdtrain.settings.join import horovod_fusion_mb
+from hvdtrain.tracking.gauges import open_gauges
 from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.vision.augment import Augmentations
-from hvdtrain.vision.config import EffnetConfig, scaled
 from hvdtrain.vision.images import Images
+from hvdtrain.vision.settings import EffnetSettings, scaled
 from hvdtrain.vision.task import ImageTask, image_task
 
 PLAIN: dict[str, Any] = {
@@ -53,7 +53,8 @@ PLAIN: dict[str, Any] = {
 class Given:
     """A split whose batches are ready, the same few in turns."""
 
-    reads_files = False
+    reads_files, readers = False, 0
+    content: str | None = None
 
     def __init__(self, batches: list[Batch], count: int) -> None:
         """`count` samples, as the loop believes."""
@@ -84,55 +85,42 @@ class Watch(RankWatchdog):
     on = True
     begins: Callable[[], object] = staticmethod(lambda: None)
 
-    def working(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         self.begins()
         if self.on:
-            super().working(step)
+            super().begin_step(step)
 
 
 @dataclasses.dataclass(kw_only=True)
-class Loop:
-    """One rank's epoch, ready to run."""
+class Epoch(Loop):
+    """One rank's, ready to run."""
 
-    config: EffnetConfig
-    step: TrainingStep
-    feed: Feed
-    lr: LearningRate
-    reports: Reports
-    save_points: SavePoints
+    config: EffnetSettings
     watch: Watch
     tracker: Tracker
 
     def run(self) -> None:
         """All steps, their reports written as in a run."""
-        coming = train_epoch(
-            self.step,
-            self.feed,
-            Position(),
-            lr=self.lr,
-            limits=Limits(max_skipped_steps=self.config.max_skipped_steps, check_replicas_every=0),
-            reports=self.reports,
-            save_points=self.save_points,
-            watchdog=self.watch,
-        )
-        for report in coming:
-            self.tracker.count(report.step, report.counts())
-            if self.tracker.writes:
-                self.tracker.report(report.scalars(), happened=report.events())
+        for report in self.steps(Position()):
+            self.tracker.add_counts(report.step, report.counts())
+            if self.tracker.is_writer:
+                self.tracker.report(report.scalars(), event_lines=report.events())
             if report.skipped:
                 sys.exit(f"steps that were not finite are no measure: {report.skipped}")
 
 
-def given(batch: int, samples: int, device: torch.device, rank: int) -> tuple[Images, ImageTask]:
+def given(
+    batch: int, samples: int, device: torch.device, rank: int, memory_format: torch.memory_format
+) -> tuple[Images, ImageTask]:
     """What the peers get, as data and task of a run."""
     batches: list[Batch] = [{"images": images, "labels": labels} for images, labels in tensors(batch, device, rank)]
     split = Given(batches, samples)
     zero, one = (0.0,) * 3, (1.0,) * 3
-    images = Images(train=split, test=split, classes=CLASSES, height=32, mean=zero, std=one, mirror=True)
-    return images, GivenTask(images, Augmentations(), seed=0, device=device)
+    images = Images(train=split, test=split, classes=CLASSES, height=32, mean=zero, std=one, is_mirrorable=True)
+    return images, GivenTask(images, Augmentations(), seed=0, device=device, memory_format=memory_format)
 
 
-def read(config: EffnetConfig, whole: Images, samples: int, device: torch.device) -> tuple[Images, ImageTask]:
+def read(config: EffnetSettings, whole: Images, samples: int, device: torch.device) -> tuple[Images, ImageTask]:
     """The first samples of a split on the device, read and augmented as in a run."""
     assert isinstance(whole.train, Resident)
     first = Resident(**{name: tensor[:samples] for name, tensor in whole.train.tensors.items()})
@@ -143,36 +131,48 @@ def read(config: EffnetConfig, whole: Images, samples: int, device: torch.device
 @contextlib.contextmanager
 def our_loop(
     model: str, batch: int, *, steps: int, phases: Phases = OFF, whole: Images | None = None, **settings: Any
-) -> Iterator[Loop]:
+) -> Iterator[Epoch]:
     """So many steps on all ranks, each over `batch` samples per rank: the given ones, or the first of a whole split."""
     config = dataclasses.replace(scaled(), data="synthetic", **{**PLAIN, "model": model, **settings})
     config = dataclasses.replace(config, batch_size_per_rank=batch)
-    comm = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=config.cycle_time_ms)
-    share_cores(comm)
+    comm = ranks_of(config)
     device = choose_device(comm)
     samples = steps * batch * config.accumulate_steps * comm.size
-    images, task = given(batch, samples, device, comm.rank) if whole is None else read(config, whole, samples, device)
-    sizes = effnet.cut(comm, config, images)
-    assert (sizes.micro_batch, sizes.steps_per_epoch) == (batch, steps)
+    if whole is None:
+        memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+        images, task = given(batch, samples, device, comm.rank, memory_format)
+    else:
+        images, task = read(config, whole, samples, device)
+    job = job_of(comm, config, device, model=network(model), task=task, train=images.train, phases=phases)
+    assert (job.sizes.micro_batch, job.sizes.steps_per_epoch) == (batch, steps)
     with tempfile.TemporaryDirectory() as own:
         folder = Path(comm.allgather(own)[0])
         (folder / "ranks").mkdir(exist_ok=True)
         comm.allgather("made")
         watch = Watch(folder / "ranks", comm.rank, hang_timeout_s=None)
-        comm.waiting = watch.collective
+        comm.wait_context = watch.collective
         comm.start()
-        lr = learning_rate(config, samples=samples, steps_per_epoch=steps)
-        step = effnet.step_for(comm, config, network(model), task, device, lr=lr.peak, sizes=sizes, phases=phases)
-        tracker = Tracker(folder, writes=comm.rank == 0, measures=measures_of(task), result={})
-        yield Loop(
+        rate = assembly.rate_of(config, job)
+        step = step_of(config, job, lr=rate.peak)
+        tracker = Tracker(folder, is_writer=comm.rank == 0, measures=assembly.measures_of(task), result={})
+        yield Epoch(
             config=config,
             step=step,
-            feed=Feed(images.train, task, comm, sizes, seed=0, device=device, phases=phases),
-            lr=lr,
+            feed=Feed(images.train, task, comm, job.sizes, seed=0, device=device, phases=phases),
+            test=images.test,
+            rate=rate,
             reports=Reports(
-                comm, host_gauges(comm, device), task, every_steps=config.report_every_steps, device=device
+                comm,
+                lambda known: open_gauges(comm, device, known),
+                task,
+                every_steps=config.report_every_steps,
+                device=device,
             ),
-            save_points=AgreedSavePoints(comm, threading.Event(), every_s=config.checkpoint_every_s, every_steps=None),
+            progress=Progress(Position()),
+            epochs=config.epochs,
+            hooks=[Limits(step, max_skipped_steps=config.max_skipped_steps, check_replicas_every=0)],
+            points=AgreedSavePoints(comm, threading.Event(), every_s=config.checkpoint_every_s, every_steps=None),
+            watchdog=watch,
             watch=watch,
             tracker=tracker,
         )
@@ -202,7 +202,7 @@ def main() -> None:
         loop.watch.begins = clock.mark
         loop.run()
         clock.mark()
-        if loop.step.comm.rank == 0:
+        if loop.step.slots.comm.rank == 0:
             answer(chosen.out, clock, loop.step.device)
 
 

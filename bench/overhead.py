@@ -4,7 +4,7 @@
     mpirun -np 2 python bench/overhead.py                     the features alone
 
 Both loops run in one process over the same tensors, with the same model and optimizer, without moving average,
-augmentation or smoothing: before each of our steps, which train_epoch makes as in a run, the shortest loop makes one
+augmentation or smoothing: before each of our steps, taken as in a run, the shortest loop makes one
 of its own. Then all features are off but one, which is switched on and off from step to step. On a GPU a turn is of 20
 steps, and the device is waited for in between.
 """
@@ -19,16 +19,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from ours import Loop, our_loop
+from ours import Epoch, our_loop
 from pairs import Table, middle
-from torch import Tensor
+from torch import Tensor, nn
 from workload import WARMUP_STEPS, network, optimizer_of, tensors
 
-from hvdtrain.checkpoint.save_points import NEVER, Decision, SavePoints
-from hvdtrain.core import step as steps
+from hvdtrain.core import slots
 from hvdtrain.core.finite import not_finite
-from hvdtrain.profiling.passes import clock
-from hvdtrain.profiling.phases import OFF, Phase, Phases, StepMeans
+from hvdtrain.core.phases import OFF, Phase, Phases, StepMeans
+from hvdtrain.core.step import Statistics
+from hvdtrain.loop.save_points import NEVER, Decision, SavePoints
+from hvdtrain.profiling.passes import make_clock
 
 TIMES = "a step takes so many times as long"
 GOAL = "<= 1.03"
@@ -53,7 +54,7 @@ class SwitchedSavePoints:
 class SwitchedPhases:
     """A clock that runs, or not."""
 
-    alone, steps_alike = OFF.alone, OFF.steps_alike
+    isolated, uniform_steps = OFF.isolated, OFF.uniform_steps
 
     def __init__(self, real: Phases) -> None:
         self.on = False
@@ -62,8 +63,8 @@ class SwitchedPhases:
     def enter(self, phase: Phase) -> None:
         (self._real if self.on else OFF).enter(phase)
 
-    def step_done(self) -> None:
-        (self._real if self.on else OFF).step_done()
+    def end_step(self) -> None:
+        (self._real if self.on else OFF).end_step()
 
     def means(self) -> StepMeans | None:
         return self._real.means()
@@ -81,23 +82,24 @@ class Feature:
     every_steps: int = 1  # a run pays for it once in so many; switched on it is paid for at each
 
 
-def features(loop: Loop, phases: SwitchedPhases) -> list[Feature]:
+def features(loop: Epoch, phases: SwitchedPhases) -> list[Feature]:
     """All that can be switched from step to step."""
-    step, watch, reports, points = loop.step, loop.watch, loop.reports, SwitchedSavePoints(loop.save_points)
-    loop.save_points = points
-    average, statistics = step.average, step._statistics
+    step, watch, reports, points = loop.step, loop.watch, loop.reports, SwitchedSavePoints(loop.points)
+    loop.points = points
+    average, statistics = step.average, step.statistics
+    none = Statistics(nn.Linear(1, 1, device=step.device))
 
     def unchecked(*_: object) -> Tensor:
         return torch.zeros((), device=step.device)
 
     def switch_watch(on: bool) -> None:
         watch.on = on
-        step.comm.waiting = watch.collective if on else contextlib.nullcontext
+        step.slots.comm.wait_context = watch.collective if on else contextlib.nullcontext
 
     return [
         Feature(name="moving average (EMA)", switch=lambda on: setattr(step, "average", average if on else None)),
-        Feature(name="NaN agreement", switch=lambda on: setattr(steps, "not_finite", not_finite if on else unchecked)),
-        Feature(name="statistics guard", switch=lambda on: setattr(step, "_statistics", statistics if on else [])),
+        Feature(name="NaN agreement", switch=lambda on: setattr(slots, "not_finite", not_finite if on else unchecked)),
+        Feature(name="statistics guard", switch=lambda on: setattr(step, "statistics", statistics if on else none)),
         Feature(
             name="reports",
             switch=lambda on: setattr(reports, "every_steps", 1 if on else NO_REPORTS),
@@ -116,7 +118,7 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def turns(loop: Loop, between: Callable[[int], None]) -> list[float]:
+def turns(loop: Epoch, between: Callable[[int], None]) -> list[float]:
     """Seconds of a step in each turn of our loop, after a warm-up; `between` is called before turn 0, 1, ..."""
     device, spent_s = loop.step.device, []
     taken, since = itertools.count(), 0.0
@@ -135,7 +137,7 @@ def turns(loop: Loop, between: Callable[[int], None]) -> list[float]:
     return spent_s[1 + WARMUP_STEPS :]  # before the first turn was none
 
 
-def against_the_shortest(loop: Loop, batch: int) -> tuple[list[float], list[float]]:
+def against_the_shortest(loop: Epoch, batch: int) -> tuple[list[float], list[float]]:
     """Seconds of our steps, and of those of bench/peers/plain.py, by turns."""
     device = loop.step.device
     model = network(loop.config.model).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -157,7 +159,7 @@ def against_the_shortest(loop: Loop, batch: int) -> tuple[list[float], list[floa
     return ours_s, shortest_s[WARMUP_STEPS:-1]  # after the last of ours was one more
 
 
-def on_and_off(loop: Loop, feature: Feature) -> tuple[list[float], list[float]]:
+def on_and_off(loop: Epoch, feature: Feature) -> tuple[list[float], list[float]]:
     """Seconds of the steps with the feature and without it, pair by pair."""
 
     def is_on(turn: int) -> bool:  # on off, off on, on off, ...
@@ -193,10 +195,10 @@ def main() -> None:
     )
     rows = []
     with our_loop(chosen.model, chosen.batch, steps=BLOCK * (WARMUP_STEPS + chosen.pairs)) as loop:
-        alone = loop.step.comm.size == 1
+        alone = loop.step.slots.comm.size == 1
         if alone:
             rows.append(row("ours, against the shortest loop", *against_the_shortest(loop, chosen.batch)))
-    phases = SwitchedPhases(clock("on", loop.step.device, lambda: None))
+    phases = SwitchedPhases(make_clock("on", loop.step.device, lambda: None))
     length = BLOCK * (WARMUP_STEPS + 2 * chosen.feature_pairs)
     with our_loop(chosen.model, chosen.batch, steps=length, phases=phases, ema_epochs=2.0) as loop:
         switchable = features(loop, phases)
@@ -205,8 +207,8 @@ def main() -> None:
         if alone:
             rows.append(row("the same without all that follows", *against_the_shortest(loop, chosen.batch)))
         rows += [row(one.name, *on_and_off(loop, one), every_steps=one.every_steps) for one in switchable]
-    if loop.step.comm.rank == 0:
-        table.about |= {"ranks": loop.step.comm.size}
+    if loop.step.slots.comm.rank == 0:
+        table.about |= {"ranks": loop.step.slots.comm.size}
         for one in rows:
             table.add(**one)
         table.write()

@@ -15,33 +15,28 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jobs import job_of, ranks_of, step_of
 from sequences import MASK, VOCABULARY, sequences
 from torch import Tensor
 
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.core.step import precision_context
-from hvdtrain.core.task import Batch, Model, Sums
-from hvdtrain.program.assembly import step_of_run
+from hvdtrain.core.task import Batch, Model, Sums, Task
+from hvdtrain.feed.feed import Resident
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import share_cores
-from hvdtrain.settings.join import horovod_fusion_mb
-from hvdtrain.stages.comm import PartsComm, in_parts
-from hvdtrain.stages.part import Part, measured_on_all, part_on_all, require_stages
+from hvdtrain.replica.parts import PartsComm, split_replicas
+from hvdtrain.replica.point_to_point import join_replica
 from hvdtrain.stages.pipeline import Pipeline
-from hvdtrain.stages.point_to_point import join_replica
-from hvdtrain.text import config as texts
 from hvdtrain.text import model as berts
+from hvdtrain.text import settings as texts
 from hvdtrain.text.task import MaskedWords
 from hvdtrain.tracking import peaks
-from hvdtrain.vision import config as images
 from hvdtrain.vision import models
+from hvdtrain.vision import settings as images
 
 CPU = torch.device("cpu")
 FORWARD_S, BACKWARD_S = 0.02, 0.04  # of a stage that sleeps
 
 
-class Images:
+class Images(Task):
     """Random ones of `pixels` x `pixels`, in ten classes."""
 
     def __init__(self, pixels: int) -> None:
@@ -51,10 +46,6 @@ class Images:
         """N of them."""
         size = (count, 3, self._pixels, self._pixels)
         return {"images": torch.randn(size), "labels": torch.arange(count) % 10}
-
-    def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the model is called with."""
-        return (batch["images"],)
 
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
         """As in a run, without label smoothing."""
@@ -78,14 +69,20 @@ def main() -> None:
     arguments.add_argument("--recompute", action="store_true")
     arguments.add_argument("--steps", type=int, default=2, help="after one that is not measured")
     chosen = arguments.parse_args()
-    settings = {"accumulate_steps": chosen.micro_batches, "stages": chosen.stages, "recompute": chosen.recompute}
+    settings = {
+        "batch_size_per_rank": chosen.batch,
+        "global_batch_size": None,
+        "accumulate_steps": chosen.micro_batches,
+        "stages": chosen.stages,
+        "stages_at": chosen.at,
+        "pipeline_schedule": chosen.order,
+        "recompute": chosen.recompute,
+    }
     config: Any = dataclasses.replace(texts.tiny(), task="mlm", **settings)
     if not chosen.model.startswith("bert"):
         config = dataclasses.replace(images.scaled(), ema_epochs=0.0, **settings)
-    world = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=None)
-    share_cores(world)
     part, parts = config.parts
-    comm = in_parts(world, parts, part)
+    comm = split_replicas(ranks_of(config), parts, part)
     comm.start()
     mine = sleep(comm, chosen) if chosen.what == "sleep" else steps(comm, config, chosen)
     answers = comm.allgather(mine)
@@ -100,22 +97,19 @@ def steps(comm: Comm, config: Any, chosen: argparse.Namespace) -> dict[str, Any]
     if chosen.model.startswith("bert"):
         made = sequences(chosen, CPU, 0)
         task: Any = MaskedWords(made.lengths, seed=0, mask_id=MASK, vocabulary=VOCABULARY)
-        batch = task.prepare({"tokens": made.tokens, "lengths": made.lengths}, made.samples, 0)
+        train = Resident(tokens=made.tokens, lengths=made.lengths)
+        batch = task.prepare(train.tensors, made.samples, 0)
         count = task.counts(made.samples).sum().item()
         model: Any = berts.BertForMaskedLM(berts.sizes_of(chosen.model, vocabulary=VOCABULARY))
         blocks = berts.blocks(model)
     else:
         task, count = Images(chosen.pixels), chosen.batch
         batch = task.batch(chosen.batch)
+        train = Resident(**batch)
         model = models.build(chosen.model, classes=10)
         blocks = models.blocks(model)
-    part = cut(comm, config, chosen, model=model, blocks=blocks, inputs=task.inputs(batch))
-    sizes = BatchSizes(
-        micro_batch=chosen.batch,
-        global_batch=chosen.batch * chosen.micro_batches * comm.data.size,
-        steps_per_epoch=chosen.steps,
-    )
-    step = step_of_run(comm, config, model, task, CPU, lr=0.01, sizes=sizes, part=part, blocks=blocks)
+    job = job_of(comm, config, CPU, model=model, task=task, train=train, blocks=blocks)
+    step = step_of(config, job, lr=0.01)
     step.model.train()
     times_s = []
     for _ in range(1 + chosen.steps):
@@ -129,30 +123,13 @@ def steps(comm: Comm, config: Any, chosen: argparse.Namespace) -> dict[str, Any]
         ).read()
         comm.allgather(None)
         times_s.append(time.perf_counter() - started_s)
-    peak_mib = peaks.of_process(CPU)["resident_mib"]
-    starts = [] if part is None else part.starts[1:]
+    peak_mib = peaks.process_peaks(CPU)["resident_mib"]
     return {
         "peak_mib": peak_mib,
         "above_start_mib": peak_mib - started_mib,
         "step_s": times_s[1:],
-        "at": ",".join(map(str, starts)),
+        "at": ",".join(map(str, step.slots.where.about.get("stages_at", []))),
     }
-
-
-def cut(
-    comm: Comm, config: Any, chosen: argparse.Namespace, *, model: Any, blocks: Any, inputs: tuple[Tensor, ...]
-) -> Part | None:
-    """This rank's stage, as in a run; None of one stage."""
-    if chosen.stages == 1:
-        return None
-    assert isinstance(comm, PartsComm)
-    join_replica(comm.replica, CPU)
-    passages = measured_on_all(
-        comm, model, blocks, inputs, device=CPU, context=precision_context(CPU, config.precision)
-    )
-    pipeline = Pipeline(comm.replica.rank, chosen.stages, CPU, order=chosen.order)
-    cuts = require_stages(blocks, chosen.stages, chosen.at)
-    return part_on_all(comm, model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=config.recompute)
 
 
 class Sleeping(torch.autograd.Function):
@@ -197,7 +174,7 @@ def sleep(comm: Comm, chosen: argparse.Namespace) -> dict[str, Any]:
             chosen.micro_batches,
             forward=lambda _, received: slow(torch.ones(1, requires_grad=True) if received is None else received),
             loss=lambda _, outputs: outputs.sum(),
-            room=lambda _: torch.empty(1),
+            make_buffer=lambda _: torch.empty(1),
         )
         comm.allgather(None)
         idle.append(1 - Sleeping.slept_s / (time.perf_counter() - started_s))

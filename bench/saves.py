@@ -14,14 +14,16 @@ from pathlib import Path
 
 from synthetic import SyntheticTraining, synthetic_training
 
-from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves
-from hvdtrain.core.loop import Limits, measures_of, state_of
-from hvdtrain.core.reports import Reports, host_gauges
+from hvdtrain.core.position import Position
 from hvdtrain.core.task import Batch
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.reports import Reports
+from hvdtrain.program import assembly
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.tracking.gauges import open_gauges
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.vision.config import scaled
+from hvdtrain.vision.settings import scaled
 
 STEPS_PER_SAVE = 20
 
@@ -34,7 +36,7 @@ def main() -> None:
     chosen = arguments.parse_args()
 
     training = synthetic_training(chosen.model, chosen.batch)
-    comm, batch = training.step.comm, training.batch()
+    comm, batch = training.step.slots.comm, training.batch()
     if comm.rank == 0:
         print(f"{chosen.model}, batch {chosen.batch} per rank, {comm.size} ranks, {training.step.device.type}")
     with tempfile.TemporaryDirectory() as name:
@@ -54,11 +56,18 @@ def steps_s(training: SyntheticTraining, batch: Batch) -> float:
 
 def per_save(comm: Comm, training: SyntheticTraining, batch: Batch, folder: Path, *, count: int) -> None:
     """Print what a checkpoint costs the training, as a share of the default interval."""
-    device, measures = training.step.device, measures_of(training.task)
-    tracker = Tracker(folder, writes=comm.rank == 0, measures=measures, result={})
-    reports = Reports(comm, host_gauges(comm, device), training.task, every_steps=20, device=device)
+    step, measures = training.step, assembly.measures_of(training.task)
+    tracker = Tracker(folder, is_writer=comm.rank == 0, measures=measures, result={})
+    reports = Reports(
+        comm,
+        lambda known: open_gauges(comm, step.device, known),
+        training.task,
+        every_steps=20,
+        device=step.device,
+    )
+    limits = Limits(step, max_skipped_steps=20, check_replicas_every=0)
     saves = Saves(
-        state_of(training.step, Limits(max_skipped_steps=20, check_replicas_every=0), reports, seed=0),
+        assembly.state_of(step, limits, reports, seed=0),
         folder / "checkpoints",
         about={},
         memory=tracker.memory,

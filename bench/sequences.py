@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hvdtrain.text.masks import masked
+from hvdtrain.text.masks import mask_tokens
 from hvdtrain.text.model import sizes_of
 
 VOCABULARY, MASK = 4096, 4
@@ -35,7 +35,7 @@ def sequences(chosen: argparse.Namespace, device: torch.device, seed: int) -> Se
 def for_transformers(batch: Sequences, epoch: int = 0) -> dict[str, Tensor]:
     """With masks, as its model takes them."""
     options = {"seed": 0, "epoch": epoch, "mask_id": MASK, "vocabulary": VOCABULARY}
-    found = masked(batch.tokens, batch.lengths, batch.samples.to(batch.tokens.device), **options)
+    found = mask_tokens(batch.tokens, batch.lengths, batch.samples.to(batch.tokens.device), **options)
     labels = torch.full_like(batch.tokens, PASSED_OVER)
     labels.view(-1)[found.places] = found.targets
     place = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)

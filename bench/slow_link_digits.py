@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy_at_scale import FOLDS, digits_in_folds
+from accuracy_at_scale import FOLDS, digits_in_folds, loop_over
 from mpi4py import MPI
 from sync import FLAT
 from sync.delayed import Delayed
@@ -27,20 +27,12 @@ from sync.power_sgd import PowerSGD
 from sync.top_k import TopK
 from two_hosts import ADDRESSES
 
-from hvdtrain import effnet
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed
-from hvdtrain.core.loop import Limits, evaluate, train_epoch
-from hvdtrain.core.reports import Reports
+from hvdtrain.core.position import Position
 from hvdtrain.ranks.comm import Comm, HorovodComm
-from hvdtrain.ranks.memory import keep_freed_memory
-from hvdtrain.ranks.sync import GradientSync, NoSync
-from hvdtrain.recipe.schedule import learning_rate
-from hvdtrain.tracking.gauges import Gauges, none
-from hvdtrain.vision import models
-from hvdtrain.vision.config import EffnetConfig, scaled
+from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.safety.memory import keep_freed_memory
 from hvdtrain.vision.images import Images
-from hvdtrain.vision.task import image_task
+from hvdtrain.vision.settings import EffnetSettings, scaled
 
 Make = Callable[[Groups, torch.optim.Optimizer], Sync]
 
@@ -68,7 +60,7 @@ class Unsynced(HorovodComm):
     """Ranks whose gradients somebody else sums."""
 
     def gradient_sync(self, *_: Any, **__: Any) -> GradientSync:
-        return NoSync()
+        return GradientSync()
 
 
 def main() -> None:
@@ -99,35 +91,25 @@ def main() -> None:
         chosen.out.write_text(json.dumps(found))
 
 
-def learn(comm: Comm, config: EffnetConfig, split: Images, name: str, *, until: float) -> dict[str, list[float]]:
+def learn(comm: Comm, config: EffnetSettings, split: Images, name: str, *, until: float) -> dict[str, list[float]]:
     """Accuracy (0 to 1) after each epoch, and the seconds of training and of making ranks equal until then."""
-    cpu = torch.device("cpu")
-    sizes = effnet.cut(comm, config, split)
-    task = image_task(config, split, cpu)
-    lr = learning_rate(config, samples=len(split.train), steps_per_epoch=sizes.steps_per_epoch)
-    torch.manual_seed(config.seed)
-    model = models.build(config.model, classes=10)
-    step = effnet.step_for(comm, config, model, task, cpu, lr=lr.peak, sizes=sizes)
-    sync = syncs(sizes.steps_per_epoch)[name](groups_of(len(ADDRESSES)), step.optimizer)
+    loop = loop_over(comm, config, split)
+    steps_per_epoch = loop.feed.sizes.steps_per_epoch
+    loop.reports.every_steps = steps_per_epoch
+    sync = syncs(steps_per_epoch)[name](groups_of(len(ADDRESSES)), loop.step.optimizer)
     sync.attach()
-    feed = Feed(split.train, task, comm, sizes, seed=config.seed, device=cpu)
-    limits = Limits(max_skipped_steps=config.max_skipped_steps, check_replicas_every=0)
-    reports = Reports(comm, Gauges(none), task, every_steps=sizes.steps_per_epoch, device=cpu)
-    torch.manual_seed((config.seed << 16) + comm.rank)
     accuracies: list[float] = []
     seconds = [0.0]
     for epoch in range(config.epochs):
         started = time.perf_counter()
-        start = Position(step=epoch * sizes.steps_per_epoch, epoch=epoch)
-        for _ in train_epoch(step, feed, start, lr=lr, limits=limits, reports=reports):
+        start = Position(step=epoch * steps_per_epoch, epoch=epoch)
+        for _ in loop.steps(start):
             pass
         sync.settle()
         if sync.parts_hosts:  # the average of their moving averages is that of their average
-            comm.data.average_(step.evaluated.state_dict().values())
+            comm.data.average_(loop.step.evaluated.state_dict().values())
         seconds.append(seconds[-1] + time.perf_counter() - started)
-        metrics = evaluate(step, split.test, start.step, micro_batch=sizes.micro_batch)
-        assert metrics is not None
-        accuracies.append(metrics["accuracy"])
+        accuracies.append(loop.evaluate(start)["accuracy"])
         if accuracies[-1] >= until:
             break
     return {"accuracy": accuracies, "train_s": seconds[1:]}

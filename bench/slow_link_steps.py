@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 from two_hosts import ADDRESSES, sent_bytes
 from workload import network, optimizer_of, tensors
 
-from hvdtrain.ranks.memory import keep_freed_memory
+from hvdtrain.safety.memory import keep_freed_memory
 
 LEAST_STEPS = 4
 WARMUP_STEPS = 2

@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jobs import job_of, ranks_of, step_of
 from mlp import mlp
 
-from hvdtrain import effnet
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.core.step import StepDone, TrainingStep
+from hvdtrain.core.pending import StepDone
+from hvdtrain.core.phases import OFF, Phases
+from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch
-from hvdtrain.profiling.phases import OFF, Phases
-from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import choose_device, share_cores
-from hvdtrain.settings.join import horovod_fusion_mb
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.ranks.device import choose_device
 from hvdtrain.vision import data, models
-from hvdtrain.vision.config import EffnetConfig, scaled
 from hvdtrain.vision.images import Images
+from hvdtrain.vision.settings import EffnetSettings, scaled
 from hvdtrain.vision.task import ImageTask, image_task
 
 
@@ -25,16 +24,16 @@ from hvdtrain.vision.task import ImageTask, image_task
 class SyntheticTraining:
     """One rank's part of a training, ready for its first step."""
 
-    config: EffnetConfig
+    config: EffnetSettings
     images: Images
     task: ImageTask
-    step: TrainingStep
+    step: Step
     sizes: BatchSizes
 
     def batch(self, number: int = 0, phases: Phases = OFF) -> Batch:
         """This rank's batch of so many images, not augmented, read and prepared now."""
-        count = self.sizes.micro_batch
-        first = count * (number * self.step.comm.size + self.step.comm.rank)
+        comm, count = self.step.slots.comm, self.sizes.micro_batch
+        first = count * (number * comm.size + comm.rank)
         samples = torch.arange(first, first + count, device=self.step.device)
         [raw] = self.images.train.batches([samples % len(self.images.train)], self.step.device, None, phases)
         phases.enter("augment")
@@ -49,15 +48,14 @@ class SyntheticTraining:
 def synthetic_training(model: str, batch: int, **settings: Any) -> SyntheticTraining:
     """All ranks' recipe `scaled` with these settings and `batch` images per rank and step; `model` may be 'mlp' too."""
     config = dataclasses.replace(scaled(), data="synthetic", model=model, batch_size_per_rank=batch, **settings)
-    comm = connect(fusion_threshold_mb=horovod_fusion_mb(config), cycle_time_ms=config.cycle_time_ms)
-    share_cores(comm)
+    comm = ranks_of(config)
     device = choose_device(comm)
     comm.start()
     images = data.load("synthetic", Path())
-    sizes = effnet.cut(comm, config, images)
     task = image_task(config, images, device)
     torch.manual_seed(0)
     network = mlp() if model == "mlp" else models.build(model, classes=10)
-    step = effnet.step_for(comm, config, network, task, device, lr=0.1, sizes=sizes)
+    job = job_of(comm, config, device, model=network, task=task, train=images.train)
+    step = step_of(config, job, lr=0.1)
     step.model.train()
-    return SyntheticTraining(config=config, images=images, task=task, step=step, sizes=sizes)
+    return SyntheticTraining(config=config, images=images, task=task, step=step, sizes=job.sizes)

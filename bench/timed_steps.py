@@ -33,12 +33,12 @@ def main() -> None:
     chosen = arguments.parse_args()
 
     if chosen.spin:
-        cores.cores_together = lambda local_size: local_size + 1
+        cores.count_host_cores = lambda local_size: local_size + 1
     if chosen.look_every_us is not None:
         ranks.LOOK_EVERY_S = chosen.look_every_us * 1e-6
     settings = dict(setting(word) for word in chosen.set)
     training = synthetic_training(chosen.model, chosen.batch, ema_epochs=0.0, **settings)
-    comm, batch = training.step.comm, training.batch()
+    comm, batch = training.step.slots.comm, training.batch()
     step_s: list[float] = []
     for _ in range(chosen.warmup_steps + chosen.steps):
         started = time.perf_counter()

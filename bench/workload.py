@@ -127,4 +127,4 @@ class Loader:
 
 def answer(out: Path, clock: StepClock, device: torch.device, **more: float) -> None:
     """Leave the times of the steps, the most memory of this rank, and whatever else was measured."""
-    out.write_text(json.dumps({"step_s": clock.step_s(), "memory": peaks.of_process(device), **more}))
+    out.write_text(json.dumps({"step_s": clock.step_s(), "memory": peaks.process_peaks(device), **more}))

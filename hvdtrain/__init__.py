@@ -2,17 +2,56 @@
 
 import os
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if os.environ.pop("_HVDTRAIN_MPI_FIRST", None):
     # A newcomer: if it ended before MPI_Init, as in the imports to come, who has started it would wait for ever.
     # This is the one import of MPI outside hvdtrain.ranks.
-    from hvdtrain.ranks.memory import keep_freed_memory
     from hvdtrain.safety import exits
+    from hvdtrain.safety.memory import keep_freed_memory
 
-    exits.end_by_signal()
+    exits.set_signal_exit()
     keep_freed_memory()
     from mpi4py import MPI  # noqa: F401
 elif sys.argv[:1] == ["-m"]:  # python -m hvdtrain.effnet, which is to come and imports torch
     from hvdtrain.safety.room import require_room
 
     require_room(os.environ)
+
+if TYPE_CHECKING:
+    from hvdtrain.core.blocks import Cuts as Cuts
+    from hvdtrain.core.task import Sums as Sums
+    from hvdtrain.core.task import Task as Task
+    from hvdtrain.feed.feed import Resident as Resident
+    from hvdtrain.feed.feed import Split as Split
+    from hvdtrain.loop.hooks import EpochDone as EpochDone
+    from hvdtrain.loop.reports import Report as Report
+    from hvdtrain.program.settings import Settings as Settings
+    from hvdtrain.program.start import Run as Run
+    from hvdtrain.program.start import start as start
+    from hvdtrain.program.training import Training as Training
+    from hvdtrain.safety.exits import BadInput as BadInput
+
+_MODULES = {
+    "start": "program.start",
+    "Run": "program.start",
+    "Settings": "program.settings",
+    "Task": "core.task",
+    "Sums": "core.task",
+    "Split": "feed.feed",
+    "Resident": "feed.feed",
+    "Cuts": "core.blocks",
+    "Training": "program.training",
+    "Report": "loop.reports",
+    "EpochDone": "loop.hooks",
+    "BadInput": "safety.exits",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is asked for: a newcomer imports this package before MPI_Init, and no torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'hvdtrain' has no attribute {name!r}")
+    return getattr(import_module(f"hvdtrain.{_MODULES[name]}"), name)

@@ -31,12 +31,12 @@ import psutil
 import torch
 from torch import Tensor
 
-from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.allreduce import SUMS, InPlaceSum
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device, share_cores
-from hvdtrain.ranks.exchange import Exchange, exchange_on, rounds, time_exchanges
+from hvdtrain.ranks.exchange import Exchange, make_exchange, pair_rounds, time_exchanges
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
 from hvdtrain.tracking.files import write_json
@@ -52,7 +52,7 @@ _PERIOD = 251  # of the values, a prime: no two chunks of a sum may be mistaken 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Arguments:
     """The command line."""
 
     sizes: tuple[int, ...]  # bytes
@@ -65,7 +65,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class SumTiming:
     """The sums of one size by one of SUMS."""
 
     over: str
@@ -79,7 +79,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchanged:
+class ExchangeTiming:
     """What two ranks sent each other at once, of one size."""
 
     ranks: tuple[int, int]
@@ -96,31 +96,31 @@ class Report:
     ranks: int
     ranks_per_host: int
     device: str  # rank 0's: its GPU's name, or cpu
-    measured: tuple[Measured, ...]
-    pairs: tuple[Exchanged, ...]  # of the pairs that `rounds` gives; empty without --pairs
+    measured: tuple[SumTiming, ...]
+    pairs: tuple[ExchangeTiming, ...]  # of the pairs that `pair_rounds` gives; empty without --pairs
 
 
 def main() -> None:
     """One rank, from its command line to the last line of the table."""
     comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
     share_cores(comm)
-    asked = agreed(comm, lambda: parse(sys.argv[1:]))
-    device = agreed(comm, lambda: usable_device(comm, asked))
+    arguments = agree(comm, lambda: parse(sys.argv[1:]))
+    device = agree(comm, lambda: usable_device(comm, arguments))
     require_own_device(comm, device)
-    pairs: list[Exchanged] = []
-    if asked.pairs:  # first: Horovod's thread would take turns with them
-        exchange = agreed(comm, lambda: exchange_on(comm, device))
-        pairs = measure_pairs(comm, exchange, asked, device)
-    sums = {name: agreed(comm, partial(SUMS[name], comm)) for name in asked.over}
-    shown = comm.rank == 0 and not asked.quiet
-    if shown and pairs:
-        print("\n".join(map(pair_in_words, pairs)), flush=True)
-    measured: list[Measured] = []
-    for size in asked.sizes:
-        if is_within(asked, measured, size):
-            measured += measure(comm, sums, size, asked.repeats, device)
-            if shown:
-                print("\n".join(map(in_words, measured[-len(sums) :])), flush=True)
+    pairs: list[ExchangeTiming] = []
+    if arguments.pairs:  # first: Horovod's thread would take turns with them
+        exchange = agree(comm, lambda: make_exchange(comm, device))
+        pairs = measure_pairs(comm, exchange, arguments, device)
+    sums = {name: agree(comm, partial(SUMS[name], comm)) for name in arguments.over}
+    is_printing = comm.rank == 0 and not arguments.quiet
+    if is_printing and pairs:
+        print("\n".join(map(format_pair, pairs)), flush=True)
+    measured: list[SumTiming] = []
+    for size in arguments.sizes:
+        if is_within(arguments, measured, size):
+            measured += measure(comm, sums, size, arguments.repeats, device)
+            if is_printing:
+                print("\n".join(map(format_sum, measured[-len(sums) :])), flush=True)
     report = Report(
         ranks=comm.size,
         ranks_per_host=comm.local_size,
@@ -128,10 +128,10 @@ def main() -> None:
         measured=tuple(measured),
         pairs=tuple(pairs),
     )
-    if shown:
+    if is_printing:
         print(last_line(report))
-    if comm.rank == 0 and asked.json is not None:
-        write_json(asked.json, asdict(report))
+    if comm.rank == 0 and arguments.json is not None:
+        write_json(arguments.json, asdict(report))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -139,8 +139,8 @@ class _Parser(argparse.ArgumentParser):
         raise BadInput(f"{message}; see --help")
 
 
-def parse(argv: Sequence[str]) -> Asked:
-    """What the words ask for; BadInput where that cannot be."""
+def parse(argv: Sequence[str]) -> Arguments:
+    """The arguments of a command line; BadInput if they cannot work."""
     parser = _Parser(
         prog="python -m hvdtrain.bandwidth",
         description=__doc__,
@@ -158,113 +158,118 @@ def parse(argv: Sequence[str]) -> Asked:
     )
     parser.add_argument("--quiet", action="store_true", help="print nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where rank 0 writes the measurements")
-    words = parser.parse_args(argv)
-    over = tuple(words.over.split(","))
+    options = parser.parse_args(argv)
+    over = tuple(options.over.split(","))
     if unknown := [name for name in over if name not in SUMS]:
         raise BadInput(f"--over {unknown[0]!r} is unknown: choose from {', '.join(SUMS)}")
     if len(set(over)) < len(over):
-        raise BadInput(f"--over {words.over} names one twice")
-    if words.repeats < 2:
-        raise BadInput(f"--repeats {words.repeats} has no spread: give at least 2")
-    if not words.limit_s > 0:
-        raise BadInput(f"--limit-s {words.limit_s:g}: give a number of seconds, more than 0")
-    if words.json is not None and not words.json.parent.is_dir():
-        raise BadInput(f"--json {words.json}: there is no folder {words.json.parent}, make it first")
-    sizes = tuple(bytes_of(word) for word in words.sizes.split(","))
-    return Asked(
+        raise BadInput(f"--over {options.over} names one twice")
+    if options.repeats < 2:
+        raise BadInput(f"--repeats {options.repeats} has no spread: give at least 2")
+    if not options.limit_s > 0:
+        raise BadInput(f"--limit-s {options.limit_s:g}: give a number of seconds, more than 0")
+    if options.json is not None and not options.json.parent.is_dir():
+        raise BadInput(f"--json {options.json}: there is no folder {options.json.parent}, make it first")
+    sizes = tuple(parse_size(word) for word in options.sizes.split(","))
+    return Arguments(
         sizes=sizes,
         over=over,
-        repeats=words.repeats,
-        limit_s=words.limit_s,
-        pairs=words.pairs,
-        quiet=words.quiet,
-        json=words.json,
+        repeats=options.repeats,
+        limit_s=options.limit_s,
+        pairs=options.pairs,
+        quiet=options.quiet,
+        json=options.json,
     )
 
 
-def bytes_of(word: str) -> int:
-    """Of a size such as 64MB; BadInput where it is no number of float32 values that can be summed."""
-    found = re.fullmatch(r"(\d{1,10})(KB|MB|GB|)", word.strip().upper(), re.ASCII)
-    size = int(found[1]) * _UNITS[found[2]] if found else 0
+def parse_size(word: str) -> int:
+    """The bytes of a size such as 64MB; BadInput if they are not a number of float32 values that can be summed."""
+    match = re.fullmatch(r"(\d{1,10})(KB|MB|GB|)", word.strip().upper(), re.ASCII)
+    size = int(match[1]) * _UNITS[match[2]] if match else 0
     if size < 4 or size % 4 or size > MOST_BYTES:
         raise BadInput(f"--sizes {word!r} must be a multiple of 4 bytes up to 4GB, such as 1024, 64KB or 16MB")
     return size
 
 
-def usable_device(comm: Comm, asked: Asked) -> torch.device:
-    """Where this rank sums; BadInput where there is nothing to sum, or not enough memory."""
+def usable_device(comm: Comm, arguments: Arguments) -> torch.device:
+    """The device of this rank; BadInput if there is nothing to sum, or not enough memory."""
     if comm.size == 1:
         raise BadInput("one process has no other to sum with: mpirun -np 2 python -m hvdtrain.bandwidth")
     device = choose_device(comm)
-    if device.type == "cuda" and asked.over != ("ours",):
-        raise BadInput(f"--over {','.join(asked.over)}: on GPUs only ours is measured; CUDA_VISIBLE_DEVICES= for CPUs")
+    if device.type == "cuda" and arguments.over != ("ours",):
+        raise BadInput(
+            f"--over {','.join(arguments.over)}: on GPUs only ours is measured; CUDA_VISIBLE_DEVICES= for CPUs"
+        )
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    sharing = 1 if device.type == "cuda" else comm.local_size
-    if COPIES * max(asked.sizes) * sharing > free:
-        most = free // (COPIES * sharing * 2**20)
-        raise BadInput(f"--sizes {in_units(max(asked.sizes))} does not fit into memory here: give at most {most}MB")
+    ranks_on_device = 1 if device.type == "cuda" else comm.local_size
+    if COPIES * max(arguments.sizes) * ranks_on_device > free:
+        largest_mb = free // (COPIES * ranks_on_device * 2**20)
+        raise BadInput(
+            f"--sizes {format_size(max(arguments.sizes))} does not fit into memory here: give at most {largest_mb}MB"
+        )
     return device
 
 
 def measure(
     comm: Comm, sums: Mapping[str, InPlaceSum], size: int, repeats: int, device: torch.device
-) -> list[Measured]:
+) -> list[SumTiming]:
     """Sums of so many bytes, in turns; EndOfRun with status 1 where one is wrong."""
-    pattern = pattern_of(size, device)
-    values, mark = torch.empty_like(pattern), torch.zeros(1, device=device)
+    pattern = make_pattern(size, device)
+    values, token = torch.empty_like(pattern), torch.zeros(1, device=device)
     times_s: dict[str, list[float]] = {name: [] for name in sums}
-    wrong = set()
+    wrong_names = set()
     for number in range(-WARMUPS, repeats):
         for name in list(sums) if number % 2 == 0 else reversed(list(sums)):
             torch.add(pattern, comm.rank, out=values)
-            sums[name](mark)  # all ranks leave it together
-            started = time.perf_counter()
+            sums[name](token)  # all ranks leave it together
+            start = time.perf_counter()
             sums[name](values)
-            times_s[name].append(time.perf_counter() - started)
+            times_s[name].append(time.perf_counter() - start)
             if not is_sum(values, pattern, comm.size):
-                wrong.add(name)
-    of_ranks = comm.allgather([times_s, sorted(wrong)])
-    for rank, (_, names) in enumerate(of_ranks):
+                wrong_names.add(name)
+    by_rank = comm.allgather([times_s, sorted(wrong_names)])
+    for rank, (_, names) in enumerate(by_rank):
         if names:
             raise EndOfRun(
-                f"the sum of {in_units(size)} over {names[0]} is wrong on rank {rank}: check memory and network",
+                f"the sum of {format_size(size)} over {names[0]} is wrong on rank {rank}: check memory and network",
                 status=exits.FAILED,
                 reason="wrong sum",
             )
     slowest = {
-        name: [max(ones) for ones in zip(*(theirs[name] for theirs, _ in of_ranks), strict=True)] for name in sums
+        name: [max(times) for times in zip(*(rank_times_s[name] for rank_times_s, _ in by_rank), strict=True)]
+        for name in sums
     }
-    return [line_of(name, size, comm.size, slowest[name][WARMUPS:]) for name in sums]
+    return [summarize_times(name, size, comm.size, slowest[name][WARMUPS:]) for name in sums]
 
 
-def measure_pairs(comm: Comm, exchange: Exchange, asked: Asked, device: torch.device) -> list[Exchanged]:
-    """The pairs of `rounds`, those of a round at once; EndOfRun with status 1 where something else arrives."""
-    found: list[Exchanged] = []
-    for pairs in rounds(comm.allgather(socket.gethostname())):
-        of_pair: dict[tuple[int, int], list[Exchanged]] = {pair: [] for pair in pairs}
-        for size in asked.sizes:
-            going = [pair for pair, lines in of_pair.items() if is_within(asked, lines, size)]
-            mine = next((pair for pair in going if comm.rank in pair), None)
+def measure_pairs(comm: Comm, exchange: Exchange, arguments: Arguments, device: torch.device) -> list[ExchangeTiming]:
+    """The pairs of `pair_rounds`, those of a round at once; EndOfRun with status 1 where something else arrives."""
+    timings: list[ExchangeTiming] = []
+    for pairs in pair_rounds(comm.allgather(socket.gethostname())):
+        timings_by_pair: dict[tuple[int, int], list[ExchangeTiming]] = {pair: [] for pair in pairs}
+        for size in arguments.sizes:
+            active_pairs = [pair for pair, lines in timings_by_pair.items() if is_within(arguments, lines, size)]
+            local_pair = next((pair for pair in active_pairs if comm.rank in pair), None)
             times_s: list[float] = []
-            right = True
-            if mine is not None:
-                other = mine[0] + mine[1] - comm.rank
-                times_s, right = time_exchanges(
-                    exchange, pattern_of(size, device), (comm.rank, other), repeats=WARMUPS + asked.repeats
+            is_correct = True
+            if local_pair is not None:
+                other = local_pair[0] + local_pair[1] - comm.rank
+                times_s, is_correct = time_exchanges(
+                    exchange, make_pattern(size, device), (comm.rank, other), repeats=WARMUPS + arguments.repeats
                 )
-            of_ranks = comm.allgather([times_s, right])
-            for pair in going:
-                if not all(of_ranks[rank][1] for rank in pair):
+            by_rank = comm.allgather([times_s, is_correct])
+            for pair in active_pairs:
+                if not all(by_rank[rank][1] for rank in pair):
                     raise EndOfRun(
-                        f"ranks {pair[0]} and {pair[1]} did not get the {in_units(size)} that they sent each other: "
+                        f"ranks {pair[0]} and {pair[1]} did not get the {format_size(size)} that they sent each other: "
                         "check memory and network",
                         status=exits.FAILED,
                         reason="wrong values",
                     )
-                slower = [max(both) for both in zip(*(of_ranks[rank][0] for rank in pair), strict=True)][WARMUPS:]
+                slower = [max(times) for times in zip(*(by_rank[rank][0] for rank in pair), strict=True)][WARMUPS:]
                 median_s = statistics.median(slower)
-                of_pair[pair].append(
-                    Exchanged(
+                timings_by_pair[pair].append(
+                    ExchangeTiming(
                         ranks=pair,
                         bytes=size,
                         times_s=tuple(slower),
@@ -272,17 +277,17 @@ def measure_pairs(comm: Comm, exchange: Exchange, asked: Asked, device: torch.de
                         gb_per_s=size / median_s / 1e9,
                     )
                 )
-        found += [line for lines in of_pair.values() for line in lines]
-    return found
+        timings += [line for lines in timings_by_pair.values() for line in lines]
+    return timings
 
 
-def pattern_of(size: int, device: torch.device) -> Tensor:
+def make_pattern(size: int, device: torch.device) -> Tensor:
     """So many bytes of float32 values, of which no two chunks may be mistaken for each other."""
     count = size // 4
     return torch.arange(_PERIOD, dtype=torch.float32, device=device).repeat(-(-count // _PERIOD))[:count]
 
 
-def is_within(asked: Asked, lines: Sequence[Measured | Exchanged], size: int) -> bool:
+def is_within(arguments: Arguments, lines: Sequence[SumTiming | ExchangeTiming], size: int) -> bool:
     """Whether this size, by what those before it took, still ends within --limit-s; all ranks say the same."""
     if not lines:
         return True
@@ -291,7 +296,7 @@ def is_within(asked: Asked, lines: Sequence[Measured | Exchanged], size: int) ->
     s_per_byte = (last.median_s - smaller.median_s) / max(1, last.bytes - smaller.bytes)
     expected_s = last.median_s + max(0.0, s_per_byte) * (size - last.bytes)
     spent_s = sum(sum(line.times_s) for line in lines)
-    return spent_s + expected_s * (WARMUPS + asked.repeats) <= asked.limit_s
+    return spent_s + expected_s * (WARMUPS + arguments.repeats) <= arguments.limit_s
 
 
 def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:
@@ -299,11 +304,11 @@ def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:
     return torch.equal(values.sub_(ranks * (ranks - 1) / 2).div_(ranks), pattern)
 
 
-def line_of(over: str, size: int, ranks: int, times_s: Sequence[float]) -> Measured:
+def summarize_times(over: str, size: int, ranks: int, times_s: Sequence[float]) -> SumTiming:
     """The figures of a size."""
     low_s, median_s, high_s = statistics.quantiles(times_s, n=4, method="inclusive")
     algorithm = size / median_s / 1e9
-    return Measured(
+    return SumTiming(
         over=over,
         bytes=size,
         times_s=tuple(times_s),
@@ -315,21 +320,21 @@ def line_of(over: str, size: int, ranks: int, times_s: Sequence[float]) -> Measu
     )
 
 
-def in_words(line: Measured) -> str:
+def format_sum(line: SumTiming) -> str:
     """A line of the table."""
     spread = f"half of them {line.low_s * 1e3:.3f} to {line.high_s * 1e3:.3f}, n = {len(line.times_s)}"
     return (
-        f"{in_units(line.bytes):>6} {line.over:<7} {line.median_s * 1e3:9.3f} ms ({spread})  "
+        f"{format_size(line.bytes):>6} {line.over:<7} {line.median_s * 1e3:9.3f} ms ({spread})  "
         f"algorithm {line.algorithm_gb_per_s:.3f} GB/s, bus {line.bus_gb_per_s:.3f} GB/s"
     )
 
 
-def pair_in_words(line: Exchanged) -> str:
+def format_pair(line: ExchangeTiming) -> str:
     """A line of the table."""
-    one, other = line.ranks
+    first, second = line.ranks
     return (
-        f"{in_units(line.bytes):>6} ranks {one} and {other} {line.median_s * 1e3:9.3f} ms (n = {len(line.times_s)})  "
-        f"{line.gb_per_s:.3f} GB/s"
+        f"{format_size(line.bytes):>6} ranks {first} and {second} {line.median_s * 1e3:9.3f} ms "
+        f"(n = {len(line.times_s)})  {line.gb_per_s:.3f} GB/s"
     )
 
 
@@ -338,13 +343,13 @@ def last_line(report: Report) -> str:
     parts = []
     for line in report.measured:
         if line.bytes == LATENCY_BYTES:
-            parts.append(f"{line.over} latency {line.median_s * 1e3:.3f} ms at {in_units(line.bytes)}")
+            parts.append(f"{line.over} latency {line.median_s * 1e3:.3f} ms at {format_size(line.bytes)}")
         if line.bytes == BANDWIDTH_BYTES:
-            parts.append(f"{line.over} bus bandwidth {line.bus_gb_per_s:.3f} GB/s at {in_units(line.bytes)}")
+            parts.append(f"{line.over} bus bandwidth {line.bus_gb_per_s:.3f} GB/s at {format_size(line.bytes)}")
     return f"{report.ranks} ranks, {report.device}: {', '.join(parts) or 'neither 1KB nor 64MB was asked for'}"
 
 
-def in_units(size: int) -> str:
+def format_size(size: int) -> str:
     """64 MB as 64MB."""
     unit = max((unit for unit, count in _UNITS.items() if size % count == 0), key=_UNITS.__getitem__)
     return f"{size // _UNITS[unit]}{unit or 'B'}"

@@ -1,5 +1,7 @@
 """Bad input, which is told in one line."""
 
+import re
+
 import pytest
 
 from hvdtrain.safety.exits import BadInput
@@ -15,3 +17,11 @@ def refused(attempt):
         pytest.fail("was not refused")
     assert "\n" not in line
     return line
+
+
+def options_refused_together(attempt):
+    """The two options, with their values, that a refusal names as not working together."""
+    line = refused(attempt)
+    pair = re.fullmatch(r"(?:.*; but )?(--.+) does not work with (--.+?): .+\. Use only one\.", line)
+    assert pair is not None, line
+    return {pair[1], pair[2]}

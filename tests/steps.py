@@ -1,15 +1,26 @@
 """Tasks, steps and micro-batches of images for tests, put together in one place."""
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.feed import Resident
-from hvdtrain.core.step import TrainingStep
+from hvdtrain.core.blocks import Cuts
+from hvdtrain.core.position import Position
+from hvdtrain.core.slots import EveryStep, Layout, Slots
+from hvdtrain.core.step import Step
+from hvdtrain.feed.feed import Resident
+from hvdtrain.loop.draft import Job
+from hvdtrain.loop.loop import Loop
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.save_points import NEVER
+from hvdtrain.program.checks import require_batches, require_job
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe.schedule import LearningRate
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.task import ImageTask
+from hvdtrain.witnesses.find_nan import FindNan
 
 CPU = torch.device("cpu")
 
@@ -21,9 +32,11 @@ def split(count, *, seed=0, side=16):
     return Resident(images=images, labels=torch.arange(count) % 10)
 
 
-def images_of(train, test, *, mirror=True):
+def images_of(train, test, *, is_mirrorable=True):
     """A data set of 16 x 16 pixels on the scale 0 to 1."""
-    return Images(train=train, test=test, classes=10, height=16, mean=(0.0,) * 3, std=(1.0,) * 3, mirror=mirror)
+    return Images(
+        train=train, test=test, classes=10, height=16, mean=(0.0,) * 3, std=(1.0,) * 3, is_mirrorable=is_mirrorable
+    )
 
 
 def task_of(images=None, *, augmentations=None, label_smoothing=0.0, seed=0, **options):
@@ -39,17 +52,69 @@ def task_of(images=None, *, augmentations=None, label_smoothing=0.0, seed=0, **o
     )
 
 
-def step_of(model, *, comm=None, sync=None, scaler=None, optimizer=None, task=None, label_smoothing=0.0, **changes):
+def step_of(
+    model,
+    *,
+    comm=None,
+    sync=None,
+    where=None,
+    when=None,
+    witnesses=None,
+    scaler=None,
+    optimizer=None,
+    task=None,
+    label_smoothing=0.0,
+    **changes,
+):
     """A step in fp32 of SGD, without clipping or a moving average; it looks for the rank with bad gradients."""
-    return TrainingStep(
+    return Step(
         model=model,
         task=task or task_of(label_smoothing=label_smoothing),
         optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=123.0),
-        comm=comm or SerialComm(),
-        sync=sync or SerialComm().gradient_sync(model, compression="none"),
+        slots=Slots(
+            comm=comm or SerialComm(),
+            how=sync or GradientSync(),
+            where=where or Layout(),
+            when=when or EveryStep(),
+            witnesses=[FindNan()] if witnesses is None else witnesses,
+        ),
         scaler=scaler or GradScaler("cpu", enabled=False),
-        **{"precision": "fp32", "find_nan": True, **changes},
+        **changes,
     )
+
+
+def loop_of(step, feed, *, reports, rate, limits=None, points=NEVER, test=None, **options):
+    """The loop of a training that stands at its beginning, if `progress` does not say otherwise."""
+    if limits is not None:
+        limits.step = step
+    return Loop(
+        step=step,
+        feed=feed,
+        test=test,
+        rate=rate,
+        reports=reports,
+        hooks=[] if limits is None else [limits],
+        points=points,
+        **{"progress": Progress(Position()), "epochs": 1, **options},
+    )
+
+
+def required_sizes(settings, *, train, test=1, ranks=1, unit="images", max_steps=None):
+    """How the ranks cut an epoch, once all features have taken the job; BadInput if one does not."""
+    sizes = require_batches(settings, train=train, test=test, ranks=ranks, unit=unit)
+    job = Job(
+        comm=SerialComm(),
+        device=CPU,
+        model=nn.Linear(1, 1),
+        task=task_of(),
+        train=split(1),
+        cuts=Cuts(),
+        sizes=sizes,
+        steps=max_steps or settings.epochs * sizes.steps_per_epoch,
+        length_option="--epochs" if max_steps is None else "--max-steps",
+    )
+    require_job(settings, job)
+    return sizes
 
 
 def rate_of(peak, total_steps, shape="constant", **options):

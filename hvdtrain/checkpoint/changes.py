@@ -9,7 +9,7 @@ from hvdtrain.safety.exits import BadInput
 _REMEDY = "another --run, or --resume never to start anew"
 
 
-def about(
+def describe_run(
     settings: Mapping[str, Any], *, np: int, global_batch: int, samples: int, unit: str, content: str | None = None
 ) -> dict[str, Any]:
     """What a checkpoint's manifest says of its run: settings, ranks, samples per step and in the training split.
@@ -21,48 +21,48 @@ def about(
     return {**sizes, "config": plain}
 
 
-def changed(
-    then: Mapping[str, Any], now: Mapping[str, Any], *, shaping: Collection[str], aside: Collection[str]
+def describe_changes(
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, shaping: Collection[str], aside: Collection[str]
 ) -> list[str]:
     """One line for each thing that is not the checkpoint's; BadInput for what must be.
 
-    `then` is the checkpoint's `about` with its position, `now` this run's `about`. With another value of a setting in
-    `shaping` the checkpoint's tensors mean something else; settings in `aside` change nothing that is computed.
+    `saved` is the checkpoint's `about` with its position, `current` this run's `about`. With another value of a setting
+    in `shaping` the checkpoint's tensors mean something else; settings in `aside` change nothing that is computed.
     """
-    unit = now["unit"]
-    if then["samples"] != now["samples"]:
+    unit = current["unit"]
+    if saved["samples"] != current["samples"]:
         raise BadInput(
-            f"this run's checkpoint is of {then['samples']} training {unit}, now there are {now['samples']}: give the "
-            f"same data, {_REMEDY}"
+            f"this run's checkpoint is of {saved['samples']} training {unit}, now there are {current['samples']}: give "
+            f"the same data, {_REMEDY}"
         )
-    if then.get("content") != now.get("content"):
+    if saved.get("content") != current.get("content"):
         raise BadInput(f"this run's checkpoint is of other {unit} than those that are here now: {_REMEDY}")
-    is_fixed = now["config"].get("max_steps") and not now["config"]["elastic"]  # there each loss changes it
-    if is_fixed and then["global_batch"] != now["global_batch"]:
+    is_fixed = current["config"].get("max_steps") and not current["config"]["elastic"]  # there each loss changes it
+    if is_fixed and saved["global_batch"] != current["global_batch"]:
         raise BadInput(
-            f"--max-steps: this run's checkpoint has {then['global_batch']} {unit} per step, now there are "
-            f"{now['global_batch']}: give --global-batch-size {then['global_batch']}, {_REMEDY}"
+            f"--max-steps: this run's checkpoint has {saved['global_batch']} {unit} per step, now there are "
+            f"{current['global_batch']}: give --global-batch-size {saved['global_batch']}, {_REMEDY}"
         )
-    if now["config"].get("max_steps") and then["config"].get("max_steps") == now["config"]["max_steps"]:
+    if current["config"].get("max_steps") and saved["config"].get("max_steps") == current["config"]["max_steps"]:
         # As many as these steps are, with as many ranks as an elastic run has left.
-        aside = [*aside, "epochs", *(["warmup_epochs"] if now["config"]["elastic"] else [])]
+        aside = [*aside, "epochs", *(["warmup_epochs"] if current["config"]["elastic"] else [])]
     lines = []
-    for name in sorted(then["config"].keys() | now["config"].keys()):
-        was, given = then["config"].get(name), now["config"].get(name)
-        if was == given or name in aside:
+    for name in sorted(saved["config"].keys() | current["config"].keys()):
+        saved_value, value = saved["config"].get(name), current["config"].get(name)
+        if saved_value == value or name in aside:
             continue
         option = "--" + name.replace("_", "-")
-        if name in shaping or (name == "ema_epochs" and not (was and given)):
-            raise BadInput(f"{option} {given}: this run's checkpoint has {was}: give that, {_REMEDY}")
+        if name in shaping or (name == "ema_epochs" and not (saved_value and value)):
+            raise BadInput(f"{option} {value}: this run's checkpoint has {saved_value}: give that, {_REMEDY}")
         holds = "the checkpoint's weights hold" if name == "pretrained" else "the command line's holds"
-        lines.append(f"{option} was {was}, now {given}: {holds}")
-    begun = then["position"]["epoch"] + (then["position"]["visited"] > 0)
-    if now["config"]["epochs"] < begun and not now["config"].get("max_steps"):
-        epochs = now["config"]["epochs"]
-        raise BadInput(f"--epochs {epochs}: this run is in epoch {begun} already: give more, or {_REMEDY}")
-    if then["np"] != now["np"]:
-        kept = "global batch" if now["config"]["global_batch_size"] else "batch per rank"
-        ranks = f"{now['np']} rank{'s' if now['np'] > 1 else ''} in place of {then['np']}"
-        batch = f"{now['global_batch']} {unit} per step in place of {then['global_batch']}"
+        lines.append(f"{option} was {saved_value}, now {value}: {holds}")
+    epochs_begun = saved["position"]["epoch"] + (saved["position"]["visited"] > 0)
+    if current["config"]["epochs"] < epochs_begun and not current["config"].get("max_steps"):
+        epochs = current["config"]["epochs"]
+        raise BadInput(f"--epochs {epochs}: this run is in epoch {epochs_begun} already: give more, or {_REMEDY}")
+    if saved["np"] != current["np"]:
+        kept = "global batch" if current["config"]["global_batch_size"] else "batch per rank"
+        ranks = f"{current['np']} rank{'s' if current['np'] > 1 else ''} in place of {saved['np']}"
+        batch = f"{current['global_batch']} {unit} per step in place of {saved['global_batch']}"
         lines.append(f"{ranks}: the {kept} is kept, {batch}; random numbers are new ones")
     return lines

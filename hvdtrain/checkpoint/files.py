@@ -47,7 +47,7 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class StoredCheckpoint:
     """A checkpoint with a valid manifest."""
 
     folder: Path
@@ -60,17 +60,17 @@ class Found:
         """The ranks whose own files it has."""
         return sorted(int(Path(name).stem) for name in self.files if name.startswith(f"{_RANKS}/"))
 
-    def is_of(self, size: int) -> bool:
+    def is_complete_for(self, size: int) -> bool:
         """Whether each rank of so many finds its own file."""
         return self.about.get("np", size) == size and self.ranks == list(range(size))
 
 
-def part_of(root: Path, step: int, *, kind: str = "step") -> Path:
+def part_folder(root: Path, step: int, *, kind: str = "step") -> Path:
     """The folder of a checkpoint that is being written."""
     return root / f".{kind}-{step:09d}.part"
 
 
-def own(rank: int) -> str:
+def rank_file_name(rank: int) -> str:
     """The name of the document that is a rank's own."""
     return f"{_RANKS}/{rank}"
 
@@ -79,7 +79,7 @@ def begin(root: Path, step: int, *, kind: str = "step") -> Path:
     """Make the folder of a checkpoint that is to be written, and remove what others have left. Raises OSError."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     clean(root)
-    part = part_of(root, step, kind=kind)
+    part = part_folder(root, step, kind=kind)
     with contextlib.ExitStack() as undo:
         part.mkdir(mode=0o700)
         undo.callback(discard, part)
@@ -95,9 +95,9 @@ def discard(part: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def put_own(part: Path, rank: int, content: memoryview) -> Fingerprint:
+def write_rank_file(part: Path, rank: int, content: memoryview) -> Fingerprint:
     """Write a rank's own document, packed, into a checkpoint that was begun; then it is on disk. Raises OSError."""
-    _put(part / f"{own(rank)}.pt", content)
+    _write_file(part / f"{rank_file_name(rank)}.pt", content)
     return _fingerprint(content)
 
 
@@ -118,22 +118,22 @@ def commit(
     folder, old = root / name, root / f".{name}.old"
     contents = {f"{name}.pt": pack(name, document) for name, document in documents.items()}
     files = {name: _fingerprint(content) for name, content in contents.items()}
-    files |= {f"{own(rank)}.pt": fingerprint for rank, fingerprint in ranks.items()}
+    files |= {f"{rank_file_name(rank)}.pt": fingerprint for rank, fingerprint in ranks.items()}
     contents[MANIFEST] = _manifest(int(name[-9:]), about, files)
     _require_room(root, contents)
     with contextlib.ExitStack() as undo:
         for name, content in contents.items():
             undo.callback((part / name).unlink, missing_ok=True)
-            _put(part / name, content)
+            _write_file(part / name, content)
         if ranks:
-            _sync(part / _RANKS)
-        _sync(part)
+            _fsync(part / _RANKS)
+        _fsync(part)
         if os.path.lexists(folder):
             folder.rename(old)
             undo.callback(old.rename, folder)
         part.rename(folder)
         undo.callback(folder.rename, part)
-        _sync(root)
+        _fsync(root)
         undo.pop_all()
     with contextlib.suppress(OSError):  # `clean` does it later
         remove(old)
@@ -170,12 +170,12 @@ def _fingerprint(content: bytes | memoryview) -> Fingerprint:
 def _manifest(step: int, about: Mapping[str, Any], files: Mapping[str, Fingerprint]) -> memoryview:
     plain_files = {name: asdict(fingerprint) for name, fingerprint in files.items()}
     plain_about = json.loads(json.dumps(dict(about)))  # as it will be read back: its keys are strings
-    sealed = _sealed({"format": FORMAT, "step": step, "about": plain_about, "files": plain_files})
-    assert len(sealed) <= _MOST_MANIFEST_BYTES
-    return memoryview(sealed)
+    content = _seal({"format": FORMAT, "step": step, "about": plain_about, "files": plain_files})
+    assert len(content) <= _MOST_MANIFEST_BYTES
+    return memoryview(content)
 
 
-def _sealed(manifest: Mapping[str, Any]) -> bytes:
+def _seal(manifest: Mapping[str, Any]) -> bytes:
     """The manifest as bytes, always spelled alike and with its own SHA-256: any flipped bit shows."""
     plain = json.dumps(manifest, sort_keys=True)
     digest = hashlib.sha256(plain.encode()).hexdigest()
@@ -190,7 +190,7 @@ def _require_room(root: Path, contents: Mapping[str, memoryview]) -> None:
         raise OSError(errno.ENOSPC, reason, str(root))
 
 
-def _put(path: Path, content: memoryview) -> None:
+def _write_file(path: Path, content: memoryview) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         while content:
@@ -200,7 +200,7 @@ def _put(path: Path, content: memoryview) -> None:
         os.close(descriptor)
 
 
-def _sync(folder: Path) -> None:
+def _fsync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -219,7 +219,7 @@ def remove(path: Path) -> None:
 def clean(root: Path) -> None:
     """Remove half-written checkpoints from `root`, and put back those that were about to be replaced.
 
-    Call it before `newest`, while nobody else writes there.
+    Call it before `find_newest`, while nobody else writes there.
     """
     for part in root.glob(".*-*.part"):
         remove(part)
@@ -231,58 +231,58 @@ def clean(root: Path) -> None:
             old.rename(folder)
 
 
-def numbered(root: Path, kind: str) -> list[tuple[int, Path]]:
+def list_checkpoints(root: Path, kind: str) -> list[tuple[int, Path]]:
     """Step and folder of each checkpoint of this kind (step or best), the oldest first."""
     matches = [(re.fullmatch(rf"{kind}-(\d{{9}})", path.name), path) for path in root.glob(f"{kind}-*")]
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def newest(root: Path, comm: Comm = _ALONE) -> tuple[Found | None, list[str]]:
+def find_newest(root: Path, comm: Comm = _ALONE) -> tuple[StoredCheckpoint | None, list[str]]:
     """The newest undamaged checkpoint in `root`, and why each newer one was passed over; the same on all ranks.
 
     Each rank checks its own file, and rank 0 what they have in common; rank 0 all, one by one, where they are of
     another number of ranks.
     """
-    passed_over = list[str]()
-    for name in comm.allgather([folder.name for _, folder in reversed(numbered(root, "step"))])[0]:
-        found, damage = None, None
+    skipped = list[str]()
+    for name in comm.allgather([folder.name for _, folder in reversed(list_checkpoints(root, "step"))])[0]:
+        checkpoint, damage = None, None
         try:
-            found = open_one(root / name)
-            for file in _to_check(found, comm):
-                _read(found, file)
+            checkpoint = open_one(root / name)
+            for file in _files_to_check(checkpoint, comm):
+                _read_verified(checkpoint, file)
         except BadInput as error:
             damage = str(error)
-        damages = [one for one in comm.allgather(damage) if one is not None]
+        damages = [text for text in comm.allgather(damage) if text is not None]
         if not damages:
-            return found, passed_over
-        passed_over.append(damages[0])
-    return None, passed_over
+            return checkpoint, skipped
+        skipped.append(damages[0])
+    return None, skipped
 
 
-def _to_check(found: Found, comm: Comm) -> list[str]:
-    if not found.is_of(comm.size):
-        return list(found.files) if comm.rank == 0 else []
-    in_common = [name for name in found.files if not name.startswith(f"{_RANKS}/")]
-    return [*(in_common if comm.rank == 0 else []), f"{own(comm.rank)}.pt"]
+def _files_to_check(checkpoint: StoredCheckpoint, comm: Comm) -> list[str]:
+    if not checkpoint.is_complete_for(comm.size):
+        return list(checkpoint.files) if comm.rank == 0 else []
+    in_common = [name for name in checkpoint.files if not name.startswith(f"{_RANKS}/")]
+    return [*(in_common if comm.rank == 0 else []), f"{rank_file_name(comm.rank)}.pt"]
 
 
-def load(found: Found, name: str) -> Document:
+def load(checkpoint: StoredCheckpoint, name: str) -> Document:
     """The document of this name; its bytes are checked before they are unpickled, and it cannot run code.
 
     Raises BadInput if it is damaged, or holds more than tensors, numbers, strings, lists and dicts.
     """
-    return unpack(found, name, read(found, name))
+    return unpack(checkpoint, name, read(checkpoint, name))
 
 
-def read(found: Found, name: str) -> bytes:
+def read(checkpoint: StoredCheckpoint, name: str) -> bytes:
     """The bytes of a document, checked; BadInput if they are damaged."""
     try:
-        return _read(found, f"{name}.pt")
+        return _read_verified(checkpoint, f"{name}.pt")
     except BadInput as error:
-        raise BadInput(f"{error}: {_remedy(found.folder)}") from error
+        raise BadInput(f"{error}: {_describe_remedy(checkpoint.folder)}") from error
 
 
-def unpack(found: Found, name: str, content: bytes) -> Document:
+def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
     """The document of these bytes, with tensors on the CPU; BadInput if it holds more than `load` allows."""
     try:
         packed = io.BytesIO(content)
@@ -295,24 +295,26 @@ def unpack(found: Found, name: str, content: bytes) -> Document:
             raise
         # torch's own message recommends weights_only=False
         reason = str(error) if isinstance(error, BadInput | ValueError) else type(error).__name__
-        raise BadInput(f"{found.folder / name}.pt is refused ({reason}): {_remedy(found.folder)}") from error
+        raise BadInput(
+            f"{checkpoint.folder / name}.pt is refused ({reason}): {_describe_remedy(checkpoint.folder)}"
+        ) from error
 
 
-def _remedy(folder: Path) -> str:
+def _describe_remedy(folder: Path) -> str:
     return f"remove {folder} to go on from the one before it, or give --resume never"
 
 
-def open_one(folder: Path) -> Found:
+def open_one(folder: Path) -> StoredCheckpoint:
     """The checkpoint that a manifest describes; a stranger may have written it. BadInput names what is wrong."""
     path = folder / MANIFEST
-    for place in (folder, folder / _RANKS):
-        if place.is_symlink():
-            raise BadInput(f"{place} is a symbolic link")
-    content = _content(path, largest=_MOST_MANIFEST_BYTES)
+    for directory in (folder, folder / _RANKS):
+        if directory.is_symlink():
+            raise BadInput(f"{directory} is a symbolic link")
+    content = _read_file(path, largest=_MOST_MANIFEST_BYTES)
     try:
         manifest = json.loads(content)
         del manifest["sha256"]
-        if _sealed(manifest) != content:
+        if _seal(manifest) != content:
             raise BadInput(f"{path} is damaged: its SHA-256 is not its own")
         if manifest["format"] != FORMAT:
             raise BadInput(f"{path} has format {manifest['format']!r}, and only {FORMAT} can be read")
@@ -320,21 +322,23 @@ def open_one(folder: Path) -> Found:
             name: Fingerprint(size=int(entry["size"]), sha256=str(entry["sha256"]))
             for name, entry in manifest["files"].items()
         }
-        found = Found(folder=folder, step=int(folder.name[-9:]), about=dict(manifest["about"]), files=files)
+        checkpoint = StoredCheckpoint(
+            folder=folder, step=int(folder.name[-9:]), about=dict(manifest["about"]), files=files
+        )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{path} is damaged: it is no manifest ({type(error).__name__})") from error
-    if manifest["step"] != found.step:
+    if manifest["step"] != checkpoint.step:
         raise BadInput(f"{path} is of step {manifest['step']!r}")
-    if unknown := [name for name in found.files if not _DOCUMENT.fullmatch(name)]:
+    if unknown := [name for name in checkpoint.files if not _DOCUMENT.fullmatch(name)]:
         raise BadInput(f"{path} names {unknown[0]!r}, which no checkpoint holds")
-    return found
+    return checkpoint
 
 
-def _read(found: Found, name: str) -> bytes:
-    if name not in found.files:
-        raise BadInput(f"{found.folder} has no {name}")
-    path, expected = found.folder / name, found.files[name]
-    content = _content(path, largest=expected.size)
+def _read_verified(checkpoint: StoredCheckpoint, name: str) -> bytes:
+    if name not in checkpoint.files:
+        raise BadInput(f"{checkpoint.folder} has no {name}")
+    path, expected = checkpoint.folder / name, checkpoint.files[name]
+    content = _read_file(path, largest=expected.size)
     if len(content) != expected.size:
         raise BadInput(f"{path} has {len(content)} bytes in place of {expected.size}")
     if hashlib.sha256(content).hexdigest() != expected.sha256:
@@ -342,7 +346,7 @@ def _read(found: Found, name: str) -> bytes:
     return content
 
 
-def _content(path: Path, *, largest: int) -> bytes:
+def _read_file(path: Path, *, largest: int) -> bytes:
     try:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):

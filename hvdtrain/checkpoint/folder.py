@@ -29,16 +29,16 @@ _RUN_FILES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class FolderLock:
     """A run folder, locked until this process ends."""
 
-    lock: int  # a file descriptor
+    descriptor: int  # of the lock's file
     nonce: str  # content of the lock's file, by which hosts see that they share the folder
-    goes_on: bool  # from its newest checkpoint, if it has one
+    is_resumed: bool  # from its newest checkpoint, if it has one
     has_saved: bool  # and it has some
 
 
-def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: float = 0.0) -> Opened:
+def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: float = 0.0) -> FolderLock:
     """Lock a run folder, so that it can be searched for checkpoints and cleared; called by rank 0 only.
 
     Raises BadInput if the folder cannot be written, is still in use after `patience_s`, or holds a finished run (unless
@@ -49,11 +49,11 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
         if not new:
             _require_run_folder(folder)
         (folder / "ranks").mkdir(parents=True, exist_ok=True)
-        lock = _locked(folder, patience_s)
+        lock = _lock(folder, patience_s)
         with contextlib.suppress(PermissionError):  # it is another user's
             folder.chmod(0o700)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _write_error(folder, error) from error
     try:
         finished = _is_finished(folder)
         if finished and not overwrite:
@@ -65,38 +65,38 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
         os.write(lock, nonce.encode())
     except OSError as error:
         os.close(lock)
-        raise _unwritable(folder, error) from error
+        raise _write_error(folder, error) from error
     except BadInput:
         os.close(lock)
         raise
-    goes_on = resume and not finished
-    has_saved = goes_on and bool(checkpoint.numbered(folder / "checkpoints", "step"))
-    return Opened(lock=lock, nonce=nonce, goes_on=goes_on, has_saved=has_saved)
+    is_resumed = resume and not finished
+    has_saved = is_resumed and bool(checkpoint.list_checkpoints(folder / "checkpoints", "step"))
+    return FolderLock(descriptor=lock, nonce=nonce, is_resumed=is_resumed, has_saved=has_saved)
 
 
-def taken_over(folder: Path) -> list[int]:
+def take_over(folder: Path) -> list[int]:
     """The lock of a folder whose writer has died, as a file descriptor; none where this host does not get it."""
     with contextlib.suppress(OSError, BadInput):
-        return [_locked(folder, 0.0)]
+        return [_lock(folder, 0.0)]
     return []
 
 
-def clear(folder: Path, *, goes_on: bool, keep_checkpoints: bool) -> None:
+def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
     """Make an open folder ready for a new run, or for one that goes on; called by rank 0 only.
 
-    With `goes_on` the files of the ranks before are kept, with `keep_checkpoints` also what the run has written up to
-    now. Raises BadInput if the folder cannot be written.
+    With `is_resumed` the files of the previous ranks are kept, with `keep_checkpoints` also what the run has written up
+    to now. Raises BadInput if the folder cannot be written.
     """
     try:
-        if goes_on and any((folder / "ranks").iterdir()):
+        if is_resumed and any((folder / "ranks").iterdir()):
             checkpoint.remove(folder / _PREVIOUS_RANKS)
             (folder / "ranks").rename(folder / _PREVIOUS_RANKS)
-        kept = (_LOCK, *((_PREVIOUS_RANKS,) if goes_on else ()))
-        _remove(folder, keep=(*kept, "checkpoints", "metrics.jsonl", "events.out.*") if keep_checkpoints else kept)
+        names = (_LOCK, *((_PREVIOUS_RANKS,) if is_resumed else ()))
+        _remove(folder, keep=(*names, "checkpoints", "metrics.jsonl", "events.out.*") if keep_checkpoints else names)
         (folder / "ranks").mkdir()
         (folder / "checkpoints").mkdir(exist_ok=True)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _write_error(folder, error) from error
 
 
 def is_shared(folder: Path, nonce: str) -> bool:
@@ -109,25 +109,25 @@ def is_shared(folder: Path, nonce: str) -> bool:
             return True
         (folder / "ranks").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _write_error(folder, error) from error
     return False
 
 
-def _unwritable(folder: Path, error: OSError) -> BadInput:
+def _write_error(folder: Path, error: OSError) -> BadInput:
     reason = error.strerror or error
     return BadInput(f"the run folder {folder} cannot be written ({reason}): give another --runs-dir")
 
 
 def _require_run_folder(folder: Path) -> None:
-    found = sorted(folder.iterdir())
+    paths = sorted(folder.iterdir())
     # A link may lead to a file that is not the run's, which would then be cut or overwritten.
-    links = [path.name for path in found if path.is_symlink() and not path.is_dir()]
-    foreign = links or [path.name for path in found if not any(path.match(pattern) for pattern in _RUN_FILES)]
+    links = [path.name for path in paths if path.is_symlink() and not path.is_dir()]
+    foreign = links or [path.name for path in paths if not any(path.match(pattern) for pattern in _RUN_FILES)]
     if foreign or not (folder / "ranks").is_dir():
-        raise BadInput(f"{folder} holds what is not a run's, as {(foreign or [found[0].name])[0]}: give another --run")
+        raise BadInput(f"{folder} holds what is not a run's, as {(foreign or [paths[0].name])[0]}: give another --run")
 
 
-def _locked(folder: Path, patience_s: float) -> int:
+def _lock(folder: Path, patience_s: float) -> int:
     """The lock, as a file descriptor; the kernel releases it however the process ends."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_s
@@ -140,8 +140,8 @@ def _locked(folder: Path, patience_s: float) -> int:
                 continue
             owner = os.pread(lock, 1000, 0).decode(errors="replace").split()
             os.close(lock)
-            by = f", by process {owner[1]} on {owner[0]}" if len(owner) == 3 else ""
-            raise BadInput(f"{folder} is in use{by}: wait for that run to end, or give another --run") from None
+            owner_text = f", by process {owner[1]} on {owner[0]}" if len(owner) == 3 else ""
+            raise BadInput(f"{folder} is in use{owner_text}: wait for that run to end, or give another --run") from None
         return lock
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.checkpoint import files, folder
-from hvdtrain.checkpoint.changes import changed
-from hvdtrain.checkpoint.files import Found
-from hvdtrain.checkpoint.folder import Opened
-from hvdtrain.ranks.agree import agreed
+from hvdtrain.checkpoint.changes import describe_changes
+from hvdtrain.checkpoint.files import StoredCheckpoint
+from hvdtrain.checkpoint.folder import FolderLock
+from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
@@ -24,17 +24,17 @@ class RunFolder:
     """A run folder that is open."""
 
     path: Path
-    opened: Opened | None  # on rank 0 alone
-    shared: bool  # whether this rank sees the folder that rank 0 has opened
-    resume_from: Found | None  # the same checkpoint on every rank
-    about: Mapping[str, Any]  # what its checkpoints are about, see changes.about
+    lock: FolderLock | None  # on rank 0 alone
+    is_shared: bool  # whether this rank sees the folder that rank 0 has opened
+    resume_from: StoredCheckpoint | None  # the same checkpoint on every rank
+    about: Mapping[str, Any]  # what its checkpoints are about, see changes.describe_run
     changes: list[str]  # what is not as it was in that checkpoint, one line each
 
 
 def has_checkpoints(experiment: Path, run: str | None) -> bool:
     """Whether a run of this name, or else of the launcher's, has left a checkpoint in `experiment`."""
     name = run or os.environ.get("HVDLAUNCH_JOB")
-    return name is not None and bool(files.numbered(experiment / name / "checkpoints", "step"))
+    return name is not None and bool(files.list_checkpoints(experiment / name / "checkpoints", "step"))
 
 
 def open_on_all(
@@ -51,7 +51,7 @@ def open_on_all(
     """The run folder in `experiment`, for this run alone: a new one, or one with a checkpoint to go on from.
 
     Without `run` its name is the launcher's, or date and time. BadInput, with all in the folder kept, where that
-    checkpoint is of something else than `about`, see `changes.changed`.
+    checkpoint is of something else than `about`, see `changes.describe_changes`.
     """
     job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = run or comm.allgather(job)[0]
@@ -60,7 +60,7 @@ def open_on_all(
     path = experiment / name
     attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
 
-    def open_it() -> Opened | None:
+    def open_it() -> FolderLock | None:
         if comm.rank != 0:
             return None
         # The attempt before may take a moment to die.
@@ -71,47 +71,47 @@ def open_on_all(
             patience_s=10.0 if attempt else 0.0,
         )
 
-    opened = agreed(comm, open_it)
+    lock = agree(comm, open_it)
     try:
-        facts = opened and [opened.nonce, opened.goes_on, opened.has_saved]
-        nonce, goes_on, has_saved = comm.allgather(facts)[0]
+        facts = lock and [lock.nonce, lock.is_resumed, lock.has_saved]
+        nonce, is_resumed, has_saved = comm.allgather(facts)[0]
 
         def look() -> bool:
-            shared = folder.is_shared(path, nonce)
-            if not shared and (has_saved or "HVDLAUNCH_ATTEMPT" in os.environ):
+            is_shared = folder.is_shared(path, nonce)
+            if not is_shared and (has_saved or "HVDLAUNCH_ATTEMPT" in os.environ):
                 raise BadInput(
                     f"{path} here is not the folder that rank 0 has opened: --restarts and resuming need one that all "
                     "hosts share, put --runs-dir there"
                 )
-            return shared
+            return is_shared
 
-        shared = agreed(comm, look)
-        found, passed_over = files.newest(path / "checkpoints", comm) if has_saved else (None, [])
+        is_shared = agree(comm, look)
+        checkpoint, skipped = files.find_newest(path / "checkpoints", comm) if has_saved else (None, [])
         lines: list[str] = []
 
         def clear() -> None:
-            if found is None and passed_over:
+            if checkpoint is None and skipped:
                 raise BadInput(
-                    f"no checkpoint in {path} can be used ({passed_over[0]}): mend it, or give --resume never to start "
+                    f"no checkpoint in {path} can be used ({skipped[0]}): mend it, or give --resume never to start "
                     "anew and lose them all"
                 )
-            if found is not None:
-                lines.extend(changed(found.about, about, shaping=shaping, aside=aside))
-                if not found.is_of(found.about["np"]):
+            if checkpoint is not None:
+                lines.extend(describe_changes(checkpoint.about, about, shaping=shaping, aside=aside))
+                if not checkpoint.is_complete_for(checkpoint.about["np"]):
                     lines.append(
-                        f"only {len(found.ranks)} of {found.about['np']} ranks saw the run folder: the mean of their "
-                        "statistics holds, random numbers are new ones"
+                        f"only {len(checkpoint.ranks)} of {checkpoint.about['np']} ranks saw the run folder: the mean "
+                        "of their statistics holds, random numbers are new ones"
                     )
             if comm.rank == 0:
-                folder.clear(path, goes_on=goes_on, keep_checkpoints=found is not None)
+                folder.clear(path, is_resumed=is_resumed, keep_checkpoints=checkpoint is not None)
 
-        agreed(comm, clear)
+        agree(comm, clear)
     except BadInput:
-        if opened is not None:
-            os.close(opened.lock)
+        if lock is not None:
+            os.close(lock.descriptor)
         raise
-    if opened is not None:
+    if lock is not None:
         exits.report(run_folder=str(path.resolve()))
-        for line in passed_over:
+        for line in skipped:
             print(f"hvdtrain: passed over {line}", file=sys.stderr, flush=True)
-    return RunFolder(path=path, opened=opened, shared=shared, resume_from=found, about=about, changes=lines)
+    return RunFolder(path=path, lock=lock, is_shared=is_shared, resume_from=checkpoint, about=about, changes=lines)

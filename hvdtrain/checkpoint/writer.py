@@ -30,24 +30,24 @@ class Writer:
         *,
         keep: int,
         guard: Guard,
-        committed: Callable[[int], object],
+        on_commit: Callable[[int], object],
         newest: int | None = None,
     ) -> None:
-        """Keep `keep` checkpoints; the thread calls `committed` with the step of each one that is safe on disk.
+        """Keep `keep` checkpoints; the thread calls `on_commit` with the step of each one that is safe on disk.
 
         `newest` is the step of the one that was read last, if there is one.
         """
         assert keep >= 1
         self.root = root
-        self._good = newest
+        self._newest_good = newest
         self._keep = {"step": keep, "best": 1}
         self._guard = guard
-        self._committed = committed
+        self._on_commit = on_commit
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: dict[str, Future[None]] = {}
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether something is still being written."""
         return any(not running.done() for running in self._running.values())
 
@@ -64,21 +64,21 @@ class Writer:
         ranks: Mapping[int, Fingerprint],
     ) -> None:
         """Copy the documents to the CPU and return; the thread adds them to what ranks have put there since `begin`."""
-        write = partial(checkpoint.commit, checkpoint.part_of(self.root, step), ranks=ranks)
+        write = partial(checkpoint.commit, checkpoint.part_folder(self.root, step), ranks=ranks)
         self._submit("step", step, write, documents, about)
 
     def save_best(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        """Save into best-<step>, in place of the previous best; not found by `newest`, not passed to `committed`."""
+        """Save into best-<step>, in place of the previous best; neither `find_newest` nor `on_commit` gets it."""
         self._submit("best", step, partial(checkpoint.write, self.root, step, kind="best"), documents, about)
 
-    def failed(self, step: int, error: OSError) -> None:
+    def note_failure(self, step: int, error: OSError) -> None:
         """Count a checkpoint that was begun and that a rank could not write its own file of, and remove its rest."""
         self._guard.note(CHECKPOINT_WRITE, self.root, error)
-        checkpoint.discard(checkpoint.part_of(self.root, step))
+        checkpoint.discard(checkpoint.part_folder(self.root, step))
 
     def make_room(self, error: OSError) -> None:
         """After an error of a full disk remove the oldest checkpoint, unless it is the last good one."""
-        saved, good = checkpoint.numbered(self.root, "step"), self._good
+        saved, good = checkpoint.list_checkpoints(self.root, "step"), self._newest_good
         older = [folder for number, folder in saved if good is not None and number < good]
         if error.errno in {errno.ENOSPC, errno.EDQUOT} and older:
             self._drop(older[0])
@@ -97,7 +97,7 @@ class Writer:
         about: Mapping[str, Any],
     ) -> None:
         self._finish(kind)
-        write_copies = partial(write, _copied(dict(documents)), about=_copied(dict(about)))
+        write_copies = partial(write, _copy(dict(documents)), about=_copy(dict(about)))
         self._running[kind] = self._thread.submit(self._save, kind, step, write_copies)
 
     def _finish(self, kind: str) -> None:
@@ -112,14 +112,14 @@ class Writer:
                 self.make_room(error)
                 write()
             finally:
-                checkpoint.discard(checkpoint.part_of(self.root, step, kind=kind))
+                checkpoint.discard(checkpoint.part_folder(self.root, step, kind=kind))
             if kind == "step":
-                self._good = step
-                self._committed(step)
-            saved = checkpoint.numbered(self.root, kind)
-            kept = [path for number, path in saved if number <= step][-self._keep[kind] :]
+                self._newest_good = step
+                self._on_commit(step)
+            saved = checkpoint.list_checkpoints(self.root, kind)
+            kept_folders = [path for number, path in saved if number <= step][-self._keep[kind] :]
             for _, path in saved:
-                if path not in kept:
+                if path not in kept_folders:
                     self._drop(path)
 
     def _drop(self, folder: Path) -> None:
@@ -127,12 +127,12 @@ class Writer:
             checkpoint.remove(folder)
 
 
-def _copied(value: Document) -> Document:
+def _copy(value: Document) -> Document:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copied(element) for key, element in value.items()}
+        return {key: _copy(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        copies = [_copied(element) for element in value]
+        copies = [_copy(element) for element in value]
         return copies if isinstance(value, list) else tuple(copies)
     return value

@@ -19,7 +19,16 @@ from hvdtrain.compare import drawings, groups, page, spread, study_table, termin
 from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.groups import Group
-from hvdtrain.compare.tables import OF_TEXTS, Column, as_csv, in_one_line, markdown, measured, three_digits, whole
+from hvdtrain.compare.tables import (
+    TEXT_METRICS,
+    Column,
+    escape_line,
+    format_integer,
+    format_three_digits,
+    mean_column,
+    to_csv,
+    to_markdown,
+)
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
 
@@ -37,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         text, complaints = compare(options.runs, options.out or Path("comparison"))
     print(text, end="")
     for line in complaints:
-        print(f"hvdtrain: {in_one_line(line)}", file=sys.stderr)
+        print(f"hvdtrain: {escape_line(line)}", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,32 +67,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(places: Sequence[Path], out: Path) -> tuple[str, list[str]]:
+def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
     """Write the comparison into `out`; returns what a terminal has room for, and lines of warning."""
     complaints: list[str] = []
-    runs = runfolder.read_all(runfolder.find(places), complaints)
+    runs = runfolder.read_runs(runfolder.find_folders(folders), complaints)
     if not runs:
         raise BadInput(f"no run can be compared: {'; '.join(complaints)}. Name other folders.")
-    run_groups = groups.grouped(runs)
+    run_groups = groups.group_runs(runs)
     columns = table(run_groups)
     verdicts = groups.verdicts(run_groups)
-    notes = [line for line in (groups.refusal(run_groups), *groups.remarks(run_groups)) if line]
-    text = markdown(columns)
+    notes = [line for line in (groups.separation_reason(run_groups), *groups.remarks(run_groups)) if line]
+    text = to_markdown(columns)
     for verdict in verdicts:
-        text += f"\n- {verdict.what} of {verdict.here} against {verdict.base}: {verdict.text}"
+        text += f"\n- {verdict.quantity} of {verdict.group} against {verdict.base}: {verdict.text}"
     text += "".join(f"\n\n{line}" for line in [*notes, *([spread.RULE] if verdicts else [])]).rstrip() + "\n"
-    curves = drawings.curves(run_groups)
-    document = page.document(run_groups, columns, verdicts, [*notes, *complaints], drawings.svg(curves))
+    curves = drawings.draw_curves(run_groups)
+    document = page.render_page(run_groups, columns, verdicts, [*notes, *complaints], drawings.to_svg(curves))
     write_all(
         out,
         {
             "table.md": text.encode(),
-            "table.csv": as_csv(columns).encode(),
-            "curves.png": drawings.png(curves),
+            "table.csv": to_csv(columns).encode(),
+            "curves.png": drawings.to_png(curves),
             "report.html": document.encode(),
         },
     )
-    shown = terminal.of_runs(columns, groups.differing_by_choice(run_groups), verdicts, out / "report.html")
+    shown = terminal.format_runs(columns, groups.chosen_settings(run_groups), verdicts, out / "report.html")
     return shown, [*groups.remarks(run_groups), *complaints]
 
 
@@ -94,26 +103,26 @@ def table(run_groups: Sequence[Group]) -> list[Column]:
     counts = [len(group.runs) for group in run_groups]
     columns = [
         Column(title="run", texts=[group.name for group in run_groups]),
-        Column(title="n", texts=list(map(str, counts)), values={"n": counts}, right=True),
+        Column(title="n", texts=list(map(str, counts)), values={"n": counts}, is_right_aligned=True),
         Column(title="seeds", texts=seeds),
     ]
-    for name in groups.differing([run for group in run_groups for run in group.runs]):
+    for name in groups.differing_settings([run for group in run_groups for run in group.runs]):
         texts = [run.settings.get(name, runfolder.MISSING) for run in first_runs]
-        columns.append(Column(title=name, texts=texts, setting=True))
+        columns.append(Column(title=name, texts=texts, is_setting=True))
     units = dict.fromkeys(run.unit for run in first_runs if run.unit) or ["images"]
     for title, name, number_format in (
-        ("time s", "wall_time_s", three_digits),
-        *((f"{unit}/s", f"train_{unit}_per_s", three_digits) for unit in units),
+        ("time s", "wall_time_s", format_three_digits),
+        *((f"{unit}/s", f"train_{unit}_per_s", format_three_digits) for unit in units),
         ("accuracy %", "accuracy_percent", "{:.2f}".format),
-        *(one for one in OF_TEXTS if any(group.mean(one[1]) for group in run_groups)),
+        *(metric for metric in TEXT_METRICS if any(group.mean(metric[1]) for group in run_groups)),
         ("loss", "eval_loss", "{:.4f}".format),
-        ("steps", "steps", whole),
-        ("skipped steps", "skipped_steps", whole),
-        ("peak MiB", "memory.resident_mib", three_digits),
+        ("steps", "steps", format_integer),
+        ("skipped steps", "skipped_steps", format_integer),
+        ("peak MiB", "memory.resident_mib", format_three_digits),
     ):
         means = [group.accuracy() if name == "accuracy_percent" else group.mean(name) for group in run_groups]
-        columns.append(measured(title, name, means, number_format))
-    columns.append(Column(title="exit reason", texts=[run.ended for run in first_runs]))
+        columns.append(mean_column(title, name, means, number_format))
+    columns.append(Column(title="exit reason", texts=[run.exit_reason for run in first_runs]))
     return columns
 
 

@@ -44,33 +44,33 @@ LEGEND_LETTERS = 150  # in a line below the learning curves
 LEGEND_INCHES = 0.2  # the height of such a line
 DASHED = (0, (4, 3))
 SCALES = {"train/loss": 1.0, "eval/accuracy": 100.0}  # accuracy in percent
-Unit = Callable[[Point], float | None]  # where a point stands on the x axis
+Position = Callable[[Point], float | None]  # where a point stands on the x axis
 
 
-def png(figure: Figure) -> bytes:
+def to_png(figure: Figure) -> bytes:
     """The figure as PNG, for files and TensorBoard."""
     with mpl.rc_context(STYLE):
-        out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=130)
-        return out.getvalue()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=130)
+        return buffer.getvalue()
 
 
-def svg(figure: Figure) -> bytes:
+def to_svg(figure: Figure) -> bytes:
     """The figure as SVG, for pages: sharp at any size."""
     with mpl.rc_context(STYLE):
-        out = io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-        return out.getvalue()
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        return buffer.getvalue()
 
 
-def colour(place: int) -> str:
-    """The colour of the group at this place of the table."""
-    return COLOURS[place % len(COLOURS)]
+def group_colour(index: int) -> str:
+    """The colour of the group in this row of the table."""
+    return COLOURS[index % len(COLOURS)]
 
 
-def curves(groups: Sequence[Group]) -> Figure:
+def draw_curves(groups: Sequence[Group]) -> Figure:
     """Train loss and test accuracy over steps, epochs and seconds: each run thin, a group's mean thick."""
-    units: tuple[tuple[str, Unit], ...] = (
+    units: tuple[tuple[str, Position], ...] = (
         ("steps", lambda point: point.step),
         ("epochs", lambda point: point.epoch),
         ("seconds", lambda point: point.seconds),
@@ -81,10 +81,10 @@ def curves(groups: Sequence[Group]) -> Figure:
         handles: dict[str, Artist] = {}  # by label: matplotlib's own list leaves out names that begin with _
         for row, (metric, title) in enumerate((("train/loss", "train loss"), ("eval/accuracy", "test accuracy, %"))):
             axes[row][0].set_ylabel(title)
-            for column, (unit, where) in enumerate(units):
-                for place, (group, label) in enumerate(zip(groups, labels(groups), strict=True)):
-                    lines = [_line(run, metric, where, SCALES[metric]) for run in group.runs]
-                    handles |= _draw_group(axes[row][column], [line for line in lines if line], label, place)
+            for column, (unit, position) in enumerate(units):
+                for index, (group, label) in enumerate(zip(groups, labels(groups), strict=True)):
+                    lines = [_line(run, metric, position, SCALES[metric]) for run in group.runs]
+                    handles |= _draw_group(axes[row][column], [line for line in lines if line], label, index)
                 if row == 0:
                     axes[row][column].set_title(f"over {unit}")
                 axes[1][column].set_xlabel(unit)
@@ -98,30 +98,30 @@ def curves(groups: Sequence[Group]) -> Figure:
 
 
 def _draw_group(
-    axes: "Axes", lines: Sequence[Sequence[tuple[float, float]]], label: str, place: int
+    axes: "Axes", lines: Sequence[Sequence[tuple[float, float]]], label: str, index: int
 ) -> "dict[str, Artist]":
     """Draw a group's lines; returns the legend's entry for it, none without lines."""
-    dash = DASHES[place // len(COLOURS) % len(DASHES)]
+    dash = DASHES[index // len(COLOURS) % len(DASHES)]
     mean = _mean(lines)
-    single = len(lines) == 1
-    drawn: list[Artist] = []
+    is_single = len(lines) == 1
+    artists: list[Artist] = []
     for line in lines:
-        drawn += axes.plot(
+        artists += axes.plot(
             *zip(*line, strict=True),
-            color=colour(place),
+            color=group_colour(index),
             linestyle=dash,
-            linewidth=1.8 if single else 0.9,
-            alpha=1.0 if single else 0.45,
+            linewidth=1.8 if is_single else 0.9,
+            alpha=1.0 if is_single else 0.45,
             marker="o" if len(line) == 1 else None,
         )
     if mean:
-        [thick] = axes.plot(*zip(*mean, strict=True), color=colour(place), linestyle=dash, linewidth=2.2)
-        return {f"{label}; mean of {len(lines)}": thick}
-    return {label: drawn[0]} if drawn else {}
+        [mean_line] = axes.plot(*zip(*mean, strict=True), color=group_colour(index), linestyle=dash, linewidth=2.2)
+        return {f"{label}; mean of {len(lines)}": mean_line}
+    return {label: artists[0]} if artists else {}
 
 
-def _line(run: Run, metric: str, where: Unit, scale: float) -> list[tuple[float, float]]:
-    points = [(where(point), scale * point.value) for point in run.curve(metric)]
+def _line(run: Run, metric: str, position: Position, scale: float) -> list[tuple[float, float]]:
+    points = [(position(point), scale * point.value) for point in run.curve(metric)]
     return [(x, y) for x, y in points if x is not None]
 
 
@@ -136,12 +136,12 @@ def _mean(lines: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, f
     ]
 
 
-def scaling(study: Study) -> Figure:
+def draw_scaling(study: Study) -> Figure:
     """Speed-up against the ideal, efficiency and accuracy over ranks; bars are standard deviations over seeds."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12.5, 4.3), layout="constrained")
         pictures = figure.subplots(1, 3)
-        if not study.measured:
+        if not study.measured_sizes:
             figure.text(0.5, 0.5, "no size has a result yet", ha="center", color=FAINT)
             return figure
         _draw_speed_up(pictures[0], study)
@@ -149,7 +149,7 @@ def scaling(study: Study) -> Figure:
         _draw_accuracy(pictures[2], study)
         for axes in pictures:
             _draw_ranks_axis(axes, study)
-        counts = sorted({len(size.runs) for size in study.measured})
+        counts = sorted({len(size.runs) for size in study.measured_sizes})
         runs = "1 run" if counts == [1] else f"{'-'.join(map(str, counts))} runs"
         title = f"{study.name}: {study.mode} scaling, {runs} of each size; bars are standard deviations"
         figure.set_layout_engine("constrained", h_pad=0.08)
@@ -159,8 +159,8 @@ def scaling(study: Study) -> Figure:
 
 def _draw_speed_up(axes: "Axes", study: Study) -> None:
     axes.set_title("speed-up")
-    sizes = [size.np for size in study.measured]
-    values = [value for size in study.measured if (value := study.speed_up(size)) is not None]
+    sizes = [size.np for size in study.measured_sizes]
+    values = [value for size in study.measured_sizes if (value := study.speed_up(size)) is not None]
     ideal = [size.np for size in study.sizes]
     axes.plot(ideal, ideal, color=FAINT, linestyle=DASHED, linewidth=1.4, zorder=1)
     axes.annotate("ideal", (ideal[-1], ideal[-1]), (-8, 0), textcoords="offset points", ha="right", color=FAINT)
@@ -177,8 +177,8 @@ def _draw_speed_up(axes: "Axes", study: Study) -> None:
 
 def _draw_efficiency(axes: "Axes", study: Study) -> None:
     axes.set_title("efficiency, %")
-    sizes = [size.np for size in study.measured]
-    values = [value for size in study.measured if (value := study.efficiency(size)) is not None]
+    sizes = [size.np for size in study.measured_sizes]
+    values = [value for size in study.measured_sizes if (value := study.efficiency(size)) is not None]
     axes.axhline(100, color=FAINT, linestyle=DASHED, linewidth=1.4, zorder=1)
     _draw_limit(axes, study.min_efficiency)
     deviations = _relative_deviations(study, values)
@@ -191,28 +191,28 @@ def _draw_efficiency(axes: "Axes", study: Study) -> None:
 
 def _draw_accuracy(axes: "Axes", study: Study) -> None:
     axes.set_title("test accuracy, %")
-    known = [(size.np, size.accuracy) for size in study.measured if size.accuracy is not None]
-    if not known:
+    points = [(size.np, size.accuracy) for size in study.measured_sizes if size.accuracy is not None]
+    if not points:
         return
-    sizes, means = [np for np, _ in known], [mean.mean for _, mean in known]
-    base = means[0] if sizes[0] == study.measured[0].np else None
+    sizes, means = [np for np, _ in points], [mean.mean for _, mean in points]
+    base = means[0] if sizes[0] == study.measured_sizes[0].np else None
     _draw_limit(axes, None if base is None or study.max_loss is None else base - study.max_loss)
-    _draw_bars(axes, sizes, means, [mean.deviation for _, mean in known], COLOURS[1])
+    _draw_bars(axes, sizes, means, [mean.deviation for _, mean in points], COLOURS[1])
     low, high = axes.get_ylim()
-    room = max(0.0, 2 - (high - low)) / 2  # at least two points, so that small differences look small
-    axes.set_ylim(low - room - 0.08 * (high - low), high + room)
+    padding = max(0.0, 2 - (high - low)) / 2  # at least two points, so that small differences look small
+    axes.set_ylim(low - padding - 0.08 * (high - low), high + padding)
     for size, value in zip(sizes, means, strict=True):
         _annotate(axes, f"{value:.1f}", size, value)
 
 
 def _draw_bars(
-    axes: "Axes", x: Sequence[float], y: Sequence[float], deviations: Sequence[float | None], own_colour: str
+    axes: "Axes", x: Sequence[float], y: Sequence[float], deviations: Sequence[float | None], bar_colour: str
 ) -> None:
     axes.errorbar(
         x,
         y,
         yerr=[deviation or 0.0 for deviation in deviations],
-        color=own_colour,
+        color=bar_colour,
         marker="o",
         markersize=7,
         markeredgecolor="white",
@@ -224,7 +224,7 @@ def _draw_bars(
 
 def _relative_deviations(study: Study, values: Sequence[float]) -> list[float | None]:
     """The standard deviations of images/s, in the unit of the values."""
-    speeds = [size.speed for size in study.measured if size.speed is not None]
+    speeds = [size.speed for size in study.measured_sizes if size.speed is not None]
     return [
         None if speed.deviation is None else value * speed.deviation / speed.mean
         for speed, value in zip(speeds, values, strict=True)
@@ -242,8 +242,8 @@ def _annotate(axes: "Axes", text: str, x: float, y: float, *, below: bool = Fals
 def _draw_limit(axes: "Axes", value: float | None) -> None:
     if value is not None:
         axes.axhline(value, color=COLOURS[3], linewidth=1.4, zorder=1)
-        beside = axes.get_yaxis_transform()  # x from 0 at the left end to 1 at the right end
-        axes.text(0.99, value, "limit", color=COLOURS[3], fontsize=9, ha="right", va="bottom", transform=beside)
+        transform = axes.get_yaxis_transform()  # x from 0 at the left end to 1 at the right end
+        axes.text(0.99, value, "limit", color=COLOURS[3], fontsize=9, ha="right", va="bottom", transform=transform)
 
 
 def _draw_ranks_axis(axes: "Axes", study: Study) -> None:

@@ -12,9 +12,9 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in files.items():
-            beside = folder / f"{name}.part"
-            with new_file(beside) as file:
+            part_file = folder / f"{name}.part"
+            with new_file(part_file) as file:
                 file.write(content)
-            beside.replace(folder / name)
+            part_file.replace(folder / name)
     except OSError as error:
         raise BadInput(f"{folder} cannot be written ({error.strerror or error}): give another --out") from error

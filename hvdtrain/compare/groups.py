@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hvdtrain.compare.runs import FINISHED, MISSING, Run
-from hvdtrain.compare.spread import Difference, Mean, difference, mean_of
-from hvdtrain.compare.tables import in_one_line, shortened, three_digits
+from hvdtrain.compare.spread import Difference, Mean, compare_means, compute_mean
+from hvdtrain.compare.tables import escape_line, format_three_digits, shorten
 
 LABEL_SETTINGS = 3  # in a legend
 
-What = Literal["accuracy", "time"]
+Quantity = Literal["accuracy", "time"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,44 +23,44 @@ class Group:
     runs: tuple[Run, ...]
 
     @property
-    def finished(self) -> bool:
-        return self.runs[0].ended == FINISHED
+    def is_finished(self) -> bool:
+        return self.runs[0].exit_reason == FINISHED
 
     def mean(self, name: str) -> Mean | None:
         """The mean of a number of result.json; None if no run has it."""
-        return mean_of([value for run in self.runs if (value := run.number(name)) is not None])
+        return compute_mean([value for run in self.runs if (value := run.number(name)) is not None])
 
     @property
     def unit(self) -> str:
-        """What the speed is told in."""
+        """The unit of the speed."""
         return next((run.unit for run in self.runs if run.unit), "images")
 
     def speed(self) -> Mean | None:
-        """The mean of images/s, or of what the runs are told in."""
+        """The mean of images/s, or of the unit of the runs per second."""
         return self.mean(f"train_{self.unit}_per_s")
 
     def accuracy(self) -> Mean | None:
         """The mean test accuracy in percent; None if no run has it."""
-        return mean_of([100 * value for run in self.runs if (value := run.number("eval_accuracy")) is not None])
+        return compute_mean([100 * value for run in self.runs if (value := run.number("eval_accuracy")) is not None])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """Whether two groups differ by more than the spread over seeds."""
 
-    here: str
+    group: str
     base: str
-    what: What
+    quantity: Quantity
     kind: Literal["inside", "outside", "unknown"]
     change: str  # with its unit
     text: str  # the change, its interval, and whether it is more than that spread
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Finished runs with the same settings, versions and size; any other run stays alone."""
     by_settings: dict[object, list[Run]] = {}
     for run in runs:
-        key = tuple(sorted(run.settings.items())) if run.settings and run.ended == FINISHED else run.folder
+        key = tuple(sorted(run.settings.items())) if run.settings and run.exit_reason == FINISHED else run.folder
         by_settings.setdefault(key, []).append(run)
     names = [run.name for run in runs]
     return [
@@ -73,51 +73,51 @@ def _group_name(names: Sequence[str], all_names: Sequence[str]) -> str:
     """A shell pattern that matches these names and no others, else the first name and how many more there are."""
     if len(names) == 1:
         return names[0]
-    same = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    prefix = "".join(letters[0] for letters in same)
+    common = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
+    prefix = "".join(letters[0] for letters in common)
     matched = sum(name.startswith(prefix) for name in all_names)
     return f"{prefix}*" if matched == len(names) and prefix else f"{names[0]} and {len(names) - 1} more"
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Names of the settings that are not the same in all runs; the number of ranks and hosts first."""
     known = [run.settings for run in runs if run.settings]
     names = dict.fromkeys(name for settings in known for name in settings)
     return [name for name in names if len({settings.get(name, MISSING) for settings in known}) > 1]
 
 
-def differing_by_choice(groups: Sequence[Group]) -> list[str]:
+def chosen_settings(groups: Sequence[Group]) -> list[str]:
     """The settings that differ without those that follow from others, unless there are only such."""
     runs = [run for group in groups for run in group.runs]
-    names = differing(runs)
+    names = differing_settings(runs)
     derived = frozenset[str]().union(*(run.derived for run in runs))
     return [name for name in names if name not in derived] or names
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
     """The name of each group with the first settings that differ."""
-    names = differing_by_choice(groups)[:LABEL_SETTINGS]
-    texts = [shortened([group.runs[0].settings.get(name, MISSING) for group in groups]) for name in names]
+    names = chosen_settings(groups)[:LABEL_SETTINGS]
+    texts = [shorten([group.runs[0].settings.get(name, MISSING) for group in groups]) for name in names]
     values = [
-        ", ".join(f"{name} {text[place]}" for name, text in zip(names, texts, strict=True))
-        for place in range(len(groups))
+        ", ".join(f"{name} {text[index]}" for name, text in zip(names, texts, strict=True))
+        for index in range(len(groups))
     ]
     return [
-        in_one_line(f"{group.name}: {text}" if text else group.name) for group, text in zip(groups, values, strict=True)
+        escape_line(f"{group.name}: {text}" if text else group.name) for group, text in zip(groups, values, strict=True)
     ]
 
 
-def refusal(groups: Sequence[Group]) -> str | None:
+def separation_reason(groups: Sequence[Group]) -> str | None:
     """Why these groups are not averaged together; None if there is only one."""
     if len(groups) < 2:
         return None
     runs = [run for group in groups for run in group.runs]
     reasons = [
         f"{name} ({', '.join(dict.fromkeys(run.settings.get(name, MISSING) for run in runs if run.settings))})"
-        for name in differing(runs)
+        for name in differing_settings(runs)
     ]
-    if len(ends := dict.fromkeys(run.ended for run in runs)) > 1:
-        reasons.append(f"how they ended ({', '.join('no result' if end == MISSING else end for end in ends)})")
+    if len(exit_reasons := dict.fromkeys(run.exit_reason for run in runs)) > 1:
+        reasons.append(f"how they ended ({', '.join('no result' if end == MISSING else end for end in exit_reasons)})")
     if unknown := [run.name for run in runs if not run.settings]:
         reasons.append(f"settings that are unknown ({', '.join(unknown)})")
     return f"Not averaged over each other: {len(groups)} groups, which differ in {'; '.join(reasons)}."
@@ -133,28 +133,30 @@ def remarks(groups: Sequence[Group]) -> list[str]:
             lines.append(
                 f"{group.name}: {len(seeds)} runs, but seed {repeated} more than once: not the spread over seeds."
             )
-        if len(places := dict.fromkeys(" ".join(run.hosts) for run in group.runs)) > 1:
-            lines.append(f"{group.name}: on different hosts ({'; '.join(places)}): times include their difference.")
-        if not group.finished and group.runs[0].result:
-            lines.append(f"{group.name}: {group.runs[0].ended}, so its results are held against no others.")
+        if len(host_lists := dict.fromkeys(" ".join(run.hosts) for run in group.runs)) > 1:
+            lines.append(f"{group.name}: on different hosts ({'; '.join(host_lists)}): times include their difference.")
+        if not group.is_finished and group.runs[0].result:
+            lines.append(f"{group.name}: {group.runs[0].exit_reason}, so its results are held against no others.")
     return lines
 
 
 def verdicts(groups: Sequence[Group]) -> list[Verdict]:
     """Compare each finished group with the first one: accuracy, then time."""
-    finished = [group for group in groups if group.finished]
-    found = []
+    finished = [group for group in groups if group.is_finished]
+    results = []
     for group in finished[1:]:
         base = finished[0]
-        for what, here, there in _compared(group, base):
-            change = difference(here, there)
-            size = _change_in_words(what, change, there)
-            text = f"{size}: {_interval_in_words(what, change, here, there)}"
-            found.append(Verdict(here=group.name, base=base.name, what=what, kind=change.kind, change=size, text=text))
-    return found
+        for quantity, mean, base_mean in _mean_pairs(group, base):
+            change = compare_means(mean, base_mean)
+            size = _format_change(quantity, change, base_mean)
+            text = f"{size}: {_format_interval(quantity, change, mean, base_mean)}"
+            results.append(
+                Verdict(group=group.name, base=base.name, quantity=quantity, kind=change.kind, change=size, text=text)
+            )
+    return results
 
 
-def _compared(group: Group, base: Group) -> Iterator[tuple[What, Mean, Mean]]:
+def _mean_pairs(group: Group, base: Group) -> Iterator[tuple[Quantity, Mean, Mean]]:
     accuracies, times = (group.accuracy(), base.accuracy()), (group.mean("wall_time_s"), base.mean("wall_time_s"))
     if accuracies[0] and accuracies[1]:
         yield "accuracy", accuracies[0], accuracies[1]
@@ -162,27 +164,27 @@ def _compared(group: Group, base: Group) -> Iterator[tuple[What, Mean, Mean]]:
         yield "time", times[0], times[1]
 
 
-def _change_in_words(what: What, change: Difference, base: Mean) -> str:
-    if what == "accuracy":
+def _format_change(quantity: Quantity, change: Difference, base: Mean) -> str:
+    if quantity == "accuracy":
         return f"{change.change:+.2f} points"
     share = f" ({100 * change.change / base.mean:+.0f} %)" if base.mean else ""
     return f"{_signed(change.change)} s{share}"
 
 
-def _interval_in_words(what: What, change: Difference, here: Mean, base: Mean) -> str:
+def _format_interval(quantity: Quantity, change: Difference, mean: Mean, base: Mean) -> str:
     """The interval of a difference, and whether it is more than the spread over seeds."""
-    form, unit = ("{:+.2f}".format, "") if what == "accuracy" else (_signed, " s")
-    low, high = (form(change.change + sign * (change.half_width or 0)) for sign in (-1, 1))
+    number_format, unit = ("{:+.2f}".format, "") if quantity == "accuracy" else (_signed, " s")
+    low, high = (number_format(change.change + sign * (change.half_width or 0)) for sign in (-1, 1))
     interval = f"95 % interval {low} to {high}{unit}"
     if change.kind == "inside":
         return f"inside the spread over seeds, no difference shown ({interval})"
     if change.kind == "outside":
         return f"outside the spread over seeds ({interval})"
-    if 1 in (here.n, base.n):
-        few = "n = 1" if here.n == base.n else f"n = {here.n} against {base.n}"
-        return f"the spread over seeds is not known ({few}), so nothing can be said of it"
-    return f"no spread at all in n = {here.n} and {base.n} runs, too few to tell it from chance"
+    if 1 in (mean.n, base.n):
+        counts = "n = 1" if mean.n == base.n else f"n = {mean.n} against {base.n}"
+        return f"the spread over seeds is not known ({counts}), so nothing can be said of it"
+    return f"no spread at all in n = {mean.n} and {base.n} runs, too few to tell it from chance"
 
 
 def _signed(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{three_digits(abs(value))}"
+    return f"{'-' if value < 0 else '+'}{format_three_digits(abs(value))}"

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from html import escape
 
 from hvdtrain.compare import spread
-from hvdtrain.compare.drawings import colour
-from hvdtrain.compare.groups import Group, Verdict, differing
+from hvdtrain.compare.drawings import group_colour
+from hvdtrain.compare.groups import Group, Verdict, differing_settings
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.tables import Column
 
@@ -62,7 +62,7 @@ MOST_SETTINGS = 5  # beside the results
 BADGES = {"inside": "inside the spread", "outside": "outside the spread", "unknown": "not known"}
 
 
-def document(
+def render_page(
     groups: Sequence[Group], columns: Sequence[Column], verdicts: Sequence[Verdict], notes: Sequence[str], curves: bytes
 ) -> str:
     """The page; `curves` is an SVG."""
@@ -89,24 +89,24 @@ def document(
     )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _tables(columns: Sequence[Column]) -> str:
     """One table, or two below each other if the settings alone fill the page."""
-    settings = [column for column in columns if column.setting]
+    settings = [column for column in columns if column.is_setting]
     if len(settings) <= MOST_SETTINGS:
         return _table(columns)
-    return _table([columns[0], *settings]) + _table([column for column in columns if not column.setting])
+    return _table([columns[0], *settings]) + _table([column for column in columns if not column.is_setting])
 
 
 def _table(columns: Sequence[Column]) -> str:
     head = "".join(f'<th class="{_classes(column)}">{_breakable(column.title)}</th>' for column in columns)
     rows = zip(*(column.texts for column in columns), strict=True)
     body = "".join(
-        f"<tr>{''.join(_cell(column, text, place) for column, text in zip(columns, row, strict=True))}</tr>"
-        for place, row in enumerate(rows)
+        f"<tr>{''.join(_cell(column, text, index) for column, text in zip(columns, row, strict=True))}</tr>"
+        for index, row in enumerate(rows)
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -116,15 +116,19 @@ def _breakable(title: str) -> str:
 
 
 def _classes(column: Column) -> str:
-    classes = (("first name", column.title == "run"), ("right", column.right), ("setting", column.setting))
-    return " ".join(name for name, applies in classes if applies)
+    classes = (
+        ("first name", column.title == "run"),
+        ("right", column.is_right_aligned),
+        ("setting", column.is_setting),
+    )
+    return " ".join(name for name, is_set in classes if is_set)
 
 
-def _cell(column: Column, text: str, place: int) -> str:
+def _cell(column: Column, text: str, index: int) -> str:
     mean, spread_sign, deviation = escape(text).partition(" ± ")
-    shown = f'{mean}<span class="pm"> ± {deviation}</span>' if spread_sign and column.right else escape(text)
+    shown = f'{mean}<span class="pm"> ± {deviation}</span>' if spread_sign and column.is_right_aligned else escape(text)
     if column.title == "run":
-        shown = f'<span class="dot" style="background:{colour(place)}"></span>{shown}'
+        shown = f'<span class="dot" style="background:{group_colour(index)}"></span>{shown}'
     return f'<td class="{_classes(column)}{" none" if text == MISSING else ""}">{shown}</td>'
 
 
@@ -133,7 +137,7 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
         return ""
     rows = "".join(
         f'<tr><td class="tight"><span class="badge {verdict.kind}">{BADGES[verdict.kind]}</span></td>'
-        f'<td class="tight">{verdict.what}</td><td class="tight name">{escape(verdict.here)}</td>'
+        f'<td class="tight">{verdict.quantity}</td><td class="tight name">{escape(verdict.group)}</td>'
         f"<td>{escape(verdict.text)}</td></tr>"
         for verdict in verdicts
     )
@@ -154,9 +158,9 @@ def _notes(notes: Sequence[str]) -> str:
 
 def _shared_settings(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
-    different = set(differing(runs))
-    known = next((run.settings for run in runs if run.settings), {})
-    shared = {name: value for name, value in known.items() if name not in different}
+    different = set(differing_settings(runs))
+    settings = next((run.settings for run in runs if run.settings), {})
+    shared = {name: value for name, value in settings.items() if name not in different}
     pairs = "".join(f"<div><dt>{_breakable(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in shared.items())
     paths = "<br>".join(escape(f"{run.folder.resolve()}") for run in runs)
     return (

@@ -46,7 +46,7 @@ _PROCESS_VARIABLES = (
 )
 
 
-class OddFileError(Exception):
+class UnusableFileError(Exception):
     """A file holds what no table can show; one line that names the file."""
 
 
@@ -72,26 +72,26 @@ class Run:
     result: dict[str, Any]  # empty if there is none
     metrics: tuple[dict[str, Any], ...]  # lines of metrics.jsonl without events
     hosts: tuple[str, ...]
-    on_gpus: bool
+    uses_gpus: bool
 
     @property
-    def ended(self) -> str:
+    def exit_reason(self) -> str:
         """Why the run ended; '-' without a result."""
         reason = self.result.get("exit_reason")
         return reason if isinstance(reason, str) and reason else MISSING
 
     def number(self, name: str) -> float | None:
         """A number of the result, or with dots in its name of a part of it; None if it is missing."""
-        found: Any = self.result
-        for part in name.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        return _number(found)
+        value: Any = self.result
+        for key in name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return _number(value)
 
     @property
     def unit(self) -> str | None:
-        """What its speed is told in, as images; None without a result."""
-        found = (re.fullmatch(r"train_(\w+)_per_s", name) for name in self.result)
-        return next((match[1] for match in found if match), None)
+        """The unit of the speed, for example images; None without a result."""
+        matches = (re.fullmatch(r"train_(\w+)_per_s", name) for name in self.result)
+        return next((match[1] for match in matches if match), None)
 
     def curve(self, name: str) -> list[Point]:
         """A metric over the run; a train/ metric at report steps, if the run has any."""
@@ -110,35 +110,35 @@ class Run:
         return points
 
 
-def find(places: Sequence[Path]) -> list[Path]:
-    """Each run folder at or below the places once, in the order of the places; BadInput if there are none."""
-    found: dict[Path, Path] = {}
-    for place in places:
-        if not place.is_dir():
-            raise BadInput(f"{place} is not a folder: give run folders, or folders above them")
-        found |= {folder.resolve(): folder for folder in _below(place) if folder.resolve() not in found}
-    if not found:
+def find_folders(folders: Sequence[Path]) -> list[Path]:
+    """Each run folder at or below the folders once, in the order of the folders; BadInput if there are none."""
+    runs: dict[Path, Path] = {}  # by resolved path
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadInput(f"{folder} is not a folder: give run folders, or folders above them")
+        runs |= {run.resolve(): run for run in _folders_below(folder) if run.resolve() not in runs}
+    if not runs:
         raise BadInput(
-            f"no run in {', '.join(map(str, places))}: give folders with a config.json or result.json in or below them"
+            f"no run in {', '.join(map(str, folders))}: give folders with a config.json or result.json in or below them"
         )
-    return list(found.values())
+    return list(runs.values())
 
 
-def _below(place: Path) -> Iterator[Path]:
-    for parent, folders, files in os.walk(place):
+def _folders_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
         folders.sort()
         if {"result.json", "config.json"} & set(files):
             folders.clear()  # checkpoints are not runs
             yield Path(parent)
 
 
-def read_all(folders: Iterable[Path], complaints: list[str]) -> list[Run]:
+def read_runs(folders: Iterable[Path], complaints: list[str]) -> list[Run]:
     """The runs of these folders, under different names; those that no table can show are named in `complaints`."""
-    runs = [run for folder in folders if (run := read(folder, complaints)) is not None]
+    runs = [run for folder in folders if (run := read_run(folder, complaints)) is not None]
     return _with_unique_names(runs)
 
 
-def read(folder: Path, complaints: list[str]) -> Run | None:
+def read_run(folder: Path, complaints: list[str]) -> Run | None:
     """The run of this folder; each missing or unreadable file adds a line to `complaints`, the rest is kept.
 
     None, with one line, for a run that no table can show.
@@ -146,7 +146,7 @@ def read(folder: Path, complaints: list[str]) -> Run | None:
     lines: list[str] = []
     try:
         run = _read(folder, lines)
-    except OddFileError as error:
+    except UnusableFileError as error:
         complaints.append(f"{error}; skipping this run")
         return None
     complaints += lines
@@ -158,7 +158,7 @@ def _read(folder: Path, complaints: list[str]) -> Run:
         str(folder.resolve()).encode()
     except UnicodeEncodeError as error:
         shown = os.fsencode(folder).decode(errors="backslashreplace")
-        raise OddFileError(f"{shown}: its path is not valid UTF-8") from error
+        raise UnusableFileError(f"{shown}: its path is not valid UTF-8") from error
     config = _json(folder / "config.json", complaints)
     placement = _json(folder / "placement.json", complaints)
     environment = _json(folder / "environment.json", complaints)
@@ -179,21 +179,21 @@ def _read(folder: Path, complaints: list[str]) -> Run:
         result=result,
         metrics=_metrics(folder / "metrics.jsonl", complaints),
         hosts=tuple(sorted(map(str, hosts))),
-        on_gpus=any(str(rank.get("device", "")).startswith("cuda") for rank in ranks),
+        uses_gpus=any(str(rank.get("device", "")).startswith("cuda") for rank in ranks),
     )
 
 
 def _with_unique_names(runs: Sequence[Run]) -> list[Run]:
     """The same runs; those of the same name are named by the shortest ends of their paths that differ."""
-    named = list(runs)
+    renamed = list(runs)
     paths = [run.folder.resolve().parts for run in runs]
     for length in range(2, max(map(len, paths), default=0) + 1):
-        counts = Counter(run.name for run in named)
-        named = [
+        counts = Counter(run.name for run in renamed)
+        renamed = [
             replace(run, name="/".join(path[-length:])) if counts[run.name] > 1 else run
-            for run, path in zip(named, paths, strict=True)
+            for run, path in zip(renamed, paths, strict=True)
         ]
-    return named
+    return renamed
 
 
 def _settings(
@@ -207,15 +207,15 @@ def _settings(
         known |= _mapping(environment.get(variables))
     nested = {"derived", "horovod_settings", "nccl_settings"}
     shown = {
-        name: text(value)
+        name: format_setting(value)
         for name, value in known.items()
         if name not in _RUN_SETTINGS | nested and not (name.isupper() and name.endswith(_PROCESS_VARIABLES))
     }
     devices = sorted({str(rank.get("device_name") or rank.get("device") or MISSING) for rank in ranks})
-    return {"np": text(np), "hosts": str(hosts or MISSING), "device": " ".join(devices) or MISSING, **shown}
+    return {"np": format_setting(np), "hosts": str(hosts or MISSING), "device": " ".join(devices) or MISSING, **shown}
 
 
-def text(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """A setting as text for people."""
     if value is None:
         return "not set"
@@ -232,39 +232,39 @@ def _list(document: dict[str, Any], name: str, path: Path) -> list[Any]:
     """A list of a document; empty if it is missing."""
     value = document.get(name) or []
     if not isinstance(value, list):
-        raise OddFileError(f"{path}: {name!r} is not a list")
+        raise UnusableFileError(f"{path}: {name!r} is not a list")
     return value
 
 
-def parsed(path: Path, text: bytes) -> Any:
-    """The value of a JSON text of this file; ValueError if it is not JSON, OddFileError if no table can show it."""
+def parse_json(path: Path, text: bytes) -> Any:
+    """The value of a JSON text of this file; ValueError for other text, UnusableFileError if no table can show it."""
 
     def integer(digits: str) -> int:
         if abs(float(digits)) > LARGEST:
-            raise OddFileError(f"{path}: an integer of {len(digits)} digits")
+            raise UnusableFileError(f"{path}: an integer of {len(digits)} digits")
         return int(digits)
 
     try:
         value = json.loads(text, parse_int=integer)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError as error:
-        raise OddFileError(f"{path}: nested too deeply") from error
+        raise UnusableFileError(f"{path}: nested too deeply") from error
     except UnicodeEncodeError as error:
-        raise OddFileError(f"{path}: half of a surrogate pair, which is not text") from error
+        raise UnusableFileError(f"{path}: half of a surrogate pair, which is not text") from error
     return value
 
 
 def _json(path: Path, complaints: list[str]) -> dict[str, Any]:
     try:
-        found = parsed(path, read_file(path))
-        if not isinstance(found, dict):
+        document = parse_json(path, read_file(path))
+        if not isinstance(document, dict):
             raise TypeError("not an object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError) as error:
         complaints.append(f"{path} cannot be read ({error}): shown without it")
         return {}
-    return found
+    return document
 
 
 def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
@@ -275,16 +275,17 @@ def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
     except OSError as error:
         complaints.append(f"{path} cannot be read ({error.strerror}): no learning curve of this run")
         return ()
-    found, torn = [], []
+    records, torn_lines = [], []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(dict(parsed(path, line)))
+            records.append(dict(parse_json(path, line)))
         except (ValueError, TypeError):
-            torn.append(number)
-    if torn:
-        which = f"line {torn[0]}" if len(torn) == 1 else f"{len(torn)} lines, the first is {torn[0]}"
-        complaints.append(f"{path}: {which} of {len(lines)} torn or no JSON; the rest is shown")
-    return tuple(line for line in found if "event" not in line)
+            torn_lines.append(number)
+    if torn_lines:
+        first, count = torn_lines[0], len(torn_lines)
+        torn_text = f"line {first}" if count == 1 else f"{count} lines, the first is {first}"
+        complaints.append(f"{path}: {torn_text} of {len(lines)} torn or no JSON; the rest is shown")
+    return tuple(record for record in records if "event" not in record)
 
 
 def _float(setting: str | None) -> float | None:

@@ -33,7 +33,7 @@ class Difference:
     kind: Literal["inside", "outside", "unknown"]  # the spread over seeds
 
 
-def mean_of(values: Sequence[float]) -> Mean | None:
+def compute_mean(values: Sequence[float]) -> Mean | None:
     """The mean of these values; None for no values."""
     if not values:
         return None
@@ -41,15 +41,15 @@ def mean_of(values: Sequence[float]) -> Mean | None:
     return Mean(mean=statistics.fmean(values), deviation=deviation, n=len(values))
 
 
-def difference(here: Mean, base: Mean) -> Difference:
-    """`here` minus `base`, by Welch's unequal-variances t interval (Welch 1947, degrees of freedom by Satterthwaite).
+def compare_means(mean: Mean, base: Mean) -> Difference:
+    """`mean` minus `base`, by Welch's unequal-variances t interval (Welch 1947, degrees of freedom by Satterthwaite).
 
     Unknown if one of them is of a single run, or if neither has any spread, which few runs can have by chance.
     """
-    change = here.mean - base.mean
-    if here.deviation is None or base.deviation is None or not here.deviation + base.deviation:
+    change = mean.mean - base.mean
+    if mean.deviation is None or base.deviation is None or not mean.deviation + base.deviation:
         return Difference(change=change, half_width=None, kind="unknown")
-    parts = [mean.deviation**2 / mean.n for mean in (here, base) if mean.deviation is not None]
-    freedom = sum(parts) ** 2 / sum(part**2 / (mean.n - 1) for part, mean in zip(parts, (here, base), strict=True))
-    half_width = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(parts))
+    terms = [mean.deviation**2 / mean.n for mean in (mean, base) if mean.deviation is not None]
+    freedom = sum(terms) ** 2 / sum(term**2 / (mean.n - 1) for term, mean in zip(terms, (mean, base), strict=True))
+    half_width = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(terms))
     return Difference(change=change, half_width=half_width, kind="inside" if abs(change) <= half_width else "outside")

@@ -13,8 +13,8 @@ from typing import Any
 from hvdtrain.compare import groups
 from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.groups import Group
-from hvdtrain.compare.runs import FINISHED, OddFileError, Run, parsed
-from hvdtrain.compare.spread import Mean, difference, mean_of
+from hvdtrain.compare.runs import FINISHED, Run, UnusableFileError, parse_json
+from hvdtrain.compare.spread import Mean, compare_means, compute_mean
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.files import read_file
 
@@ -37,7 +37,7 @@ class Size:
 
     np: int
     group: Group | None  # the finished runs; None if there are none
-    lacking: tuple[str, ...]  # for each other run, why it has no result
+    missing_reasons: tuple[str, ...]  # for each other run, why it has no result
     target: float | None  # accuracy to reach, 0 to 1
     price: float | None  # of one rank for an hour
 
@@ -77,7 +77,7 @@ class Size:
         """The cost of one run."""
         return None if self.hours is None or self.price is None else self.hours * self.price
 
-    def to_target_s(self) -> list[float | None]:
+    def times_to_target_s(self) -> list[float | None]:
         """For each run the time of the first evaluation that reached the target; None if none did."""
         assert self.target is not None
         reached = [[point for point in run.curve("eval/accuracy") if point.value >= self.target] for run in self.runs]
@@ -90,10 +90,11 @@ class Size:
 
     def remark(self) -> str:
         """Why runs have no result; empty if all have."""
-        if not self.lacking:
+        if not self.missing_reasons:
             return ""
-        prefix = f"{len(self.lacking)} of {len(self.runs) + len(self.lacking)} runs: " if self.runs else ""
-        return prefix + "; ".join(dict.fromkeys(self.lacking))
+        missing = len(self.missing_reasons)
+        prefix = f"{missing} of {len(self.runs) + missing} runs: " if self.runs else ""
+        return prefix + "; ".join(dict.fromkeys(self.missing_reasons))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,23 +111,23 @@ class Study:
     max_loss: float | None  # percentage points
 
     @property
-    def measured(self) -> list[Size]:
+    def measured_sizes(self) -> list[Size]:
         return [size for size in self.sizes if size.speed is not None]
 
     @property
     def unit(self) -> str:
-        """What the speed is told in."""
+        """The unit of the speed."""
         return next((size.group.unit for size in self.sizes if size.group is not None), "images")
 
     @property
-    def on_gpus(self) -> bool:
-        return any(run.on_gpus for size in self.sizes for run in size.runs)
+    def uses_gpus(self) -> bool:
+        return any(run.uses_gpus for size in self.sizes for run in size.runs)
 
     def speed_up(self, size: Size) -> float | None:
         """Against the smallest measured size, whose speed-up is its number of ranks."""
         if size.speed is None:
             return None
-        base = self.measured[0]
+        base = self.measured_sizes[0]
         assert base.speed is not None
         return base.np * size.speed.mean / base.speed.mean
 
@@ -136,37 +137,38 @@ class Study:
         return None if speed_up is None else 100 * speed_up / size.np
 
 
-def read(file: Path, complaints: list[str]) -> Study:
+def read_study(file: Path, complaints: list[str]) -> Study:
     """The study of this sweep.json; BadInput if it is not one, a line in `complaints` for each thing its runs lack."""
     try:
-        known = parsed(file, read_file(file))
-        planned = {int(np) for np in known["sizes"]} | {int(row["np"]) for row in known["runs"]}
-        if min(planned, default=1) < 1:
-            raise ValueError(f"a size of {min(planned)} ranks")
+        document = parse_json(file, read_file(file))
+        rank_counts = {int(np) for np in document["sizes"]} | {int(row["np"]) for row in document["runs"]}
+        if min(rank_counts, default=1) < 1:
+            raise ValueError(f"a size of {min(rank_counts)} ranks")
         rows = [
-            {**row, "run_folder": Path(row["run_folder"]) if row.get("run_folder") else None} for row in known["runs"]
+            {**row, "run_folder": Path(row["run_folder"]) if row.get("run_folder") else None}
+            for row in document["runs"]
         ]
         numbers = {
-            name: None if known.get(name) is None else float(known[name])
+            name: None if document.get(name) is None else float(document[name])
             for name in ("price_per_gpu_hour", "target_accuracy", "min_efficiency", "max_accuracy_loss")
         }
-        program, mode = " ".join(map(str, known["program"])), str(known["mode"])
+        program, mode = " ".join(map(str, document["program"])), str(document["mode"])
     except OSError as error:
         raise BadInput(f"{file} cannot be read ({error.strerror}): give the sweep.json of a study") from error
-    except OddFileError as error:
+    except UnusableFileError as error:
         raise BadInput(f"{error}. Run hvdlaunch sweep again.") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise BadInput(f"{file} is not the sweep.json of a study ({error!r}): run hvdlaunch sweep again") from error
     target = numbers["target_accuracy"]
     sizes = [
-        _size(
+        _read_size(
             np,
             [row for row in rows if row["np"] == np],
             target=None if target is None else target / 100,
             price=numbers["price_per_gpu_hour"],
             complaints=complaints,
         )
-        for np in sorted(planned)
+        for np in sorted(rank_counts)
     ]
     return Study(
         name=file.resolve().parent.name,
@@ -180,32 +182,33 @@ def read(file: Path, complaints: list[str]) -> Study:
     )
 
 
-def _size(
+def _read_size(
     np: int, rows: Sequence[dict[str, Any]], *, target: float | None, price: float | None, complaints: list[str]
 ) -> Size:
-    runs, lacking = [], [] if rows else ["not run yet"]
+    runs, missing_reasons = [], [] if rows else ["not run yet"]
     for row in rows:
         folder = row["run_folder"]
-        known = folder is not None and (folder / "result.json").is_file()
-        run = runfolder.read(folder, complaints) if known else None
-        if (reason := _why_no_result(row, run, np)) is not None:
-            lacking.append(reason)
+        has_result = folder is not None and (folder / "result.json").is_file()
+        run = runfolder.read_run(folder, complaints) if has_result else None
+        if (reason := _missing_reason(row, run, np)) is not None:
+            missing_reasons.append(reason)
         elif run is not None:
             runs.append(run)
-    averages = groups.grouped(runs)
-    if len(averages) > 1:
-        lacking += [f"not averaged, for they differ in {', '.join(groups.differing(runs)) or 'what is unknown'}"]
-        averages = []
+    run_groups = groups.group_runs(runs)
+    if len(run_groups) > 1:
+        names = ", ".join(groups.differing_settings(runs)) or "what is unknown"
+        missing_reasons.append(f"not averaged, for they differ in {names}")
+        run_groups = []
     return Size(
         np=np,
-        group=Group(name=f"{np} rank{'' if np == 1 else 's'}", runs=averages[0].runs) if averages else None,
-        lacking=tuple(lacking),
+        group=Group(name=f"{np} rank{'' if np == 1 else 's'}", runs=run_groups[0].runs) if run_groups else None,
+        missing_reasons=tuple(missing_reasons),
         target=target,
         price=price,
     )
 
 
-def _why_no_result(row: dict[str, Any], run: Run | None, np: int) -> str | None:
+def _missing_reason(row: dict[str, Any], run: Run | None, np: int) -> str | None:
     """Why this run has no result; None if it has one."""
     folder = row["run_folder"]
     if row.get("status") or row.get("why"):
@@ -214,8 +217,8 @@ def _why_no_result(row: dict[str, Any], run: Run | None, np: int) -> str | None:
         return "it named no run folder"
     if run is None or not run.result:
         return f"no result.json that can be read in {folder}"
-    if run.ended != FINISHED:
-        return f"it ended before it was finished: {run.ended}"
+    if run.exit_reason != FINISHED:
+        return f"it ended before it was finished: {run.exit_reason}"
     if run.number("np") != np:
         return f"{folder} holds a run of {run.result.get('np')} ranks: another run has replaced this one"
     return None
@@ -230,64 +233,66 @@ def remarks(study: Study) -> list[str]:
 
 def _broken_mode(study: Study) -> str | None:
     """The sizes whose batch does not fit the mode; None if all do."""
-    if study.mode not in ("weak", "strong") or not study.measured:
+    if study.mode not in ("weak", "strong") or not study.measured_sizes:
         return None
     batches = {
-        size.np: (size.batch() or math.nan) / (size.np if study.mode == "weak" else 1) for size in study.measured
+        size.np: (size.batch() or math.nan) / (size.np if study.mode == "weak" else 1) for size in study.measured_sizes
     }
     first, usual = next(iter(batches.items()))
-    wrong = [f"{np} ranks had {batch:g}" for np, batch in batches.items() if batch != usual]
+    exceptions = [f"{np} ranks had {batch:g}" for np, batch in batches.items() if batch != usual]
     what = f"{study.unit} per rank and step" if study.mode == "weak" else f"{study.unit} per step"
-    if not wrong:
+    if not exceptions:
         return None
-    return f"Not {study.mode} scaling: {', '.join(wrong)} {what}, {first} rank{'' if first == 1 else 's'} {usual:g}."
+    return (
+        f"Not {study.mode} scaling: {', '.join(exceptions)} {what}, {first} rank{'' if first == 1 else 's'} {usual:g}."
+    )
 
 
 def _other_settings(study: Study) -> str | None:
-    runs = [run for size in study.measured for run in size.runs]
-    other = [name for name in groups.differing(runs) if name not in _SIZE_SETTINGS]
-    values = [f"{name} ({', '.join(dict.fromkeys(run.settings.get(name, '-') for run in runs))})" for name in other]
+    runs = [run for size in study.measured_sizes for run in size.runs]
+    names = [name for name in groups.differing_settings(runs) if name not in _SIZE_SETTINGS]
+    values = [f"{name} ({', '.join(dict.fromkeys(run.settings.get(name, '-') for run in runs))})" for name in names]
     return f"The sizes differ in more than their ranks: {'; '.join(values)}." if values else None
 
 
 def advice(study: Study) -> list[str]:
     """The largest size inside the limits, why larger ones break them, and the next doubling; one line each."""
-    if not study.measured:
+    if not study.measured_sizes:
         return ["No size has a result yet: nothing can be advised."]
     best = advised_size(study)
     if best is None:
         lines = ["No size is advised without limits: give --min-efficiency, --max-accuracy-loss or both."]
     else:
-        lines = _inside_limits(study, best)
+        lines = _describe_advice(study, best)
     return lines + [line for line in [_next_doubling(study)] if line]
 
 
 def advised_size(study: Study) -> Size | None:
     """The largest size inside the limits; None without limits or results."""
-    if not study.measured or (study.min_efficiency is None and study.max_loss is None):
+    if not study.measured_sizes or (study.min_efficiency is None and study.max_loss is None):
         return None
-    return [size for size in study.measured if not _broken_limits(study, size)][-1]  # the smallest breaks none
+    return [size for size in study.measured_sizes if not _broken_limits(study, size)][-1]  # the smallest breaks none
 
 
-def _inside_limits(study: Study, best: Size) -> list[str]:
-    broken = {size.np: _broken_limits(study, size) for size in study.measured}
+def _describe_advice(study: Study, best: Size) -> list[str]:
+    reasons_by_size = {size.np: _broken_limits(study, size) for size in study.measured_sizes}
     limits = [f"an efficiency of at least {study.min_efficiency:g} %"] if study.min_efficiency is not None else []
     if study.max_loss is not None:
         limits.append(f"an accuracy loss of at most {_points(study.max_loss)}")
-    here = f"{study.efficiency(best):.1f} %{_accuracy_change(study, best)}"
-    lines = [f"Advice: {_ranks(best.np)}, the largest size with {' and '.join(limits)} ({here})."]
-    lines += [f"{_ranks(np)}: {', '.join(reasons)}." for np, reasons in broken.items() if reasons]
+    outcome = f"{study.efficiency(best):.1f} %{_accuracy_change(study, best)}"
+    lines = [f"Advice: {_ranks(best.np)}, the largest size with {' and '.join(limits)} ({outcome})."]
+    lines += [f"{_ranks(np)}: {', '.join(reasons)}." for np, reasons in reasons_by_size.items() if reasons]
     return lines
 
 
 def _broken_limits(study: Study, size: Size) -> list[str]:
-    """The limits that a size breaks, in words."""
+    """The limits that a size breaks, as text."""
     reasons = []
     efficiency = study.efficiency(size)
     if study.min_efficiency is not None and efficiency is not None and efficiency < study.min_efficiency:
         reasons.append(f"efficiency {efficiency:.1f} % is below {study.min_efficiency:g} %")
-    base = study.measured[0].accuracy
-    if study.max_loss is not None and size is not study.measured[0]:
+    base = study.measured_sizes[0].accuracy
+    if study.max_loss is not None and size is not study.measured_sizes[0]:
         if base is None or size.accuracy is None:
             reasons.append("its accuracy is not known")
         elif base.mean - size.accuracy.mean > study.max_loss:
@@ -295,14 +300,14 @@ def _broken_limits(study: Study, size: Size) -> list[str]:
                 "inside": ", though inside the spread over seeds",
                 "outside": "",
                 "unknown": ", though the spread over seeds is not known",
-            }[difference(size.accuracy, base).kind]
+            }[compare_means(size.accuracy, base).kind]
             lost = base.mean - size.accuracy.mean
             reasons.append(f"its accuracy is {lost:.2f} points lower, the limit is {study.max_loss:g}{remark}")
     return reasons
 
 
 def _accuracy_change(study: Study, size: Size) -> str:
-    base = study.measured[0]
+    base = study.measured_sizes[0]
     if size is base or base.accuracy is None or size.accuracy is None:
         return ""
     return f", {size.accuracy.mean - base.accuracy.mean:+.2f} points against {_ranks(base.np)}"
@@ -310,9 +315,9 @@ def _accuracy_change(study: Study, size: Size) -> str:
 
 def _next_doubling(study: Study) -> str | None:
     """What twice the largest size would give, by the power law through the last two; None with fewer than two."""
-    if len(study.measured) < 2:
+    if len(study.measured_sizes) < 2:
         return None
-    before, last = study.measured[-2:]
+    before, last = study.measured_sizes[-2:]
     doublings = math.log2(last.np / before.np)
     assert before.speed is not None
     assert last.speed is not None
@@ -324,7 +329,7 @@ def _next_doubling(study: Study) -> str | None:
         time_s = last.time_s.mean * (last.time_s.mean / before.time_s.mean) ** (1 / doublings)
         hours = 2 * last.np * time_s / 3600
         predictions.insert(0, f"about {time_s:.3g} s in place of {last.time_s.mean:.3g}")
-        predictions.append(f"{hours:.2g} {'GPU' if study.on_gpus else 'rank'}-hours in place of {last.hours:.2g}")
+        predictions.append(f"{hours:.2g} {'GPU' if study.uses_gpus else 'rank'}-hours in place of {last.hours:.2g}")
         if study.price is not None and last.cost is not None:
             predictions.append(f"cost {hours * study.price:.3g} in place of {last.cost:.3g}")
     source = f"extrapolated from {before.np} and {last.np}"
@@ -345,6 +350,6 @@ def _positive(mean: Mean | None) -> Mean | None:
 
 def mean_time_to_target(size: Size) -> Mean | None:
     """Mean seconds to the target; None if a run has not reached it."""
-    times = size.to_target_s()
-    known = [time for time in times if time is not None]
-    return mean_of(known) if len(known) == len(times) else None
+    times = size.times_to_target_s()
+    reached = [time for time in times if time is not None]
+    return compute_mean(reached) if len(reached) == len(times) else None

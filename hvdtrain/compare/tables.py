@@ -21,68 +21,71 @@ class Column:
     title: str  # with its unit
     texts: Sequence[str]  # one for each row
     values: dict[str, Sequence[Value]] = field(default_factory=dict)  # columns of the CSV; none: title and texts
-    right: bool = False  # aligned to the right, as numbers are
-    setting: bool = False  # a setting, not a result
+    is_right_aligned: bool = False  # aligned to the right, as numbers are
+    is_setting: bool = False  # a setting, not a result
 
 
-def measured(title: str, name: str, means: Sequence[Mean | None], form: Callable[[float], str]) -> Column:
+def mean_column(title: str, name: str, means: Sequence[Mean | None], number_format: Callable[[float], str]) -> Column:
     """A column of mean +- deviation; in the CSV two, `name` and `name_deviation`."""
-    texts = [MISSING if mean is None else form(mean.mean) + _deviation(mean, form) for mean in means]
+    texts = [MISSING if mean is None else number_format(mean.mean) + _deviation(mean, number_format) for mean in means]
     values: dict[str, Sequence[Value]] = {
         name: [None if mean is None else mean.mean for mean in means],
         f"{name}_deviation": [None if mean is None else mean.deviation for mean in means],
     }
-    return Column(title=title, texts=texts, values=values, right=True)
+    return Column(title=title, texts=texts, values=values, is_right_aligned=True)
 
 
-def _deviation(mean: Mean, form: Callable[[float], str]) -> str:
+def _deviation(mean: Mean, number_format: Callable[[float], str]) -> str:
     """The deviation with as many decimals as the mean; empty for a count that is the same in all runs."""
-    if mean.deviation is None or (form is whole and not mean.deviation):
+    if mean.deviation is None or (number_format is format_integer and not mean.deviation):
         return ""
-    return f" ± {mean.deviation:.{len(form(mean.mean).partition('.')[2].rstrip(' %'))}f}"
+    return f" ± {mean.deviation:.{len(number_format(mean.mean).partition('.')[2].rstrip(' %'))}f}"
 
 
-def three_digits(value: float) -> str:
+def format_three_digits(value: float) -> str:
     """The number with three significant digits, at most four decimals, and all digits before its point."""
     magnitude = math.floor(math.log10(abs(value))) if value else 0
     return f"{value:.{min(4, max(0, 2 - magnitude))}f}"
 
 
-def whole(value: float) -> str:
+def format_integer(value: float) -> str:
     """A count, or a mean of counts: without decimals if it has none."""
     return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
 
 
 # Title, name in result.json and format of what runs of texts have besides accuracy and loss.
-OF_TEXTS = (("F1", "eval_f1", "{:.3f}".format), ("perplexity", "eval_perplexity", three_digits))
+TEXT_METRICS = (("F1", "eval_f1", "{:.3f}".format), ("perplexity", "eval_perplexity", format_three_digits))
 
 
-def markdown(columns: Sequence[Column]) -> str:
+def to_markdown(columns: Sequence[Column]) -> str:
     """The table in Markdown, padded so that people can read it as text."""
     widths = [max(3, len(column.title), *map(len, map(_cell, column.texts))) for column in columns]
 
     def line(cells: Sequence[str]) -> str:
         padded = [
-            cell.rjust(width) if column.right else cell.ljust(width)
+            cell.rjust(width) if column.is_right_aligned else cell.ljust(width)
             for cell, width, column in zip(cells, widths, columns, strict=True)
         ]
         return f"| {' | '.join(padded)} |"
 
-    rule = [f"{'-' * (width - 1)}{':' if column.right else '-'}" for width, column in zip(widths, columns, strict=True)]
+    rule = [
+        f"{'-' * (width - 1)}{':' if column.is_right_aligned else '-'}"
+        for width, column in zip(widths, columns, strict=True)
+    ]
     rows = zip(*([_cell(text) for text in column.texts] for column in columns), strict=True)
     return "\n".join([line([column.title for column in columns]), line(rule), *map(line, rows)]) + "\n"
 
 
 def _cell(text: str) -> str:
-    return in_one_line(text).replace("|", "\\|")
+    return escape_line(text).replace("|", "\\|")
 
 
-def in_one_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """The text, which may be a stranger's, without line ends and with all escaped that moves the cursor."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in " ".join(text.split()))
 
 
-def shortened(texts: Sequence[str]) -> list[str]:
+def shorten(texts: Sequence[str]) -> list[str]:
     """Long numbers with fewer digits and long words cut, as far as different texts stay different."""
     for digits in (4, 6, 9):
         rounded = [_rounded(text, digits) for text in texts]
@@ -91,12 +94,12 @@ def shortened(texts: Sequence[str]) -> list[str]:
     else:
         rounded = list(texts)
     for cut in (slice(MAX_LETTERS), slice(-MAX_LETTERS, None)):
-        words = [text if len(text) <= MAX_LETTERS + 1 else text[cut] for text in rounded]
-        if len(set(words)) == len(set(texts)):
-            left = cut.start is None
+        cut_texts = [text if len(text) <= MAX_LETTERS + 1 else text[cut] for text in rounded]
+        if len(set(cut_texts)) == len(set(texts)):
+            keeps_start = cut.start is None
             return [
-                word if word == text else f"{word}…" if left else f"…{word}"
-                for word, text in zip(words, rounded, strict=True)
+                cut_text if cut_text == text else f"{cut_text}…" if keeps_start else f"…{cut_text}"
+                for cut_text, text in zip(cut_texts, rounded, strict=True)
             ]
     return rounded
 
@@ -108,7 +111,7 @@ def _rounded(text: str, digits: int) -> str:
         return text
 
 
-def as_csv(columns: Sequence[Column]) -> str:
+def to_csv(columns: Sequence[Column]) -> str:
     """The table as CSV, with plain numbers; a missing number is an empty field."""
     fields = [pair for column in columns for pair in (column.values or {column.title: column.texts}).items()]
     out = io.StringIO()

@@ -5,15 +5,18 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import Comm, Members
 
-# Of all ranks: no rank's forward pass has failed. With --find-nan no rank's own gradients either: in fp16 on the wire
-# their sum overflows at 65504.
+if TYPE_CHECKING:
+    from hvdtrain.core.slots import Layout
+
+# Of all ranks: no rank's forward pass has failed. If a witness looked, no rank's own gradients either: in fp16 on the
+# wire their sum overflows at 65504.
 SUM = "summed gradients"
 
 
@@ -25,7 +28,7 @@ class Skipped:
     source: str  # 'loss', 'batch norm' (its running statistics), 'gradients' or SUM
     ranks: str | None = None  # who skipped it, if not all
 
-    def told(self) -> dict[str, Any]:
+    def to_event(self) -> dict[str, Any]:
         """As a line of metrics.jsonl has it."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("ranks", None)}
 
@@ -45,7 +48,7 @@ class Spike:
     usual: float  # median of the recent losses
 
 
-def block(first: int, size: int) -> str:
+def rank_range(first: int, size: int) -> str:
     """Neighbouring ranks in words."""
     return f"rank {first}" if size == 1 else f"ranks {first} to {first + size - 1}"
 
@@ -57,12 +60,12 @@ def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members, norm_type:
     that hold the same summed gradients come to the same norm without asking each other.
     """
     if ranks.size == 1:
-        return nn.utils.get_total_norm([one for group in gradients for one in group], norm_type=norm_type)
-    own = [torch.stack(torch._foreach_norm(list(group), norm_type)).tolist() if group else [] for group in gradients]
-    norms = [norm for groups in zip(*ranks.allgather(own), strict=True) for group in groups for norm in group]
-    device = next(one.device for group in gradients for one in group)
-    whole: Tensor = torch.linalg.vector_norm(torch.tensor(norms, device=device), ord=norm_type)
-    return whole
+        return nn.utils.get_total_norm([gradient for group in gradients for gradient in group], norm_type=norm_type)
+    parts = [torch.stack(torch._foreach_norm(list(group), norm_type)).tolist() if group else [] for group in gradients]
+    norms = [norm for groups in zip(*ranks.allgather(parts), strict=True) for group in groups for norm in group]
+    device = next(gradient.device for group in gradients for gradient in group)
+    total: Tensor = torch.linalg.vector_norm(torch.tensor(norms, device=device), ord=norm_type)
+    return total
 
 
 @torch.no_grad()
@@ -73,37 +76,25 @@ def not_finite(gradients: Sequence[Tensor], group: Members) -> Tensor:
     2-norm of large finite gradients overflows, and torch takes ten times as long for their largest element on a CPU.
     """
     device = gradients[0].device
-    found, one = torch.zeros((), device=device), torch.ones((), device=device)
+    flag, scale = torch.zeros((), device=device), torch.ones((), device=device)
     for dtype in {gradient.dtype for gradient in gradients}:
-        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-        torch._amp_foreach_non_finite_check_and_unscale_(alike, found, one)
+        same_dtype = [gradient for gradient in gradients if gradient.dtype == dtype]
+        torch._amp_foreach_non_finite_check_and_unscale_(same_dtype, flag, scale)
     if group.size > 1:
-        found.fill_(max(group.allgather(found.item())))
-    return found
+        flag.fill_(max(group.allgather(flag.item())))
+    return flag
 
 
-def failed_forward(comm: Comm, together: Members, loss: float, trouble: float) -> Skipped | None:
-    """The first rank whose forward pass was not finite, if any; those of all ranks that step together all ask.
+def failed_forward(comm: Comm, group: Members, where: "Layout", loss: float, trouble: float) -> Skipped | None:
+    """The first rank whose forward pass was not finite, if any; all ranks of `group`, which step together, ask.
 
     Batch norm over all ranks spreads one rank's trouble to all of them: then rank 0 stands for all.
     """
-    source, replica = None, comm.replica
+    source = None
     if not math.isfinite(trouble):
-        source = "batch norm" if math.isfinite(loss) else "loss"
-    if source is not None and comm.part == "stage" and replica.rank < replica.size - 1:
-        source = "forward pass"
-    if source is not None and replica.size > 1:
-        source = f"{source} of {comm.part} {replica.rank}"
-    sources = enumerate(together.allgather(source), start=comm.rank - together.rank)
-    return next((Skipped(rank=rank, source=theirs) for rank, theirs in sources if theirs is not None), None)
-
-
-def failed_sum(comm: Comm, bad_here: float) -> Skipped:
-    """All forward passes were finite, the summed gradients are not: in which part of a replica, if it has several."""
-    if comm.replica.size == 1:
-        return Skipped(rank=None, source=SUM)
-    bad = comm.replica.allgather(bad_here)  # backward passes go from the last stage to the first
-    return Skipped(rank=None, source=f"{SUM} of {comm.part} {max(part for part, is_bad in enumerate(bad) if is_bad)}")
+        source = where.name_failure("batch norm" if math.isfinite(loss) else "loss")
+    sources = enumerate(group.allgather(source), start=comm.rank - group.rank)
+    return next((Skipped(rank=rank, source=failure) for rank, failure in sources if failure is not None), None)
 
 
 class SpikeWatch:

@@ -3,14 +3,15 @@
 N samples of a batch on this rank.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hvdtrain.profiling.phases import Phase
+from hvdtrain.core.phases import Phase
 
 Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...)
 Totals = dict[str, float]  # sums by name over the samples of all ranks; 'loss' and 'count' are always among them
@@ -35,37 +36,48 @@ def total(parts: Sequence[Sums]) -> tuple[list[str], Tensor]:
     return ["loss", "count", *parts[0].more], torch.stack(vectors).sum(0)
 
 
-class Task(Protocol):
-    """One task on one training split; the same on all ranks."""
+class Task:
+    """One task on one training split; the same on all ranks. A task writes `loss`, the rest has defaults."""
 
-    unit: str  # what a sample is called in speeds and complaints: images, samples
-    best: str  # the metric by which the best weights are known
-    higher_is_better: bool
-    remedies: Mapping[Phase, str]  # what helps where reading, preparing or copying samples limits a run
+    unit = "samples"  # what a sample is called in speeds and complaints
+    best = "loss"  # the metric by which the best weights are known
+    higher_is_better = False
+    means: Sequence[str] = ()  # of Sums.more, what is shown as a metric: divided by the count
+    memory_format = torch.contiguous_format  # of the model's weights
+    max_unreadable: int | None = None  # samples of all ranks and epochs; a run with more ends
+    remedies: Mapping[Phase, str] = {}  # what helps if reading, preparing or copying samples limits a run
+
+    def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
+        """Sums over the batch, of which N may be 0."""
+        raise NotImplementedError
 
     def counts(self, samples: Tensor) -> Tensor:
         """What each of these training samples (N,) weighs, known from its index alone: no rank asks another."""
+        return torch.ones(len(samples))
 
     def cost(self, samples: Tensor) -> Tensor:
         """What each of them (N,) takes to compute, in any unit: samples of unequal cost are dealt out to the ranks."""
+        return torch.ones(len(samples))
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
         """The model's input from what was read, on the device of both; noise is keyed by seed, epoch and sample.
 
         Without an epoch, for evaluation, there is none.
         """
+        return raw
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the model is called with, samples first."""
-
-    def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
-        """Sums over the batch, of which N may be 0."""
+        """What the model is called with, samples first: here the first tensor of the batch."""
+        return (next(iter(batch.values())),)
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         """The metrics by name, 'loss' among them, always the same ones; NaN where nothing was counted."""
+        count = totals.get("count", 0.0)
+        return {name: totals[name] / count if count else math.nan for name in ("loss", *self.means)}
 
-    def in_words(self, metrics: Mapping[str, float]) -> str:
+    def format_metrics(self, metrics: Mapping[str, float]) -> str:
         """The metrics of a test for people."""
+        return ", ".join(f"{name} {metrics[name]:.4g}" for name in dict.fromkeys((self.best, *metrics)))
 
 
 def added(totals: Totals, more: Totals) -> Totals:

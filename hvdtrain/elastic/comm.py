@@ -1,8 +1,8 @@
 """Ranks of which some may be lost: those that are left close up, by the ULFM of Open MPI 5.
 
-After a loss the pending collectives of the others fail. Then all of them call `close_up`: it revokes the communicator,
+After a loss the pending collectives of the others fail. Then all of them call `shrink`: it revokes the communicator,
 so that nobody waits in it any more, and shrinks it to those that are left, in their old order; the lowest of them is
-the new rank 0. Newcomers, who take the places of lost ones, get the last ranks; all call `take_in` for that.
+the new rank 0. Newcomers, who take the places of lost ones, get the last ranks; all call `admit` for that.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from hvdtrain.elastic.newcomers import Invitation, Newcomers, invited
+from hvdtrain.elastic.newcomers import Invitation, Newcomers, read_invitation
 from hvdtrain.ranks import connect
-from hvdtrain.ranks.comm import Comm, HorovodComm, losses
+from hvdtrain.ranks.comm import Comm, HorovodComm, loss_errors
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
 
@@ -46,22 +46,22 @@ class Member:
 class ElasticComm(HorovodComm):
     """All ranks that are left of a run, and those that have joined it."""
 
-    def __init__(self, mpi: Any, alike: Mapping[str, Any], invitation: Invitation | None = None) -> None:
-        """`mpi` is MPI's world, `alike` what newcomers must have like this rank.
+    def __init__(self, mpi: Any, facts: Mapping[str, Any], invitation: Invitation | None = None) -> None:
+        """`mpi` is MPI's world, `facts` what newcomers must have like this rank.
 
         A newcomer takes the number of its `invitation` for its rank, among those that were launched, until it is taken
         in: it loads what they have loaded, and writes nothing of what rank 0 writes.
         """
         super().__init__(mpi.Dup(), is_world=False)
-        self.losses = losses()
+        self.loss_errors = loss_errors()
         self.invitation = invitation  # as long as this newcomer is not taken in
-        self._alike = dict(alike)
-        self._begun: dict[Callable[[], Tensor], Tensor] = {}  # sums that have not come yet, see _owner
+        self._facts = dict(facts)
+        self._pending_sums: dict[Callable[[], Tensor], Tensor] = {}  # sums that have not come yet, see _owner
         number, place = (self.rank, self.rank) if invitation is None else (invitation.number, invitation.place)
-        self.me = Member(number=number, place=place, host=socket.gethostname(), pid=os.getpid())
-        self._numbers = number  # the highest that was given to anybody
+        self.own_member = Member(number=number, place=place, host=socket.gethostname(), pid=os.getpid())
+        self._highest_number = number  # the highest that was given to anybody
         self.members = self._members()
-        self._hosts = [one.host for one in self.members]
+        self._hosts = [member.host for member in self.members]
         if invitation is not None:
             self._hosts = invitation.hosts
             self.rank, self.size = number, len(self._hosts)
@@ -69,103 +69,110 @@ class ElasticComm(HorovodComm):
 
     def _members(self) -> list[Member]:
         """By rank."""
-        of_all = self.allgather([self._numbers, asdict(self.me)])
-        self._numbers = max(number for number, _ in of_all)
-        return [Member(**one) for _, one in of_all]
+        gathered = self.allgather([self._highest_number, asdict(self.own_member)])
+        self._highest_number = max(number for number, _ in gathered)
+        return [Member(**fields) for _, fields in gathered]
 
-    def missing(self, run: Path) -> list[Invitation]:
+    def make_invitations(self, run: Path) -> list[Invitation]:
         """To the places of those who were lost, in a run of this folder."""
-        there = {one.place for one in self.members}
-        places = [place for place in range(len(self._hosts)) if place not in there]
-        first = self._numbers + 1
-        self._numbers += len(places)
+        taken_places = {member.place for member in self.members}
+        places = [place for place in range(len(self._hosts)) if place not in taken_places]
+        first = self._highest_number + 1
+        self._highest_number += len(places)
         return [
-            Invitation(number=number, place=place, hosts=self._hosts, run=str(run), alike=self._alike, by=self.me.pid)
+            Invitation(
+                number=number,
+                place=place,
+                hosts=self._hosts,
+                run=str(run),
+                facts=self._facts,
+                parent_pid=self.own_member.pid,
+            )
             for number, place in enumerate(places, start=first)
         ]
 
     def allgather(self, value: Any) -> list[Any]:
-        return self._whole(lambda: super(ElasticComm, self).allgather(value))
+        return self._require_complete(lambda: super(ElasticComm, self).allgather(value))
 
     def gather(self, content: bytes) -> list[bytes]:
-        return self._whole(lambda: super(ElasticComm, self).gather(content))
+        return self._require_complete(lambda: super(ElasticComm, self).gather(content))
 
-    def _whole(self, gather: Callable[[], list[T]]) -> list[T]:
+    def _require_complete(self, gather: Callable[[], list[T]]) -> list[T]:
         """What it returns; a loss where it cannot be read: Open MPI 5.0.11 may leave out a lost rank's part."""
         try:
             return gather()
-        except self.losses:
+        except self.loss_errors:
             raise
         except Exception as error:
-            raise self.losses[0]("a gather came back torn") from error
+            raise self.loss_errors[0]("a gather came back torn") from error
 
     def broadcast(self, content: bytes, root: int = 0) -> bytes:
-        whole = super().broadcast(content, root)
-        if len(set(self.allgather(hashlib.sha256(whole).hexdigest()))) > 1:
-            raise self.losses[0]("a broadcast came back torn")
-        return whole
+        received = super().broadcast(content, root)
+        if len(set(self.allgather(hashlib.sha256(received).hexdigest()))) > 1:
+            raise self.loss_errors[0]("a broadcast came back torn")
+        return received
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         owner = _owner(values)
-        begun = super().begin_sum(values, name)
-        self._begun[begun] = owner
-        return partial(self._end_sum, begun)
+        wait = super().begin_sum(values, name)
+        self._pending_sums[wait] = owner
+        return partial(self._end_sum, wait)
 
-    def _end_sum(self, begun: Callable[[], Tensor]) -> Tensor:
-        total = begun()
-        del self._begun[begun]
+    def _end_sum(self, wait: Callable[[], Tensor]) -> Tensor:
+        total = wait()
+        del self._pending_sums[wait]
         return total
 
-    def close_up(self) -> None:
-        """Become the ranks that are left. Raises one of `losses` where another is lost in it: then call it again."""
-        for begun in self._begun:
-            with suppress(*self.losses, ValueError):  # Horovod knows those no more that were waited for
-                begun()
+    def shrink(self) -> None:
+        """Become the ranks that are left. Raises one of `loss_errors` if another is lost meanwhile: call it again."""
+        for wait in self._pending_sums:
+            with suppress(*self.loss_errors, ValueError):  # Horovod knows those no more that were waited for
+                wait()
         self.stop()
-        self._begun.clear()
+        self._pending_sums.clear()
         broken = self._mpi
         if not broken.Is_revoked():
             broken.Revoke()
         self._mpi = broken.Shrink()
         broken.Free()
-        self._become(self._mpi, pause_s=SETTLE_S)
+        self._restart_on(self._mpi, pause_s=SETTLE_S)
 
     def join(self, port: str) -> None:
-        """Become one of those who have invited this one. Raises one of `losses` where one is lost."""
+        """Become one of those who have invited this one. Raises one of `loss_errors` where one is lost."""
         self.stop()
-        self._become(connect.merged(self._mpi, port, joins=True))
+        self._restart_on(connect.merge_ranks(self._mpi, port, is_newcomer=True))
         self.invitation = None
 
-    def take_in(self, newcomers: Newcomers) -> None:
-        """Become one with those whom rank 0 has invited. Raises one of `losses` where one is lost: then close up."""
+    def admit(self, newcomers: Newcomers) -> None:
+        """Let those join whom rank 0 has invited. Raises one of `loss_errors` if one is lost: then call `shrink`."""
         self.stop()
-        mine = self._mpi
+        remaining = self._mpi
         try:
-            whole = connect.merged(mine, newcomers.go() if self.rank == 0 else "", joins=False)
-        except self.losses:
-            mine.Revoke()
-            whole = None
-        if not mine.Agree(int(whole is not None)):
-            if whole is not None:
-                whole.Revoke()
-            raise self.losses[0]("newcomers were lost while they joined")
-        mine.Free()
-        self._become(whole)
+            merged = connect.merge_ranks(remaining, newcomers.send_port() if self.rank == 0 else "", is_newcomer=False)
+        except self.loss_errors:
+            remaining.Revoke()
+            merged = None
+        if not remaining.Agree(int(merged is not None)):
+            if merged is not None:
+                merged.Revoke()
+            raise self.loss_errors[0]("newcomers were lost while they joined")
+        remaining.Free()
+        self._restart_on(merged)
 
-    def _become(self, mpi: Any, *, pause_s: float = 0.0) -> None:
+    def _restart_on(self, mpi: Any, *, pause_s: float = 0.0) -> None:
         """Be the ranks of this communicator, with Horovod between them."""
-        self._take_places(mpi)
-        self._of_horovod = (mpi,)
+        self._set_communicator(mpi)
+        self._init_arguments = (mpi,)
         members = self._members()
         time.sleep(pause_s)
-        self.meet()
+        self.barrier()
         self.start()
-        self.meet()
+        self.barrier()
         self.members = members
 
-    def meet(self) -> None:
-        """Return on all ranks, or raise one of `losses` on all of them."""
-        with self.waiting():
+    def barrier(self) -> None:
+        """Return on all ranks, or raise one of `loss_errors` on all of them."""
+        with self.wait_context():
             self._mpi.Agree(1)
 
     def abort(self, status: int) -> NoReturn:
@@ -186,9 +193,9 @@ def _owner(values: Tensor) -> Tensor:
     return owner
 
 
-def require_ulfm(comm: Comm, environment: Mapping[str, str], *, grows: bool = False) -> None:
+def require_ulfm(comm: Comm, environment: Mapping[str, str], *, can_grow: bool = False) -> None:
     """Raise BadInput on all ranks where their MPI or its mpirun does not let them outlive each other, or grow."""
-    if not isinstance(comm, HorovodComm) or comm.over_mpi is None:
+    if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
         raise BadInput(
             "--elastic needs several ranks with MPI between them: start with hvdlaunch run --elastic, or mpirun"
         )
@@ -197,30 +204,30 @@ def require_ulfm(comm: Comm, environment: Mapping[str, str], *, grows: bool = Fa
             "--elastic needs an MPI whose ranks outlive each other: set up Open MPI 5 (MPI=5 make setup), and start "
             "with hvdlaunch run --elastic, or mpirun --with-ft ulfm"
         )
-    if grows and len(hosts := set(comm.allgather(socket.gethostname()))) > 1:
+    if can_grow and len(hosts := set(comm.allgather(socket.gethostname()))) > 1:
         raise BadInput(
             f"--grow: the ranks are on {len(hosts)} hosts, and with Open MPI 5.0.11 newcomers can join on one alone: "
             "leave it out; with hvdlaunch --restarts lost hosts come back when the run starts again"
         )
 
 
-def outliving(comm: Comm, environment: Mapping[str, str], alike: Mapping[str, Any]) -> ElasticComm:
+def make_elastic(comm: Comm, environment: Mapping[str, str], facts: Mapping[str, Any]) -> ElasticComm:
     """The same ranks, which outlive others as `require_ulfm` lets them, or newcomers.
 
-    BadInput where this is a newcomer that differs from who has invited it in what must be `alike`.
+    BadInput if this is a newcomer whose `facts` differ from those of the rank that has invited it.
     """
     assert isinstance(comm, HorovodComm)
     os.environ["HOROVOD_ELASTIC"] = "1"  # Horovod raises an error where it would end the process
     # At each loss its thread logs an error besides, on all ranks; the ranks get that error, and tell what follows.
     os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
-    invitation = invited(environment)
+    invitation = read_invitation(environment)
     if invitation is not None:
-        for name in alike.keys() | invitation.alike.keys():
-            if alike.get(name) != invitation.alike.get(name):
+        for name in facts.keys() | invitation.facts.keys():
+            if facts.get(name) != invitation.facts.get(name):
                 raise BadInput(
-                    f"a newcomer differs in {name}: {alike.get(name)!r}, and the run has {invitation.alike.get(name)!r}"
+                    f"a newcomer differs in {name}: {facts.get(name)!r}, and the run has {invitation.facts.get(name)!r}"
                 )
-    elastic = ElasticComm(comm.over_mpi, alike, invitation)
+    elastic = ElasticComm(comm.mpi_comm, facts, invitation)
     if invitation is None:
-        exits.end_by(elastic.abort)  # until the training goes on without others: they would wait for ever
+        exits.set_failure_exit(elastic.abort)  # until the training goes on without others: they would wait for ever
     return elastic

@@ -43,45 +43,45 @@ class Invitation:
     place: int  # the rank that was lost
     hosts: list[str]  # by place
     run: str  # the folder
-    alike: dict[str, Any]  # what must be the same on all ranks
-    by: int  # the process of this host that has invited it
+    facts: dict[str, Any]  # what must be the same on all ranks
+    parent_pid: int  # the process of this host that has invited it
 
 
-def invited(environment: Mapping[str, str]) -> Invitation | None:
+def read_invitation(environment: Mapping[str, str]) -> Invitation | None:
     """This process's invitation, if it is a newcomer."""
     text = environment.get(INVITATION)
     return None if text is None else Invitation(**json.loads(text))
 
 
-def program(invitation: Invitation, environment: Mapping[str, str]) -> list[str]:
+def make_command(invitation: Invitation, environment: Mapping[str, str]) -> list[str]:
     """The words that start a newcomer: this rank's own program, in its environment, by way of a file in the run folder.
 
     What binds a rank under hvdlaunch goes by HVDLAUNCH_RANK then.
     """
     import torch
 
-    given = {name: value for name, value in environment.items() if not _OF_PROCESS.match(name)}
-    given |= {
+    variables = {name: value for name, value in environment.items() if not _OF_PROCESS.match(name)}
+    variables |= {
         INVITATION: json.dumps(asdict(invitation)),
         NEWCOMER: str(invitation.number),
         "_HVDTRAIN_MPI_FIRST": "1",
         "HVDLAUNCH_RANK": str(invitation.place),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
-    words = json.loads(environment.get("HVDLAUNCH_COMMAND", "null")) or sys.orig_argv
+    command = json.loads(environment.get("HVDLAUNCH_COMMAND", "null")) or sys.orig_argv
     file = Path(invitation.run) / f"newcomer-{invitation.number}.json"
-    file.write_text(json.dumps({"program": words, "environment": given, "folder": str(Path.cwd())}))
+    file.write_text(json.dumps({"program": command, "environment": variables, "folder": str(Path.cwd())}))
     return [sys.executable, "-P", start.__file__, str(file)]
 
 
 class Newcomers:
     """Those whom the lowest rank has invited, one group at a time."""
 
-    def __init__(self, losses: tuple[type[Exception], ...], say: Callable[[str], None]) -> None:
-        """`losses` is what MPI raises, `say` tells the user."""
+    def __init__(self, loss_errors: tuple[type[Exception], ...], print_line: Callable[[str], None]) -> None:
+        """`loss_errors` is what MPI raises, `print_line` writes for the user."""
         self.ready = threading.Event()
-        self._say = say
-        self._failures: tuple[type[Exception], ...] = (*losses, TimeoutError, OSError)
+        self._print_line = print_line
+        self._failures: tuple[type[Exception], ...] = (*loss_errors, TimeoutError, OSError)
         self._missing: Callable[[], Sequence[Invitation]] = tuple
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
@@ -96,10 +96,10 @@ class Newcomers:
             self._thread = threading.Thread(target=self._keep_inviting, name="newcomers", daemon=True)
             self._thread.start()
 
-    def go(self) -> str:
+    def send_port(self) -> str:
         """Tell those who are ready that they are taken in now: the port at which they join."""
         self.ready.clear()
-        port = connect.port()
+        port = connect.open_port()
         for newcomer in range(self._count):
             self._bridge.send(port, newcomer, tag=_GO)
         self._bridge.Free()
@@ -112,24 +112,24 @@ class Newcomers:
             invitations = self._missing()
             if not invitations or self.ready.is_set():
                 continue
-            places = ", ".join(str(one.place) for one in invitations)
+            places = ", ".join(str(invitation.place) for invitation in invitations)
             try:
                 self._start(invitations)
                 pause_s = LEAST_PAUSE_S
             except self._failures as error:
-                self._say(f"nobody has come for rank {places}, tried again in {pause_s:.0f} s: {error}")
+                self._print_line(f"nobody has come for rank {places}, tried again in {pause_s:.0f} s: {error}")
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
                 self._wanted.set()
 
     def _start(self, invitations: Sequence[Invitation]) -> None:
-        programs = [program(one, os.environ) for one in invitations]
-        files = [Path(words[-1]) for words in programs]
-        bridge = connect.started(programs, [one.hosts[one.place] for one in invitations])
-        until = time.monotonic() + LIMIT_S
+        programs = [make_command(invitation, os.environ) for invitation in invitations]
+        files = [Path(command[-1]) for command in programs]
+        bridge = connect.start_newcomers(programs, [invitation.hosts[invitation.place] for invitation in invitations])
+        deadline_s = time.monotonic() + LIMIT_S
         for newcomer in range(len(invitations)):
             while not bridge.Iprobe(newcomer, _READY):
-                if not all(map(_is_alive, files)) or time.monotonic() > until:
+                if not all(map(_is_alive, files)) or time.monotonic() > deadline_s:
                     bridge.Revoke()  # others may wait
                     raise TimeoutError(f"of {len(files)} newcomers one has ended, or not been ready in {LIMIT_S:.0f} s")
                 time.sleep(_LOOK_EVERY_S)
@@ -147,27 +147,27 @@ def _is_alive(file: Path) -> bool:
     return False
 
 
-def wait_to_join(losses: tuple[type[Exception], ...], by: int) -> str:
-    """Tell the process `by` which this one was invited that it is ready, and wait until it is taken in, at this port.
+def wait_to_join(loss_errors: tuple[type[Exception], ...], parent_pid: int) -> str:
+    """Report to the process that has invited this one that it is ready, and wait for the port at which it joins.
 
     Ends with that process, as where the run comes to its end.
     """
-    taken_in = threading.Event()
-    threading.Thread(target=_end_with, args=(by, taken_in), name="invited", daemon=True).start()
-    bridge = connect.starter()
+    is_admitted = threading.Event()
+    threading.Thread(target=_exit_with_parent, args=(parent_pid, is_admitted), name="invited", daemon=True).start()
+    bridge = connect.parent_comm()
     try:
         bridge.send(None, 0, tag=_READY)  # waits for ever for a process that has ended (Open MPI 5.0.11)
         while not bridge.Iprobe(0, _GO):  # a receive would take the core that others train on
             time.sleep(_LOOK_EVERY_S)
         port: str = bridge.recv(source=0, tag=_GO)
         bridge.Free()
-    except losses:
-        exits.kill(0)
-    taken_in.set()
+    except loss_errors:
+        exits.kill_self(0)
+    is_admitted.set()
     return port
 
 
-def _end_with(process: int, taken_in: threading.Event) -> None:
-    while not taken_in.wait(_LOOK_EVERY_S):
-        if not psutil.pid_exists(process):
-            exits.kill(0)
+def _exit_with_parent(parent_pid: int, is_admitted: threading.Event) -> None:
+    while not is_admitted.wait(_LOOK_EVERY_S):
+        if not psutil.pid_exists(parent_pid):
+            exits.kill_self(0)

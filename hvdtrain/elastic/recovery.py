@@ -12,21 +12,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from hvdtrain.checkpoint import files, folder, state
-from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
+from hvdtrain.core.position import Position
+from hvdtrain.core.replicas import check_replicas
+from hvdtrain.core.step import Step
 from hvdtrain.elastic import stopped
 from hvdtrain.elastic.comm import ElasticComm, Member
 from hvdtrain.elastic.newcomers import Newcomers, wait_to_join
-from hvdtrain.elastic.progress import Progress, Unreported
-from hvdtrain.ranks import replicas
+from hvdtrain.elastic.undo import Undo
+from hvdtrain.loop.loop import Membership
+from hvdtrain.loop.progress import Progress, Unreported
+from hvdtrain.loop.save_points import Decision
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import FAILED, EndOfRun
@@ -38,42 +42,44 @@ LIMIT_S = 20.0
 Standing = dict[str, Any]  # of a rank, as JSON; None of a newcomer, who has nothing yet
 
 
-class Grows(Exception):  # noqa: N818 (no error: all ranks raise it at the end of the same step)
+class RanksJoin(Exception):  # noqa: N818 (no error: all ranks raise it at the end of the same step)
     """Newcomers are ready: all that are there take them in. For a newcomer its text is where to join."""
 
 
-class Recovery(Protocol):
-    """What the loop does when there are other ranks: some are lost, or some join."""
+@dataclass(frozen=True, kw_only=True)
+class TrainingParts:
+    """What ranks need to continue with others."""
 
-    changes: tuple[type[Exception], ...]  # what it catches
-    newcomers: threading.Event | None  # set on rank 0 when some are ready
-
-    def go_on(self, change: Exception) -> Position:
-        """Be one of those who are there now, who all stand where the furthest of them stood.
-
-        EndOfRun where they are too few. All that are there call it when they catch one of `changes`. Where it takes
-        longer than LIMIT_S, all of them end.
-        """
-
-    def settle(self, meet: Callable[[], None]) -> None:
-        """Meet anew before the next step, if there are other ranks; one may be lost in it. A newcomer joins here."""
+    step: Step
+    state: State
+    progress: Progress
+    saves: Saves
+    run: Run
+    hang_timeout_s: float | None
 
 
-class _Off:
-    changes: tuple[type[Exception], ...] = ()
-    newcomers: threading.Event | None = None
+def survivors(parts: TrainingParts, *, grow: bool, min_np: int) -> Membership:
+    """The ranks of this training, which survive others; one that is alone has nobody to survive."""
+    step = parts.step
+    if not isinstance(step.slots.comm, ElasticComm) or not isinstance(step.slots.how, BucketSync):
+        return Membership()
+    undo = Undo()
+    step.slots.witnesses.insert(0, undo)
+    return Survivors(
+        step.slots.comm,
+        parts.state,
+        step.slots.how,
+        parts.progress,
+        undo=partial(undo.undo, step),
+        saves=parts.saves,
+        run=parts.run,
+        grow=grow,
+        min_np=min_np,
+        hang_timeout_s=parts.hang_timeout_s,
+    )
 
-    def settle(self, meet: Callable[[], None]) -> None:
-        pass
 
-    def go_on(self, change: Exception) -> Position:
-        raise AssertionError("nothing was caught")
-
-
-OFF: Recovery = _Off()
-
-
-class Survivors:
+class Survivors(Membership):
     """The ranks of an elastic run."""
 
     def __init__(
@@ -95,186 +101,201 @@ class Survivors:
         Where it may `grow`, newcomers are invited for ranks that were lost. A rank of this host that is stopped ends
         after half of the timeout of a step, 10 s if not given.
         """
-        self.changes = (*comm.losses, Grows)
+        self.changes = (*comm.loss_errors, RanksJoin)
         self._comm, self._parts, self._sync, self._progress = comm, parts, sync, progress
         self._undo, self._saves, self._run, self._min_np = undo, saves, run, min_np
         self._locks: list[int] = []
-        self._unsettled = False
-        self._newcomers = Newcomers(comm.losses, say)
+        self._needs_refresh = False
+        self._newcomers = Newcomers(comm.loss_errors, print_line)
         self.newcomers = self._newcomers.ready if grow else None
         self._stopped = None
-        self._times = 0  # that this rank has closed up, or begun to
+        self._recovery_count = 0  # that this rank has closed up, or begun to
         if hang_timeout_s != 0:
             limit_s = stopped.LIMIT_S if hang_timeout_s is None else hang_timeout_s / 2
-            self._stopped = stopped.watch(self._neighbours(), limit_s=limit_s)
-        exits.end_by(exits.kill)
-        exits.never_finalize()
+            self._stopped = stopped.watch_neighbours(self._neighbours(), limit_s=limit_s)
+        exits.set_failure_exit(exits.kill_self)
+        exits.skip_mpi_finalize()
 
     def _neighbours(self) -> list[int]:
         """Process ids of the other ranks of this host."""
-        me = self._comm.me
-        return [one.pid for one in self._comm.members if one.host == me.host and one != me]
+        own_member = self._comm.own_member
+        others = [member for member in self._comm.members if member != own_member]
+        return [member.pid for member in others if member.host == own_member.host]
 
-    def go_on(self, change: Exception) -> Position:
+    def recover(self, change: Exception) -> Position:
+        """See Membership. If it takes longer than LIMIT_S, all ranks end."""
         began_s = time.monotonic()
         comm, run = self._comm, self._run
-        become = comm.close_up
-        if isinstance(change, Grows):
-            become = partial(comm.join, str(change)) if comm.invitation else partial(comm.take_in, self._newcomers)
-        run.watch.recovering(self._progress.position.step)
+        change_members = comm.shrink
+        if isinstance(change, RanksJoin):
+            is_newcomer = comm.invitation is not None
+            change_members = partial(comm.join, str(change)) if is_newcomer else partial(comm.admit, self._newcomers)
+        run.watch.begin_recovery(self._progress.position.step)
         limit = threading.Timer(LIMIT_S, self._give_up)
         limit.daemon = True
         limit.start()
         self._undo()
-        here = None if comm.invitation else self._standing()
-        self._times += 1
+        standing = None if comm.invitation else self._current_standing()
+        self._recovery_count += 1
         try:
-            here, position, counts = self._become(here, become)
+            standing, position, counts = self._regroup(standing, change_members)
         finally:
             limit.cancel()
-        before = [Member(**one) for one in here["members"]]
-        lost = [one for one in before if one not in comm.members]
-        joined = [one for one in comm.members if one not in before]
-        if not (lost or joined or isinstance(change, Grows)):
+        before = [Member(**fields) for fields in standing["members"]]
+        lost = [member for member in before if member not in comm.members]
+        joined = [member for member in comm.members if member not in before]
+        if not (lost or joined or isinstance(change, RanksJoin)):
             raise EndOfRun(f"sums failed though no rank was lost: {change}", status=FAILED, reason="failed")
-        run.tracker.go_on_from(here["tracker"])
-        run.tracker.count(position.step, counts)
-        self._sync.begin_anew(comm.size)
+        run.tracker.adopt(standing["tracker"])
+        run.tracker.add_counts(position.step, counts)
+        self._sync.restart(comm.size)
         if self._stopped is not None:
-            self._stopped.follow(self._neighbours())
-        self._lead()
-        self._tell(lost, joined, position, took_s=time.monotonic() - began_s)
-        self._unsettled = True
+            self._stopped.set_pids(self._neighbours())
+        self._become_rank_zero()
+        self._announce(lost, joined, position, took_s=time.monotonic() - began_s)
+        self._needs_refresh = True
         if comm.size < self._min_np:
             self._saves.save(position)
             self._saves.wait(position.step)
-            left = "1 rank is" if comm.size == 1 else f"{comm.size} ranks are"
+            remaining = "1 rank is" if comm.size == 1 else f"{comm.size} ranks are"
             raise EndOfRun(
-                f"{left} left, fewer than --min-np {self._min_np}: start it again, and it goes on from step "
+                f"{remaining} left, fewer than --min-np {self._min_np}: start it again, and it goes on from step "
                 f"{position.step}",
                 status=FAILED,
                 reason="too few ranks",
             )
         if self.newcomers is not None and comm.rank == 0:
-            self._newcomers.invite(lambda: comm.missing(run.folder))
+            self._newcomers.invite(lambda: comm.make_invitations(run.folder))
         return position
 
-    def _become(self, here: Standing | None, become: Callable[[], None]) -> tuple[Standing, Position, dict[str, int]]:
-        """Be one of those who are there, by `become` at first; see `_agree`."""
+    def _regroup(
+        self, standing: Standing | None, change_members: Callable[[], None]
+    ) -> tuple[Standing, Position, dict[str, int]]:
+        """Become one of the remaining ranks, by `change_members` at first; see `_agree`."""
         comm = self._comm
         while True:
             try:
-                become()
-                self._run.faults.at("recover", self._times)
-                here, position, counts = self._agree(here)
-                replicas.check_replicas(comm, self._parts.model, position.step)
-                comm.meet()
-            except comm.losses:
+                change_members()
+                self._run.faults.inflict_at("recover", self._recovery_count)
+                standing, position, counts = self._agree(standing)
+                check_replicas(comm, self._parts.where, self._parts.model, position.step)
+                comm.barrier()
+            except comm.loss_errors:
                 if comm.invitation:
-                    exits.kill(FAILED)
-                become = comm.close_up
+                    exits.kill_self(FAILED)
+                change_members = comm.shrink
                 continue
-            return here, position, counts
+            return standing, position, counts
 
-    def settle(self, meet: Callable[[], None]) -> None:
+    def obey(self, decision: Decision, position: Position) -> None:
+        if decision.regroup:
+            raise RanksJoin
+
+    def finish(self, refresh: Callable[[], None]) -> None:
         if self._comm.invitation:
-            raise Grows(wait_to_join(self._comm.losses, self._comm.invitation.by))
-        if self._unsettled:
-            meet()
-            self._unsettled = False
+            raise RanksJoin(wait_to_join(self._comm.loss_errors, self._comm.invitation.parent_pid))
+        if self._needs_refresh:
+            refresh()
+            self._needs_refresh = False
 
-    def _standing(self) -> Standing:
+    def _current_standing(self) -> Standing:
         """Where this rank stands, as JSON."""
         progress = self._progress
         return {
             "position": asdict(progress.stopped()),
             "reported": progress.reported,
             "unreported": asdict(progress.unreported()),
-            "tracker": self._run.tracker.counted(),
-            "members": [asdict(one) for one in self._comm.members],
-            "small": {name: part.state_dict() for name, part in self._small().items()},
+            "tracker": self._run.tracker.shared_state(),
+            "members": [asdict(member) for member in self._comm.members],
+            "small": {name: part.state_dict() for name, part in self._small_parts().items()},
         }
 
-    def _small(self) -> Mapping[str, state.Stateful]:
+    def _small_parts(self) -> Mapping[str, state.Stateful]:
         """Parts that all ranks have alike, and that are a few numbers."""
         return {**self._parts.shared, "sync": self._sync}
 
-    def _agree(self, here: Standing | None) -> tuple[Standing, Position, dict[str, int]]:
+    def _agree(self, standing: Standing | None) -> tuple[Standing, Position, dict[str, int]]:
         """Take over the state of the furthest rank: this one's standing then, where all stand, and what is counted.
 
         A newcomer stands nowhere, and takes the running statistics of that rank, too.
         """
         comm, parts = self._comm, self._parts
-        of_all: list[Standing | None] = comm.allgather(here)
-        stands = {rank: one for rank, one in enumerate(of_all) if one is not None}
-        if not stands:
-            exits.kill(FAILED)  # only newcomers are left
-        furthest = max(stands, key=lambda rank: (*_place(stands[rank]), -rank))
-        there = stands[furthest]
-        steps = [one["position"]["step"] for one in stands.values()]
-        if len(stands) < comm.size or min(steps) < max(steps):
-            own = {"buffers": [dict(model.named_buffers()) for model in parts.models]}
-            whole = bytes(files.pack("state", {**state.shared(parts), **own})) if comm.rank == furthest else b""
-            whole = comm.broadcast(whole, root=furthest)
-            if here is None or here["position"]["step"] < there["position"]["step"]:
-                saved = torch.load(io.BytesIO(whole), map_location="cpu", weights_only=True)
+        gathered: list[Standing | None] = comm.allgather(standing)
+        standings = {rank: each for rank, each in enumerate(gathered) if each is not None}
+        if not standings:
+            exits.kill_self(FAILED)  # only newcomers are left
+        furthest = max(standings, key=lambda rank: (*_progress_key(standings[rank]), -rank))
+        furthest_standing = standings[furthest]
+        steps = [each["position"]["step"] for each in standings.values()]
+        if len(standings) < comm.size or min(steps) < max(steps):
+            content = b""
+            if comm.rank == furthest:
+                buffers = {"buffers": [dict(model.named_buffers()) for model in parts.models]}
+                content = bytes(files.pack("state", {**state.shared_state(parts), **buffers}))
+            content = comm.broadcast(content, root=furthest)
+            if standing is None or standing["position"]["step"] < furthest_standing["position"]["step"]:
+                saved = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
                 state.restore_shared(parts, saved)
-                if here is None:
+                if standing is None:
                     state.restore_buffers(parts, saved["buffers"])
-        for name, part in self._small().items():
-            if there["small"][name]:
-                part.load_state_dict(there["small"][name])
+        for name, part in self._small_parts().items():
+            if furthest_standing["small"][name]:
+                part.load_state_dict(furthest_standing["small"][name])
         # Who has not reported what others have was in their report all the same.
-        untold = [one["unreported"] for one in stands.values() if one["reported"] == there["reported"]]
-        totals = Counter[str](there["position"]["totals"])
-        for one in untold:
-            totals.update(one["totals"])
+        reported = furthest_standing["reported"]
+        unreported = [each["unreported"] for each in standings.values() if each["reported"] == reported]
+        totals = Counter[str](furthest_standing["position"]["totals"])
+        for each in unreported:
+            totals.update(each["totals"])
         unit = self._run.tracker.measures.unit
         counts = {
-            "skipped_steps": max(one["skipped_steps"] for one in untold),
-            "loss_spikes": sum(one["loss_spikes"] for one in untold),
-            f"unreadable_{unit}": sum(one["unreadable"] for one in untold),
+            "skipped_steps": max(each["skipped_steps"] for each in unreported),
+            "loss_spikes": sum(each["loss_spikes"] for each in unreported),
+            f"unreadable_{unit}": sum(each["unreadable"] for each in unreported),
         }
-        position = replace(Position(**there["position"]), totals=dict(totals))
-        mine = asdict(Unreported())  # of what others have reported nothing is left, also where they are lost meanwhile
-        if here is not None and here["reported"] == there["reported"]:
-            mine = here["unreported"]
-        return {**there, "unreported": mine}, position, counts
+        position = replace(Position(**furthest_standing["position"]), totals=dict(totals))
+        # Of what others have reported nothing is left, also where they are lost meanwhile.
+        own_unreported = asdict(Unreported())
+        if standing is not None and standing["reported"] == reported:
+            own_unreported = standing["unreported"]
+        return {**furthest_standing, "unreported": own_unreported}, position, counts
 
-    def _lead(self) -> None:
+    def _become_rank_zero(self) -> None:
         """The lowest rank does from now on what rank 0 has done."""
-        if self._comm.rank == 0 and not self._run.tracker.writes:
-            self._run.lead()
-            self._locks += folder.taken_over(self._run.folder)
+        if self._comm.rank == 0 and not self._run.tracker.is_writer:
+            self._run.become_rank_zero()
+            self._locks += folder.take_over(self._run.folder)
         self._saves.go_on(np=self._comm.size)
 
-    def _tell(self, lost: list[Member], joined: list[Member], position: Position, *, took_s: float) -> None:
+    def _announce(self, lost: list[Member], joined: list[Member], position: Position, *, took_s: float) -> None:
         counts = {"lost_ranks": len(lost), "joined_ranks": len(joined), "recoveries": int(bool(lost))}
-        self._run.tracker.count(position.step, counts)
+        self._run.tracker.add_counts(position.step, counts)
         if self._comm.rank > 0:
             return
-        for what, who in (("lost", lost), ("joined", joined)):
-            if not who:
+        for name, members in (("lost", lost), ("joined", joined)):
+            if not members:
                 continue
             event = {
-                "event": what,
+                "event": name,
                 "step": position.step,
-                "ranks": [one.number for one in who],
-                "hosts": sorted({one.host for one in who}),
+                "ranks": [member.number for member in members],
+                "hosts": sorted({member.host for member in members}),
                 "np": self._comm.size,
                 "recovery_s": round(took_s, 3),
-            } | ({"in_place_of": [one.place for one in who]} if what == "joined" else {})
-            self._run.tracker.happened(event, {"elastic/np": self._comm.size, "elastic/recovery_s": took_s})
-            self._run.console.events([event])
+            } | ({"in_place_of": [member.place for member in members]} if name == "joined" else {})
+            self._run.tracker.record_event(event, {"elastic/np": self._comm.size, "elastic/recovery_s": took_s})
+            self._run.console.print_events([event])
 
     def _give_up(self) -> None:
         host = socket.gethostname()
-        exits.be_shown()  # of those that are left none may lead yet
-        say(f"{host}: ranks were lost, and those that are left have not closed up in {LIMIT_S:.0f} s: all of them end")
+        exits.show_this_rank()  # of those that are left none may lead yet
+        print_line(
+            f"{host}: ranks were lost, and those that are left have not closed up in {LIMIT_S:.0f} s: all of them end"
+        )
         self._comm.abort(FAILED)
 
 
-def _place(standing: Standing) -> tuple[int, int]:
+def _progress_key(standing: Standing) -> tuple[int, int]:
     """How far a rank has come.
 
     Whether it has ended the epoch does not count: all end it again where the lowest rank, which records it, has not.
@@ -282,6 +303,6 @@ def _place(standing: Standing) -> tuple[int, int]:
     return standing["position"]["step"], standing["reported"]
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """On standard error, from any thread."""
     print(f"hvdtrain: {line}", file=sys.stderr, flush=True)

@@ -10,14 +10,14 @@ LIMIT_S = 10.0
 _LOOK_EVERY_S = 0.5
 
 
-class Stopped:
+class StoppedNeighbours:
     """How long processes of this host have been stopped, as seen by one that was not stopped itself."""
 
     def __init__(self, pids: Iterable[int], *, limit_s: float) -> None:
         self._limit_s = limit_s
-        self.follow(pids)
+        self.set_pids(pids)
 
-    def follow(self, pids: Iterable[int]) -> None:
+    def set_pids(self, pids: Iterable[int]) -> None:
         """Look at these from now on."""
         stopped_s: dict[psutil.Process, float] = {}
         for pid in pids:
@@ -25,7 +25,7 @@ class Stopped:
                 stopped_s[psutil.Process(pid)] = 0.0
         self._stopped_s = stopped_s
 
-    def look(self, since_s: float) -> None:
+    def kill_overdue(self, since_s: float) -> None:
         """End those that are stopped for longer than the limit; the last look was `since_s` ago."""
         stopped_s = self._stopped_s  # another thread may change what is followed
         for process, before_s in list(stopped_s.items()):
@@ -38,13 +38,13 @@ class Stopped:
                 del stopped_s[process]
 
 
-def watch(pids: Iterable[int], *, limit_s: float) -> Stopped:
+def watch_neighbours(pids: Iterable[int], *, limit_s: float) -> StoppedNeighbours:
     """Have a thread look at these processes, or at those that are followed later."""
-    stopped, pause = Stopped(pids, limit_s=limit_s), threading.Event()
+    stopped, pause = StoppedNeighbours(pids, limit_s=limit_s), threading.Event()
 
     def keep_looking() -> None:
         while not pause.wait(_LOOK_EVERY_S):
-            stopped.look(_LOOK_EVERY_S)
+            stopped.kill_overdue(_LOOK_EVERY_S)
 
     threading.Thread(target=keep_looking, name="stopped", daemon=True).start()
     return stopped

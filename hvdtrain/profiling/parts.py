@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
 
-from hvdtrain.profiling.phases import COMPUTE, Phase
+from hvdtrain.core.phases import COMPUTE, Phase
 from hvdtrain.profiling.verdict import REMEDIES, RankMeans
 
 PARTS: dict[str, tuple[Phase, ...]] = {
@@ -19,22 +19,22 @@ PARTS: dict[str, tuple[Phase, ...]] = {
     "record": ("record", "other"),
 }
 WAITING = "waiting"  # for gradients, longer than their sum takes alone: for other ranks, or for cores
-_SLOWED = "computing slower than alone"
+_SLOWDOWN = "computing slower than alone"
 _REMEDIES = {  # of what is not input
     **dict.fromkeys(("forward", "loss", "backward"), "--precision bf16, --compile, a smaller model"),
     "sync": "--accumulate-steps, --compression fp16, faster links",
     "optimizer": "a simpler --optimizer, no --clip-norm, --ema-epochs 0",
     "record": "a larger --report-every-steps and --checkpoint-every-s",
     WAITING: "ranks slow in turn: other jobs, fewer cores than ranks, the slowest host",
-    _SLOWED: "cores and bandwidth for what runs beside it: fewer ranks per host",
+    _SLOWDOWN: "cores and bandwidth for what runs beside it: fewer ranks per host",
 }
 
 Outcome = Literal["nothing to do", "too noisy to tell", "to hide"]
 
-# A step that is longer than its computation by so much of a step, or less, is as long as that.
-EQUAL = 0.05
-# Of what takes less than this share of a step alone, it does not matter how much is hidden.
-LEAST = 0.01
+# A step that is longer than its computation by at most this share of a step counts as equally long.
+EQUAL_SHARE = 0.05
+# A part that takes less than this share of a step in isolation has no `hidden`.
+MIN_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +42,16 @@ class Part:
     """One part of the mean step, over all ranks."""
 
     part: str
-    own_s: float  # alone: pass B
+    isolated_s: float  # by itself: pass B; own_s in phases.json
     exposed_s: float  # what it adds to a step: pass A
-    hidden: float | None  # 0 to 1, of its own cost; None for what is done in line, and for less than LEAST
+    hidden: float | None  # 0 to 1, of its own cost; None for what is done in line, and for less than MIN_SHARE
     gain_at_most: float  # 0 to 1, of a step: what would be saved if it cost nothing
     remedy: str
+
+    def document(self) -> dict[str, Any]:
+        """For phases.json."""
+        values = asdict(self)
+        return {"part": values.pop("part"), "own_s": values.pop("isolated_s"), **values}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +67,10 @@ class Parts:
     @property
     def outcome(self) -> Outcome:
         """Whether the step is as long as its computation."""
-        more_s = self.step_s - self.compute_s
-        if more_s <= EQUAL * self.step_s:
+        excess_s = self.step_s - self.compute_s
+        if excess_s <= EQUAL_SHARE * self.step_s:
             return "nothing to do"
-        if self.error_s is None or more_s <= 2 * self.error_s:
+        if self.error_s is None or excess_s <= 2 * self.error_s:
             return "too noisy to tell"
         return "to hide"
 
@@ -80,21 +85,25 @@ class Parts:
         if self.outcome == "too noisy to tell":
             spread = f"the difference is inside the spread over blocks of steps, {_ms(2 * self.error_s)} ms"
             return f"too noisy to tell: {step}, and {spread}: take more steps, or a machine with nothing else to do"
-        gains = {one.part: one.gain_at_most for one in self.parts if one.part not in COMPUTE}
-        gains[_SLOWED] = self.slowed_s / self.step_s
-        remedies = {one.part: one.remedy for one in self.parts} | {_SLOWED: _REMEDIES[_SLOWED]}
-        most = max(gains, key=lambda name: gains[name])
-        rest = 1 - self.compute_s / self.step_s
-        return f"{rest:.0%} to hide: {step}; most of it is {most}, at most {gains[most]:.0%}: {remedies[most]}"
+        gains = {part.part: part.gain_at_most for part in self.parts if part.part not in COMPUTE}
+        gains[_SLOWDOWN] = self.slowed_s / self.step_s
+        remedies = {part.part: part.remedy for part in self.parts} | {_SLOWDOWN: _REMEDIES[_SLOWDOWN]}
+        largest = max(gains, key=lambda name: gains[name])
+        share = 1 - self.compute_s / self.step_s
+        return (
+            f"{share:.0%} to hide: {step}; most of it is {largest}, at most {gains[largest]:.0%}: {remedies[largest]}"
+        )
 
     def table(self) -> list[str]:
         """The lines of a Markdown table."""
         rows = [["part", "own ms", "exposed ms", "hidden", "to gain at most", "by"]]
-        for one in self.parts:
-            hidden = "-" if one.hidden is None else f"{one.hidden:.0%}"
-            rows.append([one.part, _ms(one.own_s), _ms(one.exposed_s), hidden, f"{one.gain_at_most:.1%}", one.remedy])
+        for part in self.parts:
+            hidden = "-" if part.hidden is None else f"{part.hidden:.0%}"
+            rows.append(
+                [part.part, _ms(part.isolated_s), _ms(part.exposed_s), hidden, f"{part.gain_at_most:.1%}", part.remedy]
+            )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        columns = list(zip(widths, _TEXT, strict=True))
+        columns = list(zip(widths, _IS_TEXT, strict=True))
         rules = ["-" * width if is_text else f"{'-' * (width - 1)}:" for width, is_text in columns]
         return [_line(row, widths) for row in (rows[0], rules, *rows[1:])]
 
@@ -107,53 +116,53 @@ class Parts:
             "error_s": self.error_s,
             "outcome": self.outcome,
             "parts_sentence": self.sentence,
-            "parts": [asdict(one) for one in self.parts],
+            "parts": [part.document() for part in self.parts],
         }
 
 
-_TEXT = (True, False, False, False, False, True)  # else a number, which stands on the right
+_IS_TEXT = (True, False, False, False, False, True)  # else a number, which stands on the right
 
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.2f}"
 
 
-def _line(words: Iterable[str], widths: Iterable[int]) -> str:
-    cells = zip(words, widths, _TEXT, strict=True)
-    return f"| {' | '.join(word.ljust(width) if is_text else word.rjust(width) for word, width, is_text in cells)} |"
+def _line(texts: Iterable[str], widths: Iterable[int]) -> str:
+    cells = zip(texts, widths, _IS_TEXT, strict=True)
+    return f"| {' | '.join(text.ljust(width) if is_text else text.rjust(width) for text, width, is_text in cells)} |"
 
 
-def parts_of(ranks: Sequence[RankMeans], input_remedies: Mapping[Phase, str] = REMEDIES) -> Parts | None:
+def compute_parts(ranks: Sequence[RankMeans], input_remedies: Mapping[Phase, str] = REMEDIES) -> Parts | None:
     """The parts of the mean step, each the median over ranks; None unless both passes were measured on all of them.
 
     Who waits for gradients longer than their sum takes alone waits for other ranks, or for a core. Of the sync no more
     is exposed than the least of all ranks waits; the longest wait, less that, is WAITING.
     """
-    alone = [means.alone_s for means in ranks if means.alone_s is not None]
-    if len(alone) < len(ranks):
+    isolated = [means.alone_s for means in ranks if means.alone_s is not None]
+    if len(isolated) < len(ranks):
         return None
-    whole = [means.phases_s for means in ranks]
+    overlapped = [means.phases_s for means in ranks]
     step_s = median(means.sum_s for means in ranks)
-    own_s = {name: _middle(alone, phases) for name, phases in PARTS.items()}
-    exposed_s = {name: _middle(whole, phases) for name, phases in PARTS.items()}
-    waits_s = [of_rank["sync"] for of_rank in whole]
-    exposed_s["sync"] = min(own_s["sync"], *waits_s)
-    own_s[WAITING], exposed_s[WAITING] = 0.0, max(waits_s) - exposed_s["sync"]
-    compute_s = _middle(alone, COMPUTE)
-    hideable = [name for name in ("read", "sync") if own_s[name] >= LEAST * step_s]
+    isolated_s = {name: _median_over_ranks(isolated, phases) for name, phases in PARTS.items()}
+    exposed_s = {name: _median_over_ranks(overlapped, phases) for name, phases in PARTS.items()}
+    waits_s = [means_s["sync"] for means_s in overlapped]
+    exposed_s["sync"] = min(isolated_s["sync"], *waits_s)
+    isolated_s[WAITING], exposed_s[WAITING] = 0.0, max(waits_s) - exposed_s["sync"]
+    compute_s = _median_over_ranks(isolated, COMPUTE)
+    hideable = [name for name in ("read", "sync") if isolated_s[name] >= MIN_SHARE * step_s]
     remedies = _REMEDIES | {str(phase): remedy for phase, remedy in input_remedies.items()}
     errors_s = [means.error_s for means in ranks if means.error_s is not None]
     return Parts(
         step_s=step_s,
         compute_s=compute_s,
-        slowed_s=max(0.0, _middle(whole, COMPUTE) - compute_s),
+        slowed_s=max(0.0, _median_over_ranks(overlapped, COMPUTE) - compute_s),
         error_s=max(errors_s, default=None),
         parts=[
             Part(
                 part=name,
-                own_s=own_s[name],
+                isolated_s=isolated_s[name],
                 exposed_s=seconds,
-                hidden=max(0.0, 1 - seconds / own_s[name]) if name in hideable else None,
+                hidden=max(0.0, 1 - seconds / isolated_s[name]) if name in hideable else None,
                 gain_at_most=seconds / step_s,
                 remedy=remedies[name],
             )
@@ -162,5 +171,5 @@ def parts_of(ranks: Sequence[RankMeans], input_remedies: Mapping[Phase, str] = R
     )
 
 
-def _middle(ranks: Iterable[dict[Phase, float]], phases: Sequence[Phase]) -> float:
+def _median_over_ranks(ranks: Iterable[dict[Phase, float]], phases: Sequence[Phase]) -> float:
     return median(sum(of_rank[phase] for phase in phases) for of_rank in ranks)

@@ -1,4 +1,4 @@
-"""Two passes over the same run in turns: A times steps as they are, B each phase alone."""
+"""Two passes over the same run in turns: A times steps as they are, B each phase in isolation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,17 +8,8 @@ from typing import Literal
 
 import torch
 
-from hvdtrain.profiling.phases import (
-    COMPUTE,
-    OFF,
-    PHASES,
-    WARMUP_STEPS,
-    DeviceClock,
-    HostClock,
-    Phase,
-    Phases,
-    StepMeans,
-)
+from hvdtrain.core.phases import COMPUTE, OFF, PHASES, Phase, Phases, StepMeans
+from hvdtrain.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
 
 Mode = Literal["off", "on", "exact"]
 
@@ -28,43 +19,43 @@ BLOCK_STEPS = 20
 LAPS = 5  # of all workers, in a block
 
 
-def clock(
+def make_clock(
     mode: Mode,
     device: torch.device,
-    meet: Callable[[], object],
+    barrier: Callable[[], object],
     *,
     unmeasured_steps: int = WARMUP_STEPS,
     readers: int = 0,
 ) -> Phases:
     """The clock for a device; 'exact' takes every other step or so without asynchrony, which costs time.
 
-    `meet` returns when all ranks have called it. `readers` are the processes that read ahead for this rank.
+    `barrier` returns when all ranks have called it. `readers` are the processes that read ahead for this rank.
     """
     is_gpu = device.type == "cuda"
 
-    def whole(unmeasured_steps: int) -> Phases:
+    def make_overlapped_clock(unmeasured_steps: int) -> Phases:
         if is_gpu:
             return DeviceClock(lambda: torch.cuda.Event(enable_timing=True), unmeasured_steps=unmeasured_steps)
         return HostClock(unmeasured_steps=unmeasured_steps)
 
-    def alone(unmeasured_steps: int) -> Phases:
+    def make_isolated_clock(unmeasured_steps: int) -> Phases:
         wait = (lambda: torch.cuda.synchronize(device)) if is_gpu else None
-        return HostClock(wait, meet, unmeasured_steps=unmeasured_steps)
+        return HostClock(wait, barrier, unmeasured_steps=unmeasured_steps)
 
     if mode == "off":
         return OFF
     if mode == "on":
-        return whole(unmeasured_steps)
-    return TwoPasses(whole, alone, unmeasured_steps=unmeasured_steps, readers=readers)
+        return make_overlapped_clock(unmeasured_steps)
+    return TwoPasses(make_overlapped_clock, make_isolated_clock, unmeasured_steps=unmeasured_steps, readers=readers)
 
 
-def least_steps(unmeasured_steps: int) -> int:
+def min_steps(unmeasured_steps: int) -> int:
     """How many steps it takes to measure something in both passes."""
     return unmeasured_steps + BLOCK_STEPS + 2
 
 
 class TwoPasses:
-    """Phases in blocks of steps, of pass A with `whole`'s clock and of pass B with `alone`'s.
+    """Phases in blocks of steps, of pass A with an overlapped clock and of pass B with an isolated one.
 
     The turns are A B B A B A A B... (Thue and Morse), so that both passes see the same machine, and what recurs every
     some steps, as a report does, is in both.
@@ -72,53 +63,54 @@ class TwoPasses:
 
     def __init__(
         self,
-        whole: Callable[[int], Phases],
-        alone: Callable[[int], Phases],
+        make_overlapped_clock: Callable[[int], Phases],
+        make_isolated_clock: Callable[[int], Phases],
         *,
         unmeasured_steps: int,
         readers: int = 0,
     ) -> None:
-        """Both make a clock that leaves out so many of its first steps."""
+        """Both functions make a clock that does not measure the given number of first steps."""
         self._block_steps = max(BLOCK_STEPS, LAPS * readers)
-        self._left_out = {False: max(1, readers), True: 1}  # by `alone`, which reads nothing ahead
-        self.alone = False
-        self.steps_alike = unmeasured_steps
-        self._new_clock = {False: whole, True: alone}
+        self._unmeasured_steps = {False: max(1, readers), True: 1}  # by `isolated`, which reads nothing ahead
+        self.isolated = False
+        self.uniform_steps = unmeasured_steps
+        self._make_clock = {False: make_overlapped_clock, True: make_isolated_clock}
         self._clock = OFF
-        self._blocks = 0  # begun
-        self._done: dict[bool, list[StepMeans]] = {False: [], True: []}  # of whole blocks, by `alone`
+        self._started_blocks = 0
+        self._finished: dict[bool, list[StepMeans]] = {False: [], True: []}  # blocks, by `isolated`
 
     def enter(self, phase: Phase) -> None:
         self._clock.enter(phase)
 
-    def step_done(self) -> None:
-        self._clock.step_done()
-        self.steps_alike -= 1
-        if not self.steps_alike:
-            self._done = self._with_clock()
-            self.alone = self._blocks.bit_count() % 2 == 1
-            self.steps_alike = self._block_steps
-            self._clock = self._new_clock[self.alone](self._left_out[self.alone])
-            self._blocks += 1
+    def end_step(self) -> None:
+        self._clock.end_step()
+        self.uniform_steps -= 1
+        if not self.uniform_steps:
+            self._finished = self._all_blocks()
+            self.isolated = self._started_blocks.bit_count() % 2 == 1
+            self.uniform_steps = self._block_steps
+            self._clock = self._make_clock[self.isolated](self._unmeasured_steps[self.isolated])
+            self._started_blocks += 1
 
     def means(self) -> StepMeans | None:
-        done = self._with_clock()
-        whole, alone = done[False], done[True]
-        if not alone:
-            return _together(whole) if whole else None
-        return replace(_together(whole), alone_s=_together(alone).phases_s, error_s=_error_s(whole, alone))
+        finished = self._all_blocks()
+        overlapped, isolated = finished[False], finished[True]
+        if not isolated:
+            return _merge_blocks(overlapped) if overlapped else None
+        isolated_s, error_s = _merge_blocks(isolated).phases_s, _error_s(overlapped, isolated)
+        return replace(_merge_blocks(overlapped), alone_s=isolated_s, error_s=error_s)
 
     def close(self) -> None:
         pass
 
-    def _with_clock(self) -> dict[bool, list[StepMeans]]:
-        """The blocks that are done, and what is done of the one at hand."""
+    def _all_blocks(self) -> dict[bool, list[StepMeans]]:
+        """The finished blocks and the steps so far of the current one."""
         means = self._clock.means()
-        more = {self.alone: [means] if means else []}
-        return {alone: [*done, *more.get(alone, [])] for alone, done in self._done.items()}
+        current = {self.isolated: [means] if means else []}
+        return {isolated: [*blocks, *current.get(isolated, [])] for isolated, blocks in self._finished.items()}
 
 
-def _together(blocks: Sequence[StepMeans]) -> StepMeans:
+def _merge_blocks(blocks: Sequence[StepMeans]) -> StepMeans:
     steps = sum(block.steps for block in blocks)
     return StepMeans(
         steps=steps,
@@ -127,10 +119,10 @@ def _together(blocks: Sequence[StepMeans]) -> StepMeans:
     )
 
 
-def _error_s(whole: Sequence[StepMeans], alone: Sequence[StepMeans]) -> float | None:
-    """The standard error of the mean step of `whole` less the mean of COMPUTE `alone`, from the spread over blocks."""
-    if min(len(whole), len(alone)) < 2:
+def _error_s(overlapped: Sequence[StepMeans], isolated: Sequence[StepMeans]) -> float | None:
+    """The standard error of the mean overlapped step less the mean isolated COMPUTE, from the spread over blocks."""
+    if min(len(overlapped), len(isolated)) < 2:
         return None
-    steps_s = [sum(block.phases_s.values()) for block in whole]
-    compute_s = [sum(block.phases_s[phase] for phase in COMPUTE) for block in alone]
+    steps_s = [sum(block.phases_s.values()) for block in overlapped]
+    compute_s = [sum(block.phases_s[phase] for phase in COMPUTE) for block in isolated]
     return math.sqrt(variance(steps_s) / len(steps_s) + variance(compute_s) / len(compute_s))

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hvdtrain.core.phases import PHASES, Phase
 from hvdtrain.profiling.parts import PARTS, Parts
-from hvdtrain.profiling.phases import PHASES, Phase
 from hvdtrain.profiling.profile import Profile
 from hvdtrain.profiling.verdict import NAMES, RankMeans
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 16
+MAX_BARS = 16
 
 # Input green, compute blue, communication red, the rest grey.
 _COLOURS: dict[Phase, str] = {
@@ -33,13 +33,13 @@ _WAITING = "#f4a582"
 
 
 def draw(profile: Profile) -> "Figure":
-    """Bars in milliseconds, the verdict above them; of many ranks MOST_BARS, from the fastest to the slowest.
+    """Bars in milliseconds, the verdict above them; of many ranks MAX_BARS, from the fastest to the slowest.
 
     Where both passes were measured, the parts of a step are drawn below.
     """
     from matplotlib.figure import Figure
 
-    ranks, parts = _chosen(profile.ranks), profile.parts
+    ranks, parts = _choose_ranks(profile.ranks), profile.parts
     heights = [1.4 + 0.5 * len(ranks), *([4.2] if parts else [])]
     figure = Figure(figsize=(7, 1.5 + sum(heights)), dpi=120, layout="constrained")
     axes = figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0]
@@ -73,14 +73,14 @@ def _draw_parts(axes: "Axes", parts: Parts) -> None:
     """For each part what it costs alone, pale, above what it adds to a step."""
     colours = [*(_COLOURS[phases[0]] for phases in PARTS.values()), _WAITING]
     for shift, alpha, seconds in (
-        (-0.2, 0.4, [one.own_s for one in parts.parts]),
-        (0.2, 1.0, [one.exposed_s for one in parts.parts]),
+        (-0.2, 0.4, [part.isolated_s for part in parts.parts]),
+        (0.2, 1.0, [part.exposed_s for part in parts.parts]),
     ):
-        places = [place + shift for place in range(len(parts.parts))]
-        bars = axes.barh(places, [1000 * one for one in seconds], height=0.38, color=colours, alpha=alpha)
-        axes.bar_label(bars, [f"{1000 * one:.3g}" for one in seconds], padding=3, fontsize=9)
-    hidden = {one.part: f"\n{one.hidden:.0%} hidden" for one in parts.parts if one.hidden is not None}
-    axes.set_yticks(range(len(parts.parts)), [one.part + hidden.get(one.part, "") for one in parts.parts])
+        positions = [index + shift for index in range(len(parts.parts))]
+        bars = axes.barh(positions, [1000 * value for value in seconds], height=0.38, color=colours, alpha=alpha)
+        axes.bar_label(bars, [f"{1000 * value:.3g}" for value in seconds], padding=3, fontsize=9)
+    hidden = {part.part: f"\n{part.hidden:.0%} hidden" for part in parts.parts if part.hidden is not None}
+    axes.set_yticks(range(len(parts.parts)), [part.part + hidden.get(part.part, "") for part in parts.parts])
     axes.invert_yaxis()
     axes.margins(x=0.08, y=0.02)
     axes.spines[["top", "right"]].set_visible(False)
@@ -88,8 +88,8 @@ def _draw_parts(axes: "Axes", parts: Parts) -> None:
     axes.set_title(textwrap.fill(parts.sentence, 72), fontsize=11, loc="left")
 
 
-def _chosen(ranks: Sequence[RankMeans]) -> list[RankMeans]:
-    if len(ranks) <= MOST_BARS:
+def _choose_ranks(ranks: Sequence[RankMeans]) -> list[RankMeans]:
+    if len(ranks) <= MAX_BARS:
         return list(ranks)
-    by_speed = sorted(ranks, key=lambda means: means.own_s)
-    return [by_speed[round(place * (len(ranks) - 1) / (MOST_BARS - 1))] for place in range(MOST_BARS)]
+    by_speed = sorted(ranks, key=lambda means: means.work_s)
+    return [by_speed[round(index * (len(ranks) - 1) / (MAX_BARS - 1))] for index in range(MAX_BARS)]

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from hvdtrain.profiling.gains import Summed, gains_of
-from hvdtrain.profiling.parts import parts_of
-from hvdtrain.profiling.phases import PHASES, Phase, Phases
+from hvdtrain.core.phases import PHASES, Phase, Phases
+from hvdtrain.profiling.gains import SentGradients, compute_gains
+from hvdtrain.profiling.parts import compute_parts
 from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge
 from hvdtrain.ranks.comm import Comm
 
@@ -17,12 +17,15 @@ class Profile:
     """The mean step of every rank, and what follows from it."""
 
     def __init__(
-        self, ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES, summed: Summed | None = None
+        self,
+        ranks: Sequence[RankMeans],
+        remedies: Mapping[Phase, str] = REMEDIES,
+        gradient_sync: SentGradients | None = None,
     ) -> None:
         self.ranks = ranks
         self.verdict = judge(ranks, remedies)
-        self.parts = parts_of(ranks, remedies)  # None unless both passes were measured
-        self.gains = None if summed is None else gains_of(ranks, summed)
+        self.parts = compute_parts(ranks, remedies)  # None unless both passes were measured
+        self.gains = None if gradient_sync is None else compute_gains(ranks, gradient_sync)
 
     def summary(self) -> dict[str, Any]:
         """The verdict, for result.json."""
@@ -50,7 +53,7 @@ class Profile:
 
         Where both passes were measured also the parts, and each rank's phases alone as `alone_s`.
         """
-        slowest = max(self.ranks, key=lambda means: means.own_s)
+        slowest = max(self.ranks, key=lambda means: means.work_s)
         phases = {}
         for phase in PHASES:
             seconds = [means.phases_s[phase] for means in self.ranks]
@@ -66,7 +69,7 @@ class Profile:
             **self.summary(),
             "steps": self.ranks[0].steps,
             "step_s": median(means.step_s for means in self.ranks),
-            "slowest": {"rank": slowest.rank, "host": slowest.host, "own_s": slowest.own_s},
+            "slowest": {"rank": slowest.rank, "host": slowest.host, "own_s": slowest.work_s},
             "phases": phases,
             **(self.parts.document() if self.parts else {}),
             **({"gains": self.gains.document()} if self.gains else {}),
@@ -74,20 +77,20 @@ class Profile:
         }
 
 
-def over_ranks(
+def gather_profile(
     comm: Comm,
     phases: Phases,
     remedies: Mapping[Phase, str] = REMEDIES,
     *,
-    summed: Summed | None = None,
+    gradient_sync: SentGradients | None = None,
     sent_bytes: float | None = None,
 ) -> Profile | None:
     """The profile of all ranks; None if their clocks are off or still warming up. Called by every rank.
 
     `remedies` are what helps where the input limits the run; `sent_bytes` are this host's, per step.
     """
-    own_means = phases.means()
-    if own_means is None:
+    means = phases.means()
+    if means is None:
         return None
-    own = {"rank": comm.rank, "host": socket.gethostname(), "sent_bytes": sent_bytes, **asdict(own_means)}
-    return Profile([RankMeans(**means) for means in comm.allgather(own)], remedies, summed)
+    facts = {"rank": comm.rank, "host": socket.gethostname(), "sent_bytes": sent_bytes, **asdict(means)}
+    return Profile([RankMeans(**means) for means in comm.allgather(facts)], remedies, gradient_sync)

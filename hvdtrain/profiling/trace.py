@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from hvdtrain.profiling.phases import Phase, Phases, StepMeans
+from hvdtrain.core.phases import Phase, Phases, StepMeans
 
 _UNTRACED_STEPS = 1
 _WARMUP_STEPS = 2  # traced and thrown away: starting the profiler costs time
@@ -20,27 +20,27 @@ def unmeasured_steps(steps: int) -> int:
     return BEFORE_STEPS + steps + 1
 
 
-class _Around(ABC):
+class _PhaseRanges(ABC):
     """Phases as another clock measures them, with a range open for each; `_begin` and `_end` do that."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
 
     @property
-    def alone(self) -> bool:
-        return self._phases.alone
+    def isolated(self) -> bool:
+        return self._phases.isolated
 
     @property
-    def steps_alike(self) -> int:
-        return self._phases.steps_alike
+    def uniform_steps(self) -> int:
+        return self._phases.uniform_steps
 
     def enter(self, phase: Phase) -> None:
         self._phases.enter(phase)
         self._end()
         self._begin(phase)
 
-    def step_done(self) -> None:
-        self._phases.step_done()
+    def end_step(self) -> None:
+        self._phases.end_step()
         self._end()
 
     def means(self) -> StepMeans | None:
@@ -58,7 +58,7 @@ class _Around(ABC):
         """If any range is open."""
 
 
-class NvtxRanges(_Around):
+class NvtxRanges(_PhaseRanges):
     """Phases that Nsight Systems shows as ranges; where nobody looks a range costs next to nothing."""
 
     def __init__(self, phases: Phases) -> None:
@@ -75,12 +75,12 @@ class NvtxRanges(_Around):
             self._is_open = False
 
 
-def nsight_looks() -> bool:
+def is_run_by_nsight() -> bool:
     """Whether this process was started by Nsight Systems."""
     return "NSYS_PROFILING_SESSION_ID" in os.environ
 
 
-class TorchTrace(_Around):
+class TorchTrace(_PhaseRanges):
     """Phases that also trace `steps` steps into `file`, once the first BEFORE_STEPS are done.
 
     Every rank traces, since a single one would keep the others waiting. The ranks take different times to write, so
@@ -91,7 +91,7 @@ class TorchTrace(_Around):
     def __init__(self, phases: Phases, file: Path, *, steps: int, device: torch.device) -> None:
         super().__init__(phases)
         self._file = file
-        self._left = BEFORE_STEPS + steps
+        self._steps_left = BEFORE_STEPS + steps
         if device.type != "cuda":  # otherwise the profiler reports the missing GPU as an error
             os.environ.setdefault("KINETO_LOG_LEVEL", "5")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
@@ -104,23 +104,23 @@ class TorchTrace(_Around):
         self._range: record_function | None = None
         self._profiler.start()
 
-    def step_done(self) -> None:
-        super().step_done()
-        if self._left:
+    def end_step(self) -> None:
+        super().end_step()
+        if self._steps_left:
             self._profiler.step()
-            self._left -= 1
-            if not self._left:
+            self._steps_left -= 1
+            if not self._steps_left:
                 self._profiler.stop()
 
     def close(self) -> None:
         """Write the steps traced so far, if the run was shorter than planned."""
         super().close()
-        if self._left:
-            self._left = 0
+        if self._steps_left:
+            self._steps_left = 0
             self._profiler.stop()
 
     def _begin(self, phase: Phase) -> None:
-        if self._left:
+        if self._steps_left:
             self._range = record_function(phase)
             self._range.__enter__()
 
@@ -130,10 +130,10 @@ class TorchTrace(_Around):
             self._range = None
 
     def _write(self, profiler: "profile") -> None:
-        beside = self._file.with_name(f"part-{self._file.name}")
+        part_file = self._file.with_name(f"part-{self._file.name}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(beside))
-            beside.replace(self._file)
+            profiler.export_chrome_trace(str(part_file))
+            part_file.replace(self._file)
         except (OSError, RuntimeError) as error:
             print(f"hvdtrain: no trace in {self._file}: {error}", file=sys.stderr, flush=True)

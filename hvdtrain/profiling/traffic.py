@@ -5,18 +5,18 @@ from pathlib import Path
 
 
 def sent_bytes(root: Path = Path("/sys/class")) -> int | None:
-    """Since the host started; None where it does not say.
+    """Bytes since the host started; None if the host has no such counters.
 
-    Of network cards: bridges and tunnels would count the same bytes again. Only where there is no card, as in a
-    container, all interfaces but the loopback are.
+    Only network cards count: bridges and tunnels would count the same bytes again. Without a card, for example in a
+    container, all interfaces but the loopback count.
     """
-    interfaces = [one for one in root.glob("net/*") if one.name != "lo"]
-    cards = [one for one in interfaces if (one / "device").exists()] or interfaces
-    words = 4  # of an InfiniBand port's counter
-    counters = [(one / "statistics/tx_bytes", 1) for one in cards if not one.name.startswith("ib")]
-    counters += [(one, words) for one in root.glob("infiniband/*/ports/*/counters/port_xmit_data")]
-    found = []
+    interfaces = [path for path in root.glob("net/*") if path.name != "lo"]
+    cards = [path for path in interfaces if (path / "device").exists()] or interfaces
+    word_bytes = 4  # of an InfiniBand port's counter
+    counters = [(path / "statistics/tx_bytes", 1) for path in cards if not path.name.startswith("ib")]
+    counters += [(path, word_bytes) for path in root.glob("infiniband/*/ports/*/counters/port_xmit_data")]
+    counts = []
     for counter, unit in counters:
         with contextlib.suppress(OSError, ValueError):
-            found.append(unit * int(counter.read_text()))
-    return sum(found) if found else None
+            counts.append(unit * int(counter.read_text()))
+    return sum(counts) if counts else None

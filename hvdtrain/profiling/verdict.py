@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from hvdtrain.profiling.phases import COMPUTE, INPUT, PHASES, Phase
+from hvdtrain.core.phases import COMPUTE, INPUT, PHASES, Phase
 
 Kind = Literal["compute-bound", "input-bound", "communication-bound", "pipeline-bound", "straggler"]
 
 # The share of a step from which a change is worth while. Removing a fifth makes training a quarter faster; a straggler
 # costs all ranks its share, and looking at one host may be enough.
-WORTH_A_CHANGE: dict[Kind, float] = {
+MIN_SHARES: dict[Kind, float] = {
     "straggler": 0.1,
     "communication-bound": 0.2,
     "pipeline-bound": 0.2,
@@ -65,12 +65,12 @@ class RankMeans:
         return sum(self.phases_s.values())
 
     @property
-    def own_s(self) -> float:
-        """Seconds of the rank's own work, without the wait for the others."""
+    def work_s(self) -> float:
+        """Seconds of the rank's work, without the wait for the others."""
         return self.sum_s - self.phases_s["sync"] - self.phases_s["bubble"]
 
-    def of(self, phases: Sequence[Phase]) -> float:
-        """Seconds in these phases together."""
+    def total_s(self, phases: Sequence[Phase]) -> float:
+        """Seconds in these phases."""
         return sum(self.phases_s[phase] for phase in phases)
 
 
@@ -98,22 +98,22 @@ def judge(ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) 
     - input: the median of the others' read, augment and to_device;
     - compute: the median of the others' forward, loss, backward and optimizer; record and other are the rest.
 
-    The largest of the first four that is WORTH_A_CHANGE is the verdict; if none is, the run is compute-bound.
+    The largest of the first four that reaches its MIN_SHARES is the verdict; if none is, the run is compute-bound.
     Means over many steps cannot tell communication from ranks that are slow in turn: both are waits in `sync`. With
     batch norm over all ranks the wait for a slow rank is in `forward`, and no straggler is seen.
     """
-    slowest = max(ranks, key=lambda means: means.own_s)
+    slowest = max(ranks, key=lambda means: means.work_s)
     others = [means for means in ranks if means is not slowest] or [slowest]
     step_s = median(means.sum_s for means in ranks)
     waits: dict[Kind, float] = {
-        "straggler": slowest.own_s - median(means.own_s for means in others),
+        "straggler": slowest.work_s - median(means.work_s for means in others),
         "communication-bound": min(means.phases_s["sync"] for means in ranks),
         "pipeline-bound": median(means.phases_s["bubble"] for means in others),
-        "input-bound": median(means.of(INPUT) for means in others),
+        "input-bound": median(means.total_s(INPUT) for means in others),
     }
-    compute_s = median(means.of(COMPUTE) for means in others)
-    worth = {name: seconds for name, seconds in waits.items() if seconds >= WORTH_A_CHANGE[name] * step_s}
-    kind: Kind = max(worth, key=lambda name: worth[name], default="compute-bound")
+    compute_s = median(means.total_s(COMPUTE) for means in others)
+    worthwhile_s = {name: seconds for name, seconds in waits.items() if seconds >= MIN_SHARES[name] * step_s}
+    kind: Kind = max(worthwhile_s, key=lambda name: worthwhile_s[name], default="compute-bound")
     share = {**waits, "compute-bound": compute_s}[kind] / step_s
     return Verdict(
         kind=kind,
@@ -127,24 +127,28 @@ def judge(ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) 
 def _sentence(
     kind: Kind, share: float, slowest: RankMeans, others: Sequence[RankMeans], remedies: Mapping[Phase, str]
 ) -> str:
-    usual = {phase: median(means.phases_s[phase] for means in others) for phase in PHASES}
+    usual_s = {phase: median(means.phases_s[phase] for means in others) for phase in PHASES}
     if kind == "straggler":
-        more = {phase: slowest.phases_s[phase] - usual[phase] for phase in PHASES if phase not in ("sync", "bubble")}
-        where = max(more, key=lambda phase: more[phase])
-        what = (
-            f"the others wait {share:.0%} of each step for rank {slowest.rank} on {slowest.host}, whose {NAMES[where]} "
-            f"takes {1000 * slowest.phases_s[where]:.1f} ms against {1000 * usual[where]:.1f} ms"
+        excess_s = {
+            phase: slowest.phases_s[phase] - usual_s[phase] for phase in PHASES if phase not in ("sync", "bubble")
+        }
+        worst = max(excess_s, key=lambda phase: excess_s[phase])
+        text = (
+            f"the others wait {share:.0%} of each step for rank {slowest.rank} on {slowest.host}, whose {NAMES[worst]} "
+            f"takes {1000 * slowest.phases_s[worst]:.1f} ms against {1000 * usual_s[worst]:.1f} ms"
         )
-        return f"straggler: {what}; {_HELP[kind]}"
+        return f"straggler: {text}; {_HELP[kind]}"
     if kind == "input-bound":
-        most = max(INPUT, key=lambda phase: usual[phase])
-        what = f"{share:.0%} of each step goes into input, most of it {NAMES[most]} ({1000 * usual[most]:.1f} ms)"
-        return f"input-bound: {what}; what helps: {remedies[most]}"
+        largest = max(INPUT, key=lambda phase: usual_s[phase])
+        text = (
+            f"{share:.0%} of each step goes into input, most of it {NAMES[largest]} ({1000 * usual_s[largest]:.1f} ms)"
+        )
+        return f"input-bound: {text}; what helps: {remedies[largest]}"
     if kind == "pipeline-bound":
         return f"pipeline-bound: {share:.0%} of each step stages wait for each other; what helps: {_HELP[kind]}"
     if kind == "communication-bound":
         return f"communication-bound: {share:.0%} of each step is spent on gradient sync; what helps: {_HELP[kind]}"
-    rest_s = usual["record"] + usual["other"]
-    rest = rest_s / sum(usual.values())
+    rest_s = usual_s["record"] + usual_s["other"]
+    rest = rest_s / sum(usual_s.values())
     remark = f"; logging, checkpoints and checks take {rest:.0%}: have fewer of them" if rest >= 0.2 else ""
     return f"compute-bound: {share:.0%} of each step is forward to optimizer{remark}; what helps: {_HELP[kind]}"

@@ -10,7 +10,7 @@ from hvdtrain.safety.exits import BadInput
 Decision = TypeVar("Decision")
 
 
-def agreed(comm: Comm, decide: Callable[[], Decision]) -> Decision:
+def agree(comm: Comm, decide: Callable[[], Decision]) -> Decision:
     """The result of `decide`; if it raises BadInput on any rank, BadInput with the first one's message on all."""
     decision: list[Decision] = []
     error = None
@@ -22,19 +22,19 @@ def agreed(comm: Comm, decide: Callable[[], Decision]) -> Decision:
     failed = [(rank, host, text) for rank, (host, text) in enumerate(errors) if text is not None]
     if failed:
         rank, host, text = failed[0]
-        everywhere = len(failed) == comm.size and len({text for _, _, text in failed}) == 1
-        raise BadInput(text if everywhere else f"rank {rank} on {host}: {text}")
+        is_everywhere = len(failed) == comm.size and len({text for _, _, text in failed}) == 1
+        raise BadInput(text if is_everywhere else f"rank {rank} on {host}: {text}")
     return decision[0]
 
 
 def require_equal(comm: Comm, facts: Mapping[str, Any]) -> None:
     """Raise BadInput on all ranks, naming both values, where a rank's facts (JSON values) differ from rank 0's."""
     facts_by_rank = comm.allgather([socket.gethostname(), dict(facts)])
-    first_host, first = facts_by_rank[0]
-    for rank, (host, theirs) in enumerate(facts_by_rank):
-        for name in first.keys() | theirs.keys():
-            if first.get(name) != theirs.get(name):
+    first_host, first_facts = facts_by_rank[0]
+    for rank, (host, rank_facts) in enumerate(facts_by_rank):
+        for name in first_facts.keys() | rank_facts.keys():
+            if first_facts.get(name) != rank_facts.get(name):
                 raise BadInput(
-                    f"ranks disagree on {name}: rank 0 on {first_host} has {first.get(name)!r}, rank {rank} on {host} "
-                    f"has {theirs.get(name)!r}; start all ranks with the same command, code and software"
+                    f"ranks disagree on {name}: rank 0 on {first_host} has {first_facts.get(name)!r}, rank {rank} on "
+                    f"{host} has {rank_facts.get(name)!r}; start all ranks with the same command, code and software"
                 )

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.exchange import meet
+from hvdtrain.ranks.exchange import join_torch
 from hvdtrain.safety.exits import BadInput
 
 InPlaceSum = Callable[[Tensor], None]  # of a contiguous float32 tensor over all ranks; returns when it is there
 
 
-def ours(comm: Comm) -> InPlaceSum:
+def horovod_sum(comm: Comm) -> InPlaceSum:
     """Horovod's sum of one named tensor, as gradients take it."""
     comm.start()
 
@@ -25,7 +25,7 @@ def ours(comm: Comm) -> InPlaceSum:
     return add
 
 
-def by_mpi4py(_: Comm) -> InPlaceSum:
+def mpi4py_sum(_: Comm) -> InPlaceSum:
     """MPI_Allreduce on the tensor's memory: what is below Horovod on CPUs, without Horovod."""
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
         raise BadInput("--over mpi4py: horovodrun --gloo starts no MPI, use mpirun, or leave it out")
@@ -37,14 +37,14 @@ def by_mpi4py(_: Comm) -> InPlaceSum:
     return add
 
 
-def by_gloo(comm: Comm) -> InPlaceSum:
+def gloo_sum(comm: Comm) -> InPlaceSum:
     """torch.distributed's gloo, as DDP takes it on CPUs; over the loopback of one host, where ranks meet in a file."""
     if comm.local_size != comm.size:
         raise BadInput("--over gloo: its ranks meet on one host's loopback, start all of them there or leave it out")
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    meet(comm, "gloo")
+    join_torch(comm, "gloo")
 
     def add(values: Tensor) -> None:
         dist.all_reduce(values)
@@ -52,4 +52,4 @@ def by_gloo(comm: Comm) -> InPlaceSum:
     return add
 
 
-SUMS: dict[str, Callable[[Comm], InPlaceSum]] = {"ours": ours, "mpi4py": by_mpi4py, "gloo": by_gloo}
+SUMS: dict[str, Callable[[Comm], InPlaceSum]] = {"ours": horovod_sum, "mpi4py": mpi4py_sum, "gloo": gloo_sum}

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 
-RankZeros = Callable[[list[str]], list[str]]  # what rank 0 says
+BroadcastNames = Callable[[list[str]], list[str]]  # rank 0's
 BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; what it returns waits for the sum
 
 
@@ -21,8 +22,8 @@ class _Bucket:
     name: str
     parts: "list[_Part]"
     flat: Tensor  # of all elements: the parts' gradients one after the other
-    sent: Tensor  # what is summed: the same, or its copy in another type
-    missing: int = 0  # parts whose gradient is not complete yet
+    wire_values: Tensor  # what is summed: the same, or its copy in another type
+    missing_count: int = 0  # parts whose gradient is not complete yet
     wait: Callable[[], Any] | None = None  # for the sum, once it has begun
 
 
@@ -34,10 +35,10 @@ class _Part:
     parameter: nn.Parameter
     passes_left: int = 1  # backward passes that are to come
     bucket: _Bucket | None = None  # until the order is known
-    place: Tensor | None = None  # in the bucket, with the parameter's shape and strides
+    view: Tensor | None = None  # in the bucket, with the parameter's shape and strides
 
 
-class BucketSync:
+class BucketSync(GradientSync):
     """Gradients as views of flat buckets, which need no other buffer to be summed.
 
     The first step finds out in which order gradients come, and sends them at its end; rank 0's order is everybody's.
@@ -45,24 +46,22 @@ class BucketSync:
     parameters. Of a fresh gradient, which autograd makes after zero_grad(set_to_none=True), the bucket takes a copy.
     """
 
-    overlap = True
-
     def __init__(
         self,
         model: nn.Module,
         *,
         wire: Wire,
         bucket_mb: float,
-        rank_zeros: RankZeros,
+        broadcast_names: BroadcastNames,
         begin_sum: BeginSum,
     ) -> None:
         """`bucket_mb` in MiB; 0 sends each gradient alone."""
         self._wire = wire
         self._bucket_bytes = bucket_mb * 2**20
-        self._rank_zeros, self._begin_sum = rank_zeros, begin_sum
+        self._broadcast_names, self._begin_sum = broadcast_names, begin_sum
         self._parts: list[_Part] = []
-        self._new: dict[str, _Part] = {}  # without a bucket, by name
-        self._came: dict[str, None] = {}  # their names, as their gradients have come
+        self._new_parts: dict[str, _Part] = {}  # without a bucket, by name
+        self._arrival_order: dict[str, None] = {}  # their names, as their gradients have come
         self._buckets: list[_Bucket] = []
         self.include(model.named_parameters())
 
@@ -71,7 +70,7 @@ class BucketSync:
             if parameter.requires_grad:
                 part = _Part(name=name, parameter=parameter)
                 self._parts.append(part)
-                self._new[name] = part
+                self._new_parts[name] = part
                 parameter.register_post_accumulate_grad_hook(partial(self._complete, part))
 
     def expect(self, backward_passes: int) -> None:
@@ -79,28 +78,28 @@ class BucketSync:
             part.passes_left = backward_passes
         for bucket in self._buckets:
             assert bucket.wait is None, f"{bucket.name} was sent in a step that did not finish"
-            bucket.missing = len(bucket.parts)
+            bucket.missing_count = len(bucket.parts)
 
     def _complete(self, part: _Part, _: Tensor) -> None:
         """A backward pass has given the part its gradient, or added to it."""
         part.passes_left -= 1
         assert part.passes_left >= 0, f"more backward passes through {part.name} than were expected"
         if part.bucket is None:
-            self._came[part.name] = None
+            self._arrival_order[part.name] = None
         elif part.passes_left > 0:
-            _take_in([part])  # the next passes add to it where it lies
+            _move_gradients([part])  # the next passes add to it where it lies
         else:
-            part.bucket.missing -= 1
-            if part.bucket.missing == 0 and self.overlap:
+            part.bucket.missing_count -= 1
+            if part.bucket.missing_count == 0 and self.overlap:
                 self._send(part.bucket)
 
     def _send(self, bucket: _Bucket) -> None:
-        _take_in(bucket.parts)
-        self._wire.pack(bucket.flat, bucket.sent)
-        bucket.wait = self._begin_sum(bucket.sent, bucket.name)
+        _move_gradients(bucket.parts)
+        self._wire.pack(bucket.flat, bucket.wire_values)
+        bucket.wait = self._begin_sum(bucket.wire_values, bucket.name)
 
     def finish(self) -> None:
-        if self._new:
+        if self._new_parts:
             self._fill_buckets()
         for bucket in self._buckets:
             if bucket.wait is None:  # a part of it has had fewer passes, or no gradient at all
@@ -109,28 +108,28 @@ class BucketSync:
             assert bucket.wait is not None
             bucket.wait()
             bucket.wait = None
-            self._wire.unpack(bucket.sent, bucket.flat)
+            self._wire.unpack(bucket.wire_values, bucket.flat)
 
     def _fill_buckets(self) -> None:
         """Give the new parts their places. All ranks do this in the same step: that of their first gradients."""
-        rest = [name for name in reversed(self._new) if name not in self._came]  # as backward would be likely to
-        order = [self._new[name] for name in self._rank_zeros([*self._came, *rest])]
-        for parts in _cut(order, self._bucket_bytes):
-            self._buckets.append(_bucket(f"gradients.{len(self._buckets)}", parts, self._wire))
-        self._new.clear()
-        self._came.clear()
+        remaining = [name for name in reversed(self._new_parts) if name not in self._arrival_order]  # as in backward
+        order = [self._new_parts[name] for name in self._broadcast_names([*self._arrival_order, *remaining])]
+        for parts in _group_parts(order, self._bucket_bytes):
+            self._buckets.append(_make_bucket(f"gradients.{len(self._buckets)}", parts, self._wire))
+        self._new_parts.clear()
+        self._arrival_order.clear()
 
-    def begin_anew(self, ranks: int) -> None:
+    def restart(self, ranks: int) -> None:
         """Forget the sums of a step that was not finished, and the buckets: so many ranks agree on new ones."""
         for part in self._parts:
-            part.bucket = part.place = part.parameter.grad = None
-            self._new[part.name] = part
+            part.bucket = part.view = part.parameter.grad = None
+            self._new_parts[part.name] = part
         self._buckets.clear()
-        self._came.clear()
+        self._arrival_order.clear()
         self._wire.resize(ranks)
 
-    def update(self, *, overflowed: bool) -> None:
-        self._wire.update(overflowed=overflowed)
+    def end_step(self, *, overflowed: bool) -> None:
+        self._wire.end_step(overflowed=overflowed)
 
     def state_dict(self) -> dict[str, Any]:
         return self._wire.state_dict()
@@ -139,50 +138,50 @@ class BucketSync:
         self._wire.load_state_dict(state)
 
 
-def _take_in(parts: Sequence[_Part]) -> None:
+def _move_gradients(parts: Sequence[_Part]) -> None:
     """Let each part's gradient lie in its place: a copy of a fresh one, zeros where there is none."""
-    places, fresh = [], []
+    views, gradients = [], []
     for part in parts:
-        assert part.place is not None
+        assert part.view is not None
         gradient = part.parameter.grad
-        if gradient is part.place:
+        if gradient is part.view:
             continue
         if gradient is None:
-            part.place.zero_()
+            part.view.zero_()
         else:
-            places.append(part.place)
-            fresh.append(gradient)
-        part.parameter.grad = part.place
-    if fresh:
-        torch._foreach_copy_(places, fresh)
+            views.append(part.view)
+            gradients.append(gradient)
+        part.parameter.grad = part.view
+    if gradients:
+        torch._foreach_copy_(views, gradients)
 
 
-def _cut(parts: Iterable[_Part], bucket_bytes: float) -> list[list[_Part]]:
+def _group_parts(parts: Iterable[_Part], bucket_bytes: float) -> list[list[_Part]]:
     """In this order, but each type and device for itself: as many together as fit, and at least one."""
-    cut: list[list[_Part]] = []
-    open_: dict[tuple[torch.dtype, torch.device], tuple[list[_Part], float]] = {}  # with the bytes that are left
+    groups: list[list[_Part]] = []
+    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[_Part], float]] = {}  # with the bytes that are left
     for part in parts:
         kind = (part.parameter.dtype, part.parameter.device)
-        own, left = open_.get(kind, ([], -1.0))
-        if part.parameter.nbytes > left:
-            own, left = [], bucket_bytes
-            cut.append(own)
-        own.append(part)
-        open_[kind] = (own, left - part.parameter.nbytes)
-    return cut
+        current, bytes_left = open_groups.get(kind, ([], -1.0))
+        if part.parameter.nbytes > bytes_left:
+            current, bytes_left = [], bucket_bytes
+            groups.append(current)
+        current.append(part)
+        open_groups[kind] = (current, bytes_left - part.parameter.nbytes)
+    return groups
 
 
-def _bucket(name: str, parts: list[_Part], wire: Wire) -> _Bucket:
+def _make_bucket(name: str, parts: list[_Part], wire: Wire) -> _Bucket:
     flat = torch.empty(
         sum(part.parameter.numel() for part in parts), dtype=parts[0].parameter.dtype, device=parts[0].parameter.device
     )
-    travels = wire.sent_as(flat.dtype)
-    sent = flat if travels == flat.dtype else torch.empty_like(flat, dtype=travels)
-    bucket = _Bucket(name=name, parts=parts, flat=flat, sent=sent)
+    wire_dtype = wire.wire_dtype(flat.dtype)
+    wire_values = flat if wire_dtype == flat.dtype else torch.empty_like(flat, dtype=wire_dtype)
+    bucket = _Bucket(name=name, parts=parts, flat=flat, wire_values=wire_values)
     start = 0
     for part in parts:
-        like = torch.empty_like(part.parameter, device="meta")  # dense, in the parameter's memory format
-        part.place = flat.as_strided(like.size(), like.stride(), start)
+        template = torch.empty_like(part.parameter, device="meta")  # dense, in the parameter's memory format
+        part.view = flat.as_strided(template.size(), template.stride(), start)
         part.bucket = bucket
-        start += like.numel()
+        start += template.numel()
     return bucket

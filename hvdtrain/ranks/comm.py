@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hvdtrain.ranks.sync import GradientSync, Waiting
+    from hvdtrain.ranks.sync import GradientSync, WaitContext
 
 # MiB of a bucket, as DistributedDataParallel has them; bench/fusion.py compares other sizes.
 BUCKET_MB = 25.0
@@ -34,8 +34,6 @@ SHORT_WAIT_S = 0.005
 
 
 Reducer = Literal["bucket", "horovod"]
-
-ReplicaPart = Literal["all", "stage", "slice"]  # of a replica: some layers, or a slice of each layer
 
 
 class Members(Protocol):
@@ -87,23 +85,19 @@ class Comm(Members, Protocol):
 
     local_rank: int  # among the `local_size` ranks of this host
     local_size: int
-    waiting: Callable[[], AbstractContextManager[None]]  # entered while this rank waits for others
+    wait_context: Callable[[], AbstractContextManager[None]]  # entered while this rank waits for others
 
     @property
     def data(self) -> Group:
         """The ranks with a replica of the same parameters and data of their own: gradients, shards, batch norm."""
 
     @property
-    def near(self) -> Group:
+    def sync_group(self) -> Group:
         """Those of them that sum their gradients at every step: a block of consecutive ones, or all."""
 
     @property
     def replica(self) -> Members:
         """The ranks that hold the parts of one replica: this one alone, as long as each holds all of it."""
-
-    @property
-    def part(self) -> ReplicaPart:
-        """What each of these holds."""
 
     def gather(self, content: bytes) -> list[bytes]:
         """On rank 0 the contents of all ranks, by rank; elsewhere an empty list."""
@@ -128,23 +122,19 @@ class SerialComm:
     size = 1
     local_rank = 0
     local_size = 1
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    wait_context: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def data(self) -> Group:
         return self
 
     @property
-    def near(self) -> Group:
+    def sync_group(self) -> Group:
         return self
 
     @property
     def replica(self) -> Members:
         return SerialComm()
-
-    @property
-    def part(self) -> ReplicaPart:
-        return "all"
 
     def allgather(self, value: Any) -> list[Any]:
         return [value]
@@ -180,9 +170,9 @@ class SerialComm:
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:
-        from hvdtrain.ranks.sync import NoSync
+        from hvdtrain.ranks.sync import GradientSync
 
-        return NoSync()
+        return GradientSync()
 
 
 class HorovodComm:
@@ -190,8 +180,8 @@ class HorovodComm:
 
     def __init__(self, mpi: Any, *, is_world: bool = True) -> None:
         """`mpi` is MPI's world, or a part of it that has Horovod for itself."""
-        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._of_horovod = () if is_world else (mpi,)
+        self.wait_context: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._init_arguments = () if is_world else (mpi,)
         self._mpi = mpi
         if mpi is None:
             self.start()
@@ -200,9 +190,9 @@ class HorovodComm:
             self.rank, self.size = hvd.rank(), hvd.size()
             self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         else:
-            self._take_places(mpi)
+            self._set_communicator(mpi)
 
-    def _take_places(self, mpi: Any) -> None:
+    def _set_communicator(self, mpi: Any) -> None:
         """Be the ranks of this communicator."""
         from mpi4py import MPI
 
@@ -217,7 +207,7 @@ class HorovodComm:
         return self
 
     @property
-    def near(self) -> Group:
+    def sync_group(self) -> Group:
         return self
 
     @property
@@ -225,25 +215,21 @@ class HorovodComm:
         return SerialComm()
 
     @property
-    def part(self) -> ReplicaPart:
-        return "all"
-
-    @property
-    def over_mpi(self) -> Any:
+    def mpi_comm(self) -> Any:
         """MPI's communicator of these ranks; None where there is no MPI."""
         return self._mpi
 
     def _wait(self) -> AbstractContextManager[None]:
-        return self.waiting()  # as it is then: the watchdog comes after the ranks have met
+        return self.wait_context()  # as it is then: the watchdog comes after the ranks have met
 
     def allgather(self, value: Any) -> list[Any]:
         text = json.dumps(value).encode()
-        with self.waiting():
+        with self.wait_context():
             texts = self._mpi.allgather(text) if self._mpi is not None else _allgather_by_horovod(text)
         return [json.loads(answer) for answer in texts]
 
     def gather(self, content: bytes) -> list[bytes]:
-        with self.waiting():
+        with self.wait_context():
             if self._mpi is None:
                 contents = _allgather_by_horovod(content)
                 return contents if self.rank == 0 else []
@@ -251,25 +237,25 @@ class HorovodComm:
 
     def broadcast(self, content: bytes, root: int = 0) -> bytes:
         length = self.allgather(len(content))[root]
-        whole = content if self._is(root) else bytearray(length)
-        with self.waiting():
+        buffer = content if self._is_root(root) else bytearray(length)
+        with self.wait_context():
             for start in range(0, length, _CHUNK_BYTES):
-                chunk = memoryview(whole)[start : start + _CHUNK_BYTES]
+                chunk = memoryview(buffer)[start : start + _CHUNK_BYTES]
                 if self._mpi is not None:
                     self._mpi.Bcast(chunk, root)
                 else:
                     _broadcast_by_horovod(chunk)
-        return bytes(whole)
+        return bytes(buffer)
 
-    def _is(self, root: int) -> bool:
-        mine: int = self.rank if self._mpi is None else self._mpi.rank
-        return root == mine
+    def _is_root(self, root: int) -> bool:
+        own_rank: int = self.rank if self._mpi is None else self._mpi.rank
+        return root == own_rank
 
     def start(self, timeline: Path | None = None) -> None:
         import horovod.torch as hvd
 
         if not hvd.is_initialized():
-            hvd.init(*self._of_horovod)
+            hvd.init(*self._init_arguments)
         if timeline is not None:
             hvd.start_timeline(str(timeline))
 
@@ -284,34 +270,34 @@ class HorovodComm:
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         import horovod.torch as hvd
 
-        with self.waiting():
+        with self.wait_context():
             total: Tensor = hvd.allreduce(values, op=hvd.Sum, name=name)
         return total
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         import horovod.torch as hvd
 
-        return partial(self._sum_of, hvd.allreduce_async_(values, op=hvd.Sum, name=name))
+        return partial(self._finish_sum, hvd.allreduce_async_(values, op=hvd.Sum, name=name))
 
-    def _sum_of(self, begun: int) -> Tensor:
+    def _finish_sum(self, handle: int) -> Tensor:
         """Wait for a sum by Horovod's handle."""
         import horovod.torch as hvd
 
-        wait_until(lambda: hvd.poll(begun), self._wait)
-        total: Tensor = hvd.synchronize(begun)
+        wait_until(lambda: hvd.poll(handle), self._wait)
+        total: Tensor = hvd.synchronize(handle)
         return total
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         import horovod.torch as hvd
         import torch
 
-        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-        if not floats:
+        float_tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if not float_tensors:
             return
-        flat = torch.cat([tensor.flatten().float() for tensor in floats])
-        with self.waiting():
+        flat = torch.cat([tensor.flatten().float() for tensor in float_tensors])
+        with self.wait_context():
             flat = hvd.allreduce_(flat, op=hvd.Average, name="average")
-        for tensor, part in zip(floats, flat.split([tensor.numel() for tensor in floats]), strict=True):
+        for tensor, part in zip(float_tensors, flat.split([tensor.numel() for tensor in float_tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
     def broadcast_(self, model: nn.Module) -> None:
@@ -319,7 +305,7 @@ class HorovodComm:
 
         # Not broadcast_optimizer_state: on a fresh optimizer it takes a real step on some ranks. Fresh state is
         # equal anyway.
-        with self.waiting():
+        with self.wait_context():
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
     def gradient_sync(
@@ -333,29 +319,24 @@ class HorovodComm:
         bucket_mb: float | None = None,
     ) -> GradientSync:
         from hvdtrain.ranks.buckets import BucketSync
-        from hvdtrain.ranks.sync import HorovodSync, NoSync
+        from hvdtrain.ranks.sync import GradientSync, HorovodSync
         from hvdtrain.ranks.wire import Wire
 
         if self.size == 1:
-            return NoSync()
+            return GradientSync()
         wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled)
         if reducer == "horovod":
-            return HorovodSync(model, wire=wire, groups=groups, waiting=self._wait)
+            return HorovodSync(model, wire=wire, groups=groups, wait_context=self._wait)
         return BucketSync(
             model,
             wire=wire,
             bucket_mb=BUCKET_MB if bucket_mb is None else bucket_mb,
-            rank_zeros=lambda names: list(json.loads(self.broadcast(json.dumps(names).encode()))),
+            broadcast_names=lambda names: list(json.loads(self.broadcast(json.dumps(names).encode()))),
             begin_sum=self.begin_sum,
         )
 
 
-def stream(comm: Comm) -> int:
-    """The number of this rank's random numbers: slices of a layer draw the same, since what they make is added up."""
-    return comm.data.rank if comm.part == "slice" else comm.rank
-
-
-def losses() -> tuple[type[Exception], ...]:
+def loss_errors() -> tuple[type[Exception], ...]:
     """What collectives raise where a rank is lost."""
     from horovod.common.exceptions import HorovodInternalError
     from mpi4py import MPI
@@ -363,14 +344,14 @@ def losses() -> tuple[type[Exception], ...]:
     return HorovodInternalError, MPI.Exception
 
 
-def wait_until(is_done: Callable[[], bool], waiting: Waiting) -> None:
-    """Return when it is done, without taking the core that it may need; a longer wait is spent inside `waiting`."""
+def wait_until(is_done: Callable[[], bool], wait_context: WaitContext) -> None:
+    """Return when it is done, without taking the core that it may need; a longer wait is inside `wait_context`."""
     with ExitStack() as waits:
-        noted_at_s = time.monotonic() + SHORT_WAIT_S
+        report_at_s = time.monotonic() + SHORT_WAIT_S
         while not is_done():
-            if time.monotonic() > noted_at_s:
-                waits.enter_context(waiting())
-                noted_at_s = math.inf
+            if time.monotonic() > report_at_s:
+                waits.enter_context(wait_context())
+                report_at_s = math.inf
             time.sleep(LOOK_EVERY_S)
 
 
@@ -380,8 +361,8 @@ def _allgather_by_horovod(content: bytes) -> list[bytes]:
     import torch
 
     lengths = hvd.allgather(torch.tensor([len(content)]), name="gather.lengths").tolist()
-    joined = hvd.allgather(torch.frombuffer(bytearray(content), dtype=torch.uint8), name="gather.content")
-    return [part.numpy().tobytes() for part in joined.split(lengths)]
+    contents = hvd.allgather(torch.frombuffer(bytearray(content), dtype=torch.uint8), name="gather.content")
+    return [part.numpy().tobytes() for part in contents.split(lengths)]
 
 
 def _broadcast_by_horovod(chunk: memoryview) -> None:
@@ -389,7 +370,7 @@ def _broadcast_by_horovod(chunk: memoryview) -> None:
     import horovod.torch as hvd
     import torch
 
-    sent = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
-    hvd.broadcast_(sent, root_rank=0, name="broadcast.content")
+    values = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
+    hvd.broadcast_(values, root_rank=0, name="broadcast.content")
     if not chunk.readonly:  # rank 0's is
-        chunk[:] = sent.numpy().data
+        chunk[:] = values.numpy().data

@@ -10,12 +10,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from hvdtrain.ranks import cores
-from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, HorovodComm, SerialComm
 from hvdtrain.ranks.launchers import require_joined
-from hvdtrain.ranks.memory import keep_freed_memory
 from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import NEWCOMER, RANK_VARIABLES, BadInput
+from hvdtrain.safety.memory import keep_freed_memory
 
 # Fusing buffer of Horovod's all-reduce, in MiB: see "Reducers, bucket sizes and cycles" in docs/performance.md.
 FUSION_THRESHOLD_MB = 128.0
@@ -36,7 +36,7 @@ def connect(
     cycle_time_ms: float | None,
     timeline: bool = False,
     hang_timeout_s: float | None = None,
-    grows: bool = False,
+    can_grow: bool = False,
 ) -> Comm:
     """Join the ranks that were launched together, or be alone; memory that is freed from now on is kept.
 
@@ -46,7 +46,7 @@ def connect(
     remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
     watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
     where there is no Horovod to write it, where another launcher has started processes that do not meet, and where
-    ranks lack Horovod. Where the run `grows`, ranks can reach newcomers.
+    ranks lack Horovod. Where the run `can_grow`, ranks can reach newcomers.
     """
     keep_freed_memory()  # before MPI and Horovod have threads
     if fusion_threshold_mb is not None:
@@ -56,7 +56,7 @@ def connect(
     if cycle_time_ms is not None:
         os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
     os.environ.setdefault("HOROVOD_CACHE_CAPACITY", str(CACHE_CAPACITY))
-    stall_s = max(watchdog.SLOW_S, watchdog.slow_s(hang_timeout_s)) + AFTER_WATCHDOG_S
+    stall_s = max(watchdog.SLOW_S, watchdog.slow_limit_s(hang_timeout_s)) + AFTER_WATCHDOG_S
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(stall_s)))
     if timeline:
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # the file's name comes with `start`
@@ -65,12 +65,12 @@ def connect(
         comm: Comm = HorovodComm(mpi=None)
     elif any(name in os.environ for name in RANK_VARIABLES):
         local_size = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
-        if local_size >= cores.cores_together(local_size):
+        if local_size >= cores.count_host_cores(local_size):
             # Open MPI spins as if each rank had a core to spare. It reads this at MPI_Init, which the import runs.
             os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if os.environ.get("OMPI_COMM_WORLD_SIZE") == str(local_size):
-            _keep_to_this_host(reach_newcomers=grows)
-        if grows:
+            _restrict_tcp(reach_newcomers=can_grow)
+        if can_grow:
             os.environ.setdefault("OMPI_MCA_coll", "^han")  # it ends ranks by a signal once there are newcomers: 5.0.11
         from mpi4py import MPI
 
@@ -78,7 +78,7 @@ def connect(
         if NEWCOMER not in os.environ:  # that one has the Python of the rank that has started it
             if comm.size == 1:
                 require_joined(os.environ)
-            agreed(comm, _require_horovod)
+            agree(comm, _require_horovod)
     else:
         require_joined(os.environ)
         if timeline:
@@ -97,22 +97,22 @@ def _require_horovod() -> None:
         )
 
 
-def _keep_to_this_host(*, reach_newcomers: bool) -> None:
+def _restrict_tcp(*, reach_newcomers: bool) -> None:
     """Let Open MPI's TCP, which would listen on every address, do without them; newcomers have no other way."""
     if not reach_newcomers:
-        os.environ["OMPI_MCA_btl"] = _without_tcp(os.environ.get("OMPI_MCA_btl", ""))
+        os.environ["OMPI_MCA_btl"] = _exclude_tcp(os.environ.get("OMPI_MCA_btl", ""))
     elif NEWCOMER not in os.environ:  # that one has its network from who has invited it
         os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", "lo")
 
 
-def _without_tcp(transports: str) -> str:
+def _exclude_tcp(transports: str) -> str:
     """Open MPI's transports for the ranks of one host: its TCP would listen on every address. A list of them stays."""
     if not transports:
         return "^tcp"
     return f"{transports},tcp" if transports.startswith("^") else transports
 
 
-def started(programs: Sequence[Sequence[str]], hosts: Sequence[str]) -> Any:
+def start_newcomers(programs: Sequence[Sequence[str]], hosts: Sequence[str]) -> Any:
     """Start newcomers on these hosts, by words: MPI's communicator to them, once all of them have called `connect`.
 
     Raises MPI.Exception where they cannot be started.
@@ -132,27 +132,27 @@ def started(programs: Sequence[Sequence[str]], hosts: Sequence[str]) -> Any:
             info.Free()
 
 
-def starter() -> Any:
+def parent_comm() -> Any:
     """MPI's communicator to the rank that has started this newcomer."""
     from mpi4py import MPI
 
     return MPI.Comm.Get_parent()
 
 
-def port() -> str:
+def open_port() -> str:
     """Where newcomers find the ranks that they join."""
     from mpi4py import MPI
 
     return MPI.Open_port()
 
 
-def merged(mpi: Any, port: str, *, joins: bool) -> Any:
-    """MPI's communicator of these ranks and of newcomers, who `join` at their port and have the last ranks then.
+def merge_ranks(mpi: Any, port: str, *, is_newcomer: bool) -> Any:
+    """MPI's communicator of these ranks and of newcomers, who join at their port and have the last ranks then.
 
     All of both call it. MPI_Intercomm_create, by way of one rank, would leave the others without knowing who of the
     newcomers is on their host: then Horovod waits for ever in MPI_Comm_split_type (Open MPI 5.0.11).
     """
-    between = mpi.Connect(port) if joins else mpi.Accept(port)
-    whole = between.Merge(high=joins)
-    between.Free()
-    return whole
+    intercomm = mpi.Connect(port) if is_newcomer else mpi.Accept(port)
+    merged = intercomm.Merge(high=is_newcomer)
+    intercomm.Free()
+    return merged

@@ -15,13 +15,13 @@ def choose_device(comm: Comm) -> torch.device:
 
     Raises BadInput where the host has fewer visible GPUs than ranks, or Horovod has no NCCL to sum on them.
     """
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if visible == 0:
+    gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if gpu_count == 0:
         return torch.device("cpu")
-    if visible > 1 and comm.local_rank >= visible:
+    if gpu_count > 1 and comm.local_rank >= gpu_count:
         raise BadInput(
-            f"{socket.gethostname()} has {comm.local_size} ranks but {visible} visible GPUs: "
-            f"start at most {visible} ranks there"
+            f"{socket.gethostname()} has {comm.local_size} ranks but {gpu_count} visible GPUs: "
+            f"start at most {gpu_count} ranks there"
         )
     if comm.size > 1 and not has_nccl():
         raise BadInput(
@@ -29,7 +29,7 @@ def choose_device(comm: Comm) -> torch.device:
             "toolkit is, with CUDA_HOME=/usr/local/cuda make setup, or train on CPUs, with CUDA_VISIBLE_DEVICES= or "
             "hvdlaunch's --gpus none"
         )
-    device = torch.device("cuda", 0 if visible == 1 else comm.local_rank)
+    device = torch.device("cuda", 0 if gpu_count == 1 else comm.local_rank)
     torch.cuda.set_device(device)
     return device
 
@@ -43,23 +43,23 @@ def has_nccl() -> bool:
 
 def require_own_device(comm: Comm, device: torch.device) -> None:
     """Raise BadInput on all ranks where two ranks share one GPU, compared by host and UUID."""
-    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    own_uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     owners: dict[tuple[str, str], int] = {}
-    for rank, (host, theirs) in enumerate(comm.allgather([socket.gethostname(), uuid])):
-        if theirs is None:
+    for rank, (host, uuid) in enumerate(comm.allgather([socket.gethostname(), own_uuid])):
+        if uuid is None:
             continue
-        if (host, theirs) in owners:
+        if (host, uuid) in owners:
             raise BadInput(
-                f"ranks {owners[host, theirs]} and {rank} on {host} were both given GPU {theirs}: "
+                f"ranks {owners[host, uuid]} and {rank} on {host} were both given GPU {uuid}: "
                 "give each rank its own, or start one rank per GPU"
             )
-        owners[host, theirs] = rank
+        owners[host, uuid] = rank
 
 
 def share_cores(comm: Comm) -> None:
     """Let torch's threads be this rank's share of its host's cores, unless OMP_NUM_THREADS says otherwise."""
     if not isinstance(comm, SerialComm) and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores.cores_together(comm.local_size) // comm.local_size))
+        torch.set_num_threads(max(1, cores.count_host_cores(comm.local_size) // comm.local_size))
 
 
 def set_arithmetic(*, deterministic: bool, tf32: bool) -> None:

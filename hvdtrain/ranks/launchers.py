@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from hvdtrain.safety.exits import BAD_INPUT, FIRST_S, BadInput
+from hvdtrain.safety.exits import BAD_INPUT, FIRST_ERROR_S, BadInput
 
 
 def require_joined(environment: Mapping[str, str]) -> None:
@@ -16,30 +16,30 @@ def require_joined(environment: Mapping[str, str]) -> None:
     tasks of its step are mpirun's daemons.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
-        _require_alone("torchrun", environment, size="WORLD_SIZE", rank="RANK", alone="torchrun --nproc-per-node 1")
-    if "OMPI_COMM_WORLD_SIZE" not in environment and not _is_outside(environment):
-        _require_alone("srun", environment, size="SLURM_STEP_NUM_TASKS", rank="SLURM_PROCID", alone="mpirun -np 1")
+        _require_single("torchrun", environment, size="WORLD_SIZE", rank="RANK", single="torchrun --nproc-per-node 1")
+    if "OMPI_COMM_WORLD_SIZE" not in environment and not _is_outer_step(environment):
+        _require_single("srun", environment, size="SLURM_STEP_NUM_TASKS", rank="SLURM_PROCID", single="mpirun -np 1")
 
 
-def _is_outside(environment: Mapping[str, str]) -> bool:
+def _is_outer_step(environment: Mapping[str, str]) -> bool:
     """Whether the step of Slurm that the variables tell of is another one.
 
     A batch script that was submitted within a step inherits its variables. But it is the only task on its node.
     """
     tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # of the first node, as in 2(x3),1
-    here = environment.get("SLURM_GTIDS", "").split(",")  # the tasks on this node
-    return tasks is not None and environment.get("SLURM_PROCID") == "0" and int(tasks[0]) != len(here)
+    node_tasks = environment.get("SLURM_GTIDS", "").split(",")  # the tasks on this node
+    return tasks is not None and environment.get("SLURM_PROCID") == "0" and int(tasks[0]) != len(node_tasks)
 
 
-def _require_alone(launcher: str, environment: Mapping[str, str], *, size: str, rank: str, alone: str) -> None:
+def _require_single(launcher: str, environment: Mapping[str, str], *, size: str, rank: str, single: str) -> None:
     count = int(environment.get(size, "1"))
     if count == 1:
         return
     if environment.get(rank, "0") != "0":
-        time.sleep(FIRST_S)
+        time.sleep(FIRST_ERROR_S)
         sys.exit(BAD_INPUT)
     raise BadInput(
         f"{launcher} has started {count} processes that do not meet over MPI, and each would train a model of its own: "
         f"start them with mpirun -np {count}, horovodrun -np {count} or hvdlaunch run -np {count} in place of "
-        f"{launcher}, or one alone with {alone}"
+        f"{launcher}, or one alone with {single}"
     )

@@ -9,13 +9,30 @@ from torch import nn
 
 from hvdtrain.ranks.wire import Wire
 
-Waiting = Callable[[], AbstractContextManager[None]]
+WaitContext = Callable[[], AbstractContextManager[None]]
 
 
-class GradientSync(Protocol):
-    """Sums gradients over ranks while backward is still running."""
+class Update(Protocol):
+    """What a step does with summed gradients, each part once."""
 
-    overlap: bool  # True; set to False before `expect` the sums begin in `finish`: a profile times each part alone
+    def unscale(self) -> None:
+        """Take the loss scale off the gradients and decide whether all ranks skip the step."""
+
+    def clip(self) -> None:
+        """Clip the gradients."""
+
+    def step(self) -> None:
+        """Step the optimizer that `wrap` has returned, or skip it."""
+
+
+class GradientSync:
+    """Sums gradients over ranks while backward is still running; this one is for a rank that is alone."""
+
+    overlap = True  # set to False before `expect` the sums begin in `finish`: a profile times each part alone
+
+    def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer that steps: the run's own, or one around it."""
+        return optimizer
 
     def expect(self, backward_passes: int) -> None:
         """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""
@@ -26,54 +43,36 @@ class GradientSync(Protocol):
     def finish(self) -> None:
         """Wait until every `.grad` holds the sum over ranks, of two or more zeros where none has a gradient."""
 
-    def update(self, *, overflowed: bool) -> None:
+    def apply(self, update: Update) -> None:
+        """Synchronize, unscale, clip and step, in the order that these sums need."""
+        self.finish()
+        update.unscale()
+        update.clip()
+        update.step()
+
+    def end_step(self, *, overflowed: bool) -> None:
         """End a step; `overflowed` is whether the sum was not finite though no rank's forward pass had failed."""
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank must remember from step to step, for a checkpoint."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
 
 
-class NoSync:
-    """One rank alone: its gradients are the sum."""
-
-    overlap = True
-
-    def expect(self, backward_passes: int) -> None:
-        pass
-
-    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def update(self, *, overflowed: bool) -> None:
-        pass
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class HorovodSync:
+class HorovodSync(GradientSync):
     """hvd.DistributedOptimizer used for its gradient hooks alone.
 
     The optimizers that it wraps have no part in the training: the real one stays as torch made it, with its defaults,
     its constructor's arguments and its zero_grad(set_to_none=True), all of which the wrapper would break.
     """
 
-    overlap = True
-
-    def __init__(self, model: nn.Module, *, wire: Wire, groups: int | None, waiting: Waiting) -> None:
-        """`waiting` is entered while this rank waits for others."""
+    def __init__(self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext) -> None:
+        """`wait_context` is entered while this rank waits for others."""
         self._wire = wire
         self._groups = groups
-        self._waiting = waiting
+        self._wait_context = wait_context
         self._parameters: list[nn.Parameter] = []
         self._hooks: list[Any] = []
         self.include(model.named_parameters())
@@ -103,12 +102,12 @@ class HorovodSync:
         for parameter in self._parameters:
             if parameter.grad is None:  # unused: Horovod's own zeros would have another memory format
                 parameter.grad = torch.zeros_like(parameter)
-        with self._waiting():
+        with self._wait_context():
             for hooks in self._hooks:
                 hooks.synchronize()
 
-    def update(self, *, overflowed: bool) -> None:
-        self._wire.update(overflowed=overflowed)
+    def end_step(self, *, overflowed: bool) -> None:
+        self._wire.end_step(overflowed=overflowed)
 
     def state_dict(self) -> dict[str, Any]:
         return self._wire.state_dict()

@@ -45,36 +45,36 @@ class Wire:
         view = gradient.permute(order).contiguous()  # copies only what has gaps or overlaps
         if self._scales:
             view = view * self._scale
-        return view.to(self.sent_as(gradient.dtype)), (order, gradient.dtype)
+        return view.to(self.wire_dtype(gradient.dtype)), (order, gradient.dtype)
 
     def decompress(self, total: Tensor, layout: Layout) -> Tensor:
         """The sum in the gradient's shape, memory format and type."""
         order, dtype = layout
-        back = [order.index(dimension) for dimension in range(len(order))]
-        gradient = total.permute(back).to(dtype)
+        inverse = [order.index(dimension) for dimension in range(len(order))]
+        gradient = total.permute(inverse).to(dtype)
         return gradient.div_(self._scale) if self._scales else gradient
 
-    def sent_as(self, dtype: torch.dtype) -> torch.dtype:
+    def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The type in which gradients of this one travel."""
         if self._half:
             return torch.float16
         return torch.float32 if dtype == torch.bfloat16 else dtype
 
-    def pack(self, flat: Tensor, sent: Tensor) -> None:
+    def pack(self, flat: Tensor, wire_values: Tensor) -> None:
         """Put flat gradients into the tensor that is sent, which may be themselves; they are scaled in place."""
         if self._scales:
             flat.mul_(self._scale)
-        if sent is not flat:
-            sent.copy_(flat)
+        if wire_values is not flat:
+            wire_values.copy_(flat)
 
-    def unpack(self, sent: Tensor, flat: Tensor) -> None:
+    def unpack(self, wire_values: Tensor, flat: Tensor) -> None:
         """Put the sum that has come back into the flat gradients."""
-        if sent is not flat:
-            flat.copy_(sent)
+        if wire_values is not flat:
+            flat.copy_(wire_values)
         if self._scales:
             flat.div_(self._scale)
 
-    def update(self, *, overflowed: bool) -> None:
+    def end_step(self, *, overflowed: bool) -> None:
         """End a step; `overflowed` is whether the sum was not finite though no rank's forward pass had failed."""
         if not self._scales:
             return

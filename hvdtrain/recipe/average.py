@@ -5,8 +5,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.recipe import batch_norm
-from hvdtrain.settings.options import RunConfig
+from hvdtrain.core import batch_norm
+from hvdtrain.recipe.settings import OptimizerSettings
 
 # What a moving average remembers at most, as a share of the run. A dozen steps on the digits end at chance with batch
 # norm's usual ten, and at 92 % with one: docs/accuracy.md.
@@ -29,10 +29,10 @@ class MovingAverage(nn.Module):
         self.remember(horizon_steps=horizon_steps)
         self._averages, self._currents = _averaged(self.module), _averaged(model)
         averaged = {id(tensor) for tensor in (*self._averages, *self._currents)}
-        self._others = [
-            (own, buffer)
-            for own, buffer in zip(self.module.buffers(), model.buffers(), strict=True)
-            if id(own) not in averaged
+        self._copied_buffers = [
+            (averaged_buffer, buffer)
+            for averaged_buffer, buffer in zip(self.module.buffers(), model.buffers(), strict=True)
+            if id(averaged_buffer) not in averaged
         ]
 
     def remember(self, *, horizon_steps: float) -> None:
@@ -60,8 +60,8 @@ class MovingAverage(nn.Module):
     @torch.no_grad()
     def model(self) -> nn.Module:
         """The averaged model, with what is not averaged, as batch norm's counters, as the model has it now."""
-        for own, buffer in self._others:
-            own.copy_(buffer)
+        for averaged_buffer, buffer in self._copied_buffers:
+            averaged_buffer.copy_(buffer)
         return self.module
 
 
@@ -69,7 +69,7 @@ def _averaged(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *batch_norm.running_statistics(model)]
 
 
-def averages_of_run(model: nn.Module, config: RunConfig, *, steps_per_epoch: int) -> MovingAverage | None:
+def averages_of_run(model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int) -> MovingAverage | None:
     """The moving average of the model if the settings ask for one, with a memory that is right for so short a run.
 
     The model's running statistics get one too: theirs is 1 / momentum forward passes, which are 10 for most models and
@@ -84,6 +84,6 @@ def averages_of_run(model: nn.Module, config: RunConfig, *, steps_per_epoch: int
     return MovingAverage(model, horizon_steps=horizon_steps(config, steps_per_epoch))
 
 
-def horizon_steps(config: RunConfig, steps_per_epoch: int) -> float:
+def horizon_steps(config: OptimizerSettings, steps_per_epoch: int) -> float:
     """The memory that the settings ask for, as far as the run is long enough."""
     return min(config.ema_epochs, MOST_OF_RUN * config.epochs) * steps_per_epoch

@@ -1,4 +1,4 @@
-"""Optimizers, by their names of settings/optimizers.py, and their parameter groups."""
+"""Optimizers, by their names of recipe/optimizers.py, and their parameter groups."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hvdtrain.settings.optimizers import OPTIMIZERS
-from hvdtrain.settings.options import RunConfig
+from hvdtrain.recipe.optimizers import OPTIMIZERS
+from hvdtrain.recipe.settings import OptimizerSettings
 
 REFERENCE_BATCH = 256
 
@@ -49,7 +49,7 @@ class LearningRate:
 
 
 def learning_rate(
-    config: RunConfig,
+    config: OptimizerSettings,
     *,
     samples: int,
     steps_per_epoch: int,

@@ -28,7 +28,7 @@ BAD_INPUT = 2
 TOO_MANY_SKIPPED = 3
 REPLICAS_DIFFER = 4
 
-FIRST_S = 10.0  # for the first process to say why: once one has ended, its launcher may end the others
+FIRST_ERROR_S = 10.0  # for the first process to say why: once one has ended, its launcher may end the others
 
 T = TypeVar("T")
 
@@ -36,11 +36,11 @@ NEWCOMER = "_HVDTRAIN_NEWCOMER"  # the number of a rank that joins a run
 RANK_VARIABLES = (NEWCOMER, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
 
 
-_leads = False  # this rank has taken the place of rank 0
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # ask a rank to end
-_WORKERS_S = 1.0  # the time of loader workers to end
-_SAME_S = 0.3  # within this time two signals are one: timeout(1) sends it to its program, then to the whole group
-_REPORTING = threading.Lock()  # another thread reports checkpoints
+_is_acting_rank_zero = False  # this rank has taken the place of rank 0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # ask a rank to end
+_WORKER_EXIT_S = 1.0  # the time of loader workers to end
+_DUPLICATE_S = 0.3  # within this time two signals are one: timeout(1) sends it to its program, then to the whole group
+_REPORT_LOCK = threading.Lock()  # another thread reports checkpoints
 
 
 class BadInput(Exception):  # noqa: N818 (named after what the user gave)
@@ -61,60 +61,60 @@ def launched_rank() -> int:
     return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
 
 
-def _at_once(status: int) -> NoReturn:
+def _exit_now(status: int) -> NoReturn:
     """End this process, without MPI_Finalize."""
     os._exit(status)
 
 
-def _flushed(status: int) -> NoReturn:
+def _flush_and_exit(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    _at_once(status)
+    _exit_now(status)
 
 
-_end: Callable[[int], NoReturn] = _at_once
-_leave: Callable[[int], NoReturn] = sys.exit
+_exit_on_failure: Callable[[int], NoReturn] = _exit_now
+_exit_at_end: Callable[[int], NoReturn] = sys.exit
 
 
-def kill(_: int) -> NoReturn:
-    """End this process by a signal: of a status mpirun does not tell the ranks that are left, or it ends them, too."""
+def kill_self(_: int) -> NoReturn:
+    """End this process by a signal: mpirun does not report an exit status to the remaining ranks, or ends them, too."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
-def never_finalize() -> None:
-    """From now on this process ends without MPI_Finalize, which may wait for ranks that are lost."""
-    global _leave  # noqa: PLW0603
-    _leave = kill if NEWCOMER in os.environ else _flushed
+def skip_mpi_finalize() -> None:
+    """Let this process end without MPI_Finalize, which may wait for lost ranks."""
+    global _exit_at_end  # noqa: PLW0603
+    _exit_at_end = kill_self if NEWCOMER in os.environ else _flush_and_exit
 
 
-def lead() -> None:
-    """Tell from now on what rank 0 has told, which is lost."""
-    global _leads  # noqa: PLW0603 (as all here, of the process)
-    _leads = True
-    be_shown()
+def become_rank_zero() -> None:
+    """Print from now on what rank 0, which is lost, has printed."""
+    global _is_acting_rank_zero  # noqa: PLW0603 (as all here, of the process)
+    _is_acting_rank_zero = True
+    show_this_rank()
 
 
-def be_shown() -> None:
-    """Have hvdlaunch, which shows rank 0 alone, show from now on what this process says."""
+def show_this_rank() -> None:
+    """Ask hvdlaunch, which shows only rank 0, to show also the output of this process."""
     if path := os.environ.get("HVDLAUNCH_SHOW"):
-        with contextlib.suppress(OSError):  # without the file it stands in the rank's log
+        with contextlib.suppress(OSError):  # without the file the output is only in the rank's log
             Path(path).touch()
 
 
-def end_by(end: Callable[[int], NoReturn]) -> None:
-    """From now on a failure, and a signal to end, ends this process so."""
-    global _end  # noqa: PLW0603
-    _end = end
+def set_failure_exit(end: Callable[[int], NoReturn]) -> None:
+    """Let a failure, or a signal to end, call `end` with the exit status."""
+    global _exit_on_failure  # noqa: PLW0603
+    _exit_on_failure = end
 
 
-def end_by_signal() -> None:
-    """From now on this process, a newcomer, ends by a signal, whatever it ends of."""
-    end_by(kill)
-    never_finalize()
-    sys.excepthook = _leave_with_traceback(None, lambda _: None)
+def set_signal_exit() -> None:
+    """Let this process, a newcomer, end by a signal whatever the reason is."""
+    set_failure_exit(kill_self)
+    skip_mpi_finalize()
+    sys.excepthook = _exception_hook(None, lambda _: None)
 
 
 def report(**facts: str) -> None:
@@ -124,44 +124,44 @@ def report(**facts: str) -> None:
     `said`, the line that explains the end of the run; `exit_reason`.
     """
     if path := os.environ.get("HVDLAUNCH_REPORT"):
-        with _REPORTING, contextlib.suppress(OSError):  # this host may not share the folder
+        with _REPORT_LOCK, contextlib.suppress(OSError):  # this host may not share the folder
             known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
             with new_file(Path(f"{path}.part")) as file:
                 file.write(json.dumps({**known, **facts}).encode())
             Path(f"{path}.part").replace(path)
 
 
-def say(error: BadInput | EndOfRun) -> None:
+def print_error(error: BadInput | EndOfRun) -> None:
     """Print the one line of an error, and report it."""
     line = f"hvdtrain: {' '.join(str(error).split())}"
-    be_shown()
+    show_this_rank()
     print(line, file=sys.stderr, flush=True)
     report(said=line)
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Run one rank's `main` and end the process: status 0, or as `attempt` ends it."""
-    attempt(main)
-    _ignore_requests_to_leave()
+    """Run one rank's `main` and end the process: status 0, or as `call_or_exit` ends it."""
+    call_or_exit(main)
+    _ignore_stop_requests()
     _end_workers()
-    _leave(0)
+    _exit_at_end(0)
 
 
-def attempt(part: Callable[[], T]) -> T:
-    """What a part of one rank's program returns; else the process ends: status 2 for BadInput, EndOfRun's own or 1."""
-    sys.excepthook = _leave_with_traceback(None, lambda _: None)
+def call_or_exit(function: Callable[[], T]) -> T:
+    """Return the function's result; if it raises, end the process: status 2 for BadInput, EndOfRun's status, or 1."""
+    sys.excepthook = _exception_hook(None, lambda _: None)
     try:
-        return part()
+        return function()
     except (BadInput, EndOfRun) as error:
-        _ignore_requests_to_leave()
+        _ignore_stop_requests()
         _end_workers()
-        if launched_rank() == 0 or _leads or (isinstance(error, BadInput) and NEWCOMER in os.environ):
-            say(error)
+        if launched_rank() == 0 or _is_acting_rank_zero or (isinstance(error, BadInput) and NEWCOMER in os.environ):
+            print_error(error)
         # MPI_Finalize, on the way out, waits for rank 0, so no other rank's status ends the job before its line is out.
-        _leave(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
+        _exit_at_end(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
 
 
-def _ignore_requests_to_leave() -> None:
+def _ignore_stop_requests() -> None:
     """Ignore SIGUSR1: Python resets any other handler to the default, which kills, before the process has ended."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
@@ -176,12 +176,12 @@ def _end_workers() -> None:
 
     if workers:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when one is killed
-        limit = threading.Timer(_WORKERS_S, kill_all)
+        limit = threading.Timer(_WORKER_EXIT_S, kill_all)
         limit.daemon = True
         limit.start()
 
 
-def on_early_end(
+def install_stop_handlers(
     error_file: Path, before_leaving: Callable[[str], None], *, step: Callable[[], int | None]
 ) -> threading.Event:
     """From now on write the traceback of a failure, and the stacks of a crash, to `error_file` too.
@@ -192,64 +192,64 @@ def on_early_end(
     'interrupted' or 'terminated' and end the process, with status 128 + signal or 1. Signals are handled on a thread of
     their own, since the main thread may be waiting for a rank that is already gone. `step` returns the current step.
     """
-    sys.excepthook = _leave_with_traceback(error_file, before_leaving, step)
+    sys.excepthook = _exception_hook(error_file, before_leaving, step)
     faulthandler.enable(error_file.open("w"), all_threads=True)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in STOPS:
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)  # the wake-up file descriptor needs a handler, not the default
-    leave = threading.Event()
-    alone = not any(name in os.environ for name in RANK_VARIABLES)
+    stop_requested = threading.Event()
+    has_no_launcher = not any(name in os.environ for name in RANK_VARIABLES)
 
     def watch() -> None:
-        interrupted, last, until = False, 0, 0.0
+        is_interrupted, last_number, until_s = False, 0, 0.0
         while True:
             number = os.read(reader, 1)[0]
-            if number not in STOPS:  # others wake it up too: torch's loaders handle SIGCHLD
+            if number not in STOP_SIGNALS:  # others wake it up too: torch's loaders handle SIGCHLD
                 continue
-            if number == last and time.monotonic() < until:
+            if number == last_number and time.monotonic() < until_s:
                 continue
-            last, until = number, time.monotonic() + _SAME_S
-            first = not leave.is_set()
-            if number == signal.SIGUSR1 or (first and (alone or number == signal.SIGINT)):
-                interrupted |= number == signal.SIGINT
-                leave.set()
+            last_number, until_s = number, time.monotonic() + _DUPLICATE_S
+            is_first = not stop_requested.is_set()
+            if number == signal.SIGUSR1 or (is_first and (has_no_launcher or number == signal.SIGINT)):
+                is_interrupted |= number == signal.SIGINT
+                stop_requested.set()
                 continue
-            interrupted |= number == signal.SIGINT
-            _try(before_leaving, "interrupted" if interrupted else "terminated")
-            _end(128 + (signal.SIGINT if interrupted else number))
+            is_interrupted |= number == signal.SIGINT
+            _call_safely(before_leaving, "interrupted" if is_interrupted else "terminated")
+            _exit_on_failure(128 + (signal.SIGINT if is_interrupted else number))
 
     threading.Thread(target=watch, name="stop-signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # launch.rank.bind has blocked it until now
-    return leave
+    return stop_requested
 
 
-def _try(before_leaving: Callable[[str], None], reason: str) -> None:
+def _call_safely(before_leaving: Callable[[str], None], reason: str) -> None:
     try:
         before_leaving(reason)
     except Exception:  # noqa: BLE001
         traceback.print_exc()  # and leave anyway
 
 
-def _leave_with_traceback(
+def _exception_hook(
     error_file: Path | None, before_leaving: Callable[[str], None], step: Callable[[], int | None] | None = None
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            _end(128 + signal.SIGINT)
+            _exit_on_failure(128 + signal.SIGINT)
         stack = "".join(traceback.format_exception(kind, error, trace))
-        at = "" if step is None else f" at step {step()}" if step() is not None else " before the first step"
+        when = "" if step is None else f" at step {step()}" if step() is not None else " before the first step"
         reason = " ".join(f"{kind.__name__}: {error}".split())
-        message = f"hvdtrain: rank {launched_rank()} on {socket.gethostname()} failed{at}: {reason}\n{stack}"
+        message = f"hvdtrain: rank {launched_rank()} on {socket.gethostname()} failed{when}: {reason}\n{stack}"
         if error_file is not None:
             with contextlib.suppress(OSError):
                 error_file.write_text(message)
-        if _end is kill:  # the others go on, and nobody else tells why this one does not
-            be_shown()
+        if _exit_on_failure is kill_self:  # the other ranks continue, and none of them reports why this one does not
+            show_this_rank()
         print(message, file=sys.stderr, flush=True)
-        _try(before_leaving, "failed")
+        _call_safely(before_leaving, "failed")
         sys.stdout.flush()
-        _end(FAILED)
+        _exit_on_failure(FAILED)
 
     return hook

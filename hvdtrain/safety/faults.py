@@ -50,7 +50,7 @@ _HOARD_BYTES = 64 * 2**20
 class Fault:
     """One fault of this rank."""
 
-    spelled: str  # as in the variable
+    spelling: str  # as in the variable
     kind: Kind
     place: Place
     number: int  # from 1; 0 at the start
@@ -77,20 +77,20 @@ class Faults:
             return NONE
         return cls(f"hvdtrain: faults are injected into this run: {VARIABLE}={text}", faults)
 
-    def at(self, place: Place, number: int = 0, *, model: "nn.Module | None" = None) -> None:
+    def inflict_at(self, place: Place, number: int = 0, *, model: "nn.Module | None" = None) -> None:
         """Inflict the faults of this place; most kinds do not return. Steps need the `model`."""
-        for fault in self._due(place, number):
+        for fault in self._due_faults(place, number):
             if fault.kind != "nan":
                 self._pending.remove(fault)
                 _inflict(fault, model)
 
-    def poisons_loss(self, step: int) -> bool:
+    def injects_nan(self, step: int) -> bool:
         """Whether a fault makes this rank's loss of this step NaN; to be called once per step."""
-        due = [fault for fault in self._due("step", step) if fault.kind == "nan"]
-        self._pending = [fault for fault in self._pending if fault not in due]
-        return bool(due)
+        faults = [fault for fault in self._due_faults("step", step) if fault.kind == "nan"]
+        self._pending = [fault for fault in self._pending if fault not in faults]
+        return bool(faults)
 
-    def _due(self, place: Place, number: int) -> list[Fault]:
+    def _due_faults(self, place: Place, number: int) -> list[Fault]:
         return [fault for fault in self._pending if (fault.place, fault.number) == (place, number)]
 
 
@@ -104,12 +104,12 @@ def _faults_of_rank(rank: int, word: str) -> list[Fault]:
             f"{VARIABLE}: {word!r} is no fault: write KIND@rankR:PLACE, with KIND one of {', '.join(get_args(Kind))}, "
             f"R a number or all, PLACE start, stepN, saveN, evalN or recoverN with N from 1; as in kill@rank1:step7"
         )
-    kind, where, start, place, number = match.groups()
+    kind, rank_text, start, place, number = match.groups()
     if kind in _STEP_FAULTS and place != "step":
-        raise BadInput(f"{VARIABLE}: {word!r}: {kind} is a fault of a step: write {kind}@rank{where}:stepN")
-    if where not in ("all", str(rank)):
+        raise BadInput(f"{VARIABLE}: {word!r}: {kind} is a fault of a step: write {kind}@rank{rank_text}:stepN")
+    if rank_text not in ("all", str(rank)):
         return []
-    return [Fault(spelled=word, kind=cast("Kind", kind), place=cast("Place", place or start), number=int(number or 0))]
+    return [Fault(spelling=word, kind=cast("Kind", kind), place=cast("Place", place or start), number=int(number or 0))]
 
 
 def _inflict(fault: Fault, model: "nn.Module | None") -> None:
@@ -117,7 +117,7 @@ def _inflict(fault: Fault, model: "nn.Module | None") -> None:
         case "kill" | "term" | "stop":
             os.kill(os.getpid(), signal.Signals[f"SIG{fault.kind.upper()}"])
         case "raise":
-            raise RuntimeError(f"injected fault {fault.spelled}")
+            raise RuntimeError(f"injected fault {fault.spelling}")
         case "segv":
             ctypes.string_at(0)
         case "exit3":

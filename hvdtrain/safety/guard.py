@@ -42,30 +42,30 @@ class Guard:
 
     def __call__(
         self,
-        what: str,
-        where: Path | str = "",
+        action: str,
+        target: Path | str = "",
         *,
-        also: tuple[type[Exception], ...] = (),
-        failed: Callable[[Exception], object] | None = None,
+        also_catch: tuple[type[Exception], ...] = (),
+        on_failure: Callable[[Exception], object] | None = None,
     ) -> "Attempt":
-        """Catch OSError, and the types in `also`; then call `failed`.
+        """Catch OSError, and the types in `also_catch`; then call `on_failure`.
 
-        A RuntimeError is caught only if its exact type is in `also`, since Horovod's and MPI's errors are
+        A RuntimeError is caught only if its exact type is in `also_catch`, since Horovod's and MPI's errors are
         RuntimeErrors. Their errors, KeyboardInterrupt, SystemExit and being out of memory are never caught.
         """
-        return Attempt(guard=self, what=what, where=where, also=also, failed=failed)
+        return Attempt(guard=self, action=action, target=target, also_catch=also_catch, on_failure=on_failure)
 
-    def note(self, what: str, where: Path | str, error: Exception) -> None:
+    def note(self, action: str, target: Path | str, error: Exception) -> None:
         """Count a failure, and warn unless this cause was reported in the last minute."""
-        cause = (what, error.errno if isinstance(error, OSError) and error.errno else type(error))
+        cause = (action, error.errno if isinstance(error, OSError) and error.errno else type(error))
         now = time.monotonic()
         with self._lock:
-            self.counts[what] += 1
+            self.counts[action] += 1
             if now - self._warned_at.get(cause, -QUIET_S) < QUIET_S:
                 return
             self._warned_at[cause] = now
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        message = f"hvdtrain: warning: {what} failed{': ' if where else ''}{where}: {reason}; training goes on"
+        message = f"hvdtrain: warning: {action} failed{': ' if target else ''}{target}: {reason}; training goes on"
         with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or on the same full disk
             print(" ".join(message.split()), file=sys.stderr, flush=True)
 
@@ -75,10 +75,10 @@ class Attempt:
     """Something that may fail: a context manager and a decorator that can be used any number of times."""
 
     guard: Guard
-    what: str
-    where: Path | str
-    also: tuple[type[Exception], ...]
-    failed: Callable[[Exception], object] | None
+    action: str
+    target: Path | str
+    also_catch: tuple[type[Exception], ...]
+    on_failure: Callable[[Exception], object] | None
 
     def __enter__(self) -> None:
         pass
@@ -88,9 +88,9 @@ class Attempt:
     ) -> bool:
         if not isinstance(error, Exception) or not self._catches(error):
             return False
-        self.guard.note(self.what, self.where, error)
-        if self.failed is not None:
-            self.failed(error)
+        self.guard.note(self.action, self.target, error)
+        if self.on_failure is not None:
+            self.on_failure(error)
         return True
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
@@ -106,8 +106,8 @@ class Attempt:
         if is_out_of_memory(error) or any(_full_name(kind) in _COLLECTIVE_ERRORS for kind in type(error).__mro__):
             return False
         if isinstance(error, RuntimeError):
-            return type(error) in self.also
-        return isinstance(error, (OSError, *self.also))
+            return type(error) in self.also_catch
+        return isinstance(error, (OSError, *self.also_catch))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

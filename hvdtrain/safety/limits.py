@@ -1,33 +1,33 @@
-"""What the control groups of this process, of either version, leave of its host: time of cores, and memory."""
+"""The limits that the control groups of this process, of either version, set: time of cores, and memory."""
 
 import math
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 
-def quota(root: Path) -> float:
-    """The time that its groups allow, in cores; infinite without a limit."""
-    allowed = [math.inf]
+def cpu_quota(root: Path) -> float:
+    """The time that the control groups allow, in cores; infinite without a limit."""
+    limits = [math.inf]
     for folder in _folders(root, "cpu"):
-        words = [_text(folder / "cpu.max"), _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")]
-        words = " ".join(words).split()  # as 150000 100000, of one version or the other; max or -1 is no limit
-        if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]):
-            allowed.append(int(words[0]) / int(words[1]))
-    return min(allowed)
+        texts = [_read_text(folder / name) for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        match " ".join(texts).split():  # such as 150000 100000, of one version or the other; max or -1 is no limit
+            case [quota, period] if quota.isdecimal() and period.isdecimal() and int(period):
+                limits.append(int(quota) / int(period))
+    return min(limits)
 
 
 def memory_bytes(root: Path) -> float:
-    """The memory of the host, or what its groups allow of it, whoever uses it now; infinite where not known."""
-    lines = _text(root / "proc/meminfo").splitlines()
+    """The memory of the host, or what the control groups allow of it, free or not; infinite if unknown."""
+    lines = _read_text(root / "proc/meminfo").splitlines()
     total = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")]
     files = ("memory.max", "memory.limit_in_bytes")  # of one version and the other; max is no limit
-    allowed = [_text(folder / file).strip() for folder in _folders(root, "memory") for file in files]
-    return min([math.inf, *total, *(int(text) for text in allowed if text.isdecimal())])
+    limits = [_read_text(folder / file).strip() for folder in _folders(root, "memory") for file in files]
+    return min([math.inf, *total, *(int(text) for text in limits if text.isdecimal())])
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
     """The folders of the groups that limit this process by a controller, from the innermost."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -36,7 +36,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
             yield mount / str(group).lstrip("/")
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text()
     except OSError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hvdtrain.safety import exits
-from hvdtrain.safety.exits import FIRST_S, BadInput
+from hvdtrain.safety.exits import FIRST_ERROR_S, BadInput
 from hvdtrain.safety.limits import memory_bytes
 
 # Of a rank that has imported torch and this package, and shares with no other: 279 to 366 MB were measured on Linux.
@@ -26,19 +26,19 @@ def require_room(environment: Mapping[str, str], root: Path = Path("/")) -> None
     The memory in all counts, not what is free: all ranks come to the same verdict, however many have imported by then.
     """
     local_rank, ranks = local_ranks(environment)
-    most = memory_bytes(root) / (IMPORT_MB * 10**6)
-    if ranks == 1 or ranks <= most:
+    max_ranks = memory_bytes(root) / (IMPORT_MB * 10**6)
+    if ranks == 1 or ranks <= max_ranks:
         return
     if local_rank == 0:
         host, gb = socket.gethostname(), memory_bytes(root) / 10**9
-        exits.say(
+        exits.print_error(
             BadInput(
                 f"{host}: {ranks} ranks need {ranks * IMPORT_MB / 1000:.1f} GB of memory for their imports alone, and "
-                f"the host has {gb:.1f} GB. Start at most {max(1, int(most))} ranks there."
+                f"the host has {gb:.1f} GB. Start at most {max(1, int(max_ranks))} ranks there."
             )
         )
     else:
-        time.sleep(FIRST_S)
+        time.sleep(FIRST_ERROR_S)
     sys.exit(exits.BAD_INPUT)
 
 

@@ -8,7 +8,7 @@ The line is `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded with spaces bef
     waiting     inside a collective, for the other ranks
     evaluating  in the evaluation after that step
     saving      in the checkpoint after that step
-    recovering  closing up after other ranks were lost
+    recovering  in the recovery after other ranks were lost
     left        it ended by itself
 
 It is written through a shared mapping, so that it survives however the process ends. To read it, split the text at
@@ -41,110 +41,110 @@ from typing import Protocol, TypeVar
 from hvdtrain.safety.files import new_file
 
 FIRST_STEPS = 3  # slow, for they choose kernels and start loader workers
-TIMES_MEDIAN = 10
-LEAST_S = 60.0
+MEDIAN_FACTOR = 10
+MIN_LIMIT_S = 60.0
 # For reading, a first step, the first batch of an evaluation, a checkpoint, and everything before the first step.
 SLOW_S = 600.0
-RECOVERY_S = 30.0  # for those that are left to close up after ranks were lost
-SLOW_TIMES = 10  # the same, as a multiple of --hang-timeout-s
+RECOVERY_S = 30.0  # for the remaining ranks to recover
+SLOW_FACTOR = 10  # SLOW_S as a multiple of --hang-timeout-s
 # The culprit began its work no later than the others began to wait for it, so its timer fires first.
-PATIENCE_S = 0.5
+WAIT_MARGIN_S = 0.5
 # Setting the timer starts a thread: one that fires up to this share of its limit too early is left as it is.
-TOO_EARLY = 0.01
+EARLY_SHARE = 0.01
 
 _Batch = TypeVar("_Batch")
 _LINE_LENGTH = 64  # one cache line: a reader on this host never sees half of it
 
 
 class Watchdog(Protocol):
-    """Notes what its rank begins to do; each call sets a new time limit, or one that is up to TOO_EARLY shorter."""
+    """Records what its rank begins; each call sets a new time limit, or one that is up to EARLY_SHARE shorter."""
 
     step: int | None  # the last one begun, also when off; None before the first
 
-    def starting(self) -> None:
+    def begin_setup(self) -> None:
         """Everything before the first step."""
 
-    def working(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """A step, numbered as in the log; a second call in the same step starts its limit again."""
 
-    def reading(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        """The same batches, read from files; each may take its time, and then the work goes on with its limit anew."""
+    def time_reads(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        """Yield the batches, read from files: each read has the long limit, then the work starts its limit again."""
 
-    def evaluating(self, step: int) -> None:
+    def begin_evaluation(self, step: int) -> None:
         """The next batch of the evaluation after this step; from the second batch on with the limit of a step."""
 
-    def saving(self, step: int) -> None:
+    def begin_checkpoint(self, step: int) -> None:
         """The checkpoint after this step; on all ranks, since they wait for each other."""
 
-    def recovering(self, step: int | None) -> None:
-        """Ranks were lost after this step, None before the first; those that are left close up."""
+    def begin_recovery(self, step: int | None) -> None:
+        """The recovery of the remaining ranks after this step, None before the first."""
 
-    def waiting(self, step: int | None) -> None:
-        """In a collective, None before the first step; the limit is that of the others' work plus PATIENCE_S.
+    def begin_wait(self, step: int | None) -> None:
+        """In a collective, None before the first step; the limit is that of the others' work plus WAIT_MARGIN_S.
 
         It is that of the interrupted work, or in a run that reads files the one of reading.
         """
 
     def collective(self) -> AbstractContextManager[None]:
-        """Inside, the rank waits for the others, with the limit of `waiting`. May be nested."""
+        """Inside, the rank waits for the others, with the limit of `begin_wait`. May be nested."""
 
-    def left(self, step: int | None) -> None:
-        """The rank has done its work, None if before the first step; from now on without a limit."""
+    def disarm(self, step: int | None) -> None:
+        """The rank has done its work, None if before the first step: the timer is off."""
 
     def close(self) -> None:
         """The rank leaves after the current step; close the files."""
 
 
-class _Off:
+class _OffWatchdog:
     step: int | None = None
     collective: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def starting(self) -> None:
+    def begin_setup(self) -> None:
         pass
 
-    def working(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         self.step = step
 
-    def reading(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+    def time_reads(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
         return batches
 
-    def evaluating(self, step: int) -> None:
+    def begin_evaluation(self, step: int) -> None:
         self.step = step
 
-    def saving(self, step: int) -> None:
+    def begin_checkpoint(self, step: int) -> None:
         self.step = step
 
-    def recovering(self, step: int | None) -> None:
+    def begin_recovery(self, step: int | None) -> None:
         pass
 
-    def waiting(self, step: int | None) -> None:
+    def begin_wait(self, step: int | None) -> None:
         pass
 
-    def left(self, step: int | None) -> None:
+    def disarm(self, step: int | None) -> None:
         pass
 
     def close(self) -> None:
         pass
 
 
-OFF: Watchdog = _Off()
+OFF: Watchdog = _OffWatchdog()
 
 
-def watch(run_folder: Path, rank: int, *, hang_timeout_s: float | None, by_signal: bool = False) -> Watchdog:
+def make_watchdog(run_folder: Path, rank: int, *, hang_timeout_s: float | None, by_signal: bool = False) -> Watchdog:
     """The watchdog of one rank, one per process; OFF for a timeout of 0.
 
-    `by_signal` ends the process by SIGALRM: that is what MPI tells ranks that outlive it.
+    `by_signal` ends the process by SIGALRM: MPI reports that to the ranks that survive it.
 
-    Without a timeout the limit of a step is TIMES_MEDIAN times the median of the last 50, at least LEAST_S.
+    Without a timeout the limit of a step is MEDIAN_FACTOR times the median of the last 50, at least MIN_LIMIT_S.
     """
     if hang_timeout_s == 0:
         return OFF
     return RankWatchdog(run_folder / "ranks", rank, hang_timeout_s=hang_timeout_s, by_signal=by_signal)
 
 
-def slow_s(hang_timeout_s: float | None) -> float:
-    """The limit of what may be slow, with this timeout of a step."""
-    return SLOW_S if hang_timeout_s is None else SLOW_TIMES * hang_timeout_s
+def slow_limit_s(hang_timeout_s: float | None) -> float:
+    """The limit of slow activities for this timeout of a step."""
+    return SLOW_S if hang_timeout_s is None else SLOW_FACTOR * hang_timeout_s
 
 
 class RankWatchdog:
@@ -161,78 +161,78 @@ class RankWatchdog:
         self._timeout_s = hang_timeout_s
         self._durations_s: deque[float] = deque(maxlen=50)
         self.step: int | None = None
-        self._doing = "working"
-        self._limit_s = self._step_limit_s = self._slow_s = slow_s(hang_timeout_s)
-        self._reads = False  # this run reads files
-        self._until_s = math.inf  # when the timer fires, on time.monotonic()
-        self._timed: tuple[int, float] | None = None  # the last step that began, and when
-        self._silent = False  # already in a collective, or left
-        self._patient = False  # the timer already has the limit of a rank that waits
+        self._activity = "working"
+        self._limit_s = self._step_limit_s = self._slow_s = slow_limit_s(hang_timeout_s)
+        self._reads_files = False  # this run reads files
+        self._fires_at_s = math.inf  # when the timer fires, on time.monotonic()
+        self._last_start: tuple[int, float] | None = None  # the last step that began, and when
+        self._is_silent = False  # already in a collective, or left
+        self._has_wait_limit = False  # the timer already has the limit of a rank that waits
 
-    def starting(self) -> None:
-        self._begin(None, "working", self._slow_s)
+    def begin_setup(self) -> None:
+        self._start_activity(None, "working", self._slow_s)
 
-    def working(self, step: int) -> None:
-        if self._timed is None or step != self._timed[0]:
+    def begin_step(self, step: int) -> None:
+        if self._last_start is None or step != self._last_start[0]:
             now = time.monotonic()
-            if self._timed is not None:
-                self._durations_s.append(now - self._timed[1])
-            self._timed = (step, now)
+            if self._last_start is not None:
+                self._durations_s.append(now - self._last_start[1])
+            self._last_start = (step, now)
             self._step_limit_s = self._next_step_limit_s()
-        self._begin(step, "working", self._step_limit_s)
+        self._start_activity(step, "working", self._step_limit_s)
 
-    def reading(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        self._reads = True
+    def time_reads(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
+        self._reads_files = True
         while True:
-            self._note(self.step, "reading")
+            self._write_activity(self.step, "reading")
             self._arm(self._long_limit_s())
             batch = next(batches, None)  # after an error the line stays: the rank was reading when it failed
-            self._begin(self.step, self._doing, self._limit_s)
+            self._start_activity(self.step, self._activity, self._limit_s)
             if batch is None:
                 return
             yield batch
 
-    def evaluating(self, step: int) -> None:
-        is_evaluating = self._doing == "evaluating"
-        self._begin(step, "evaluating", self._step_limit_s if is_evaluating else self._long_limit_s())
+    def begin_evaluation(self, step: int) -> None:
+        is_evaluating = self._activity == "evaluating"
+        self._start_activity(step, "evaluating", self._step_limit_s if is_evaluating else self._long_limit_s())
 
-    def saving(self, step: int) -> None:
-        self._begin(step, "saving", self._long_limit_s())
+    def begin_checkpoint(self, step: int) -> None:
+        self._start_activity(step, "saving", self._long_limit_s())
 
-    def recovering(self, step: int | None) -> None:
-        self._begin(step, "recovering", RECOVERY_S)
+    def begin_recovery(self, step: int | None) -> None:
+        self._start_activity(step, "recovering", RECOVERY_S)
 
-    def waiting(self, step: int | None) -> None:
-        self._note(step, "waiting")
+    def begin_wait(self, step: int | None) -> None:
+        self._write_activity(step, "waiting")
         self._wait()
 
     @contextmanager
     def collective(self) -> Iterator[None]:
-        if self._silent:
+        if self._is_silent:
             yield
             return
-        self._silent = True
-        self._note(self.step, "waiting")
-        if not self._patient:  # once, for batch norm over all ranks runs a hundred collectives per step
-            self._patient = True
+        self._is_silent = True
+        self._write_activity(self.step, "waiting")
+        if not self._has_wait_limit:  # once, for batch norm over all ranks runs a hundred collectives per step
+            self._has_wait_limit = True
             self._wait()
         try:
             yield
         finally:
-            self._silent = False
-        self._note(self.step, self._doing)  # not after an error: the rank was waiting when it failed
+            self._is_silent = False
+        self._write_activity(self.step, self._activity)  # not after an error: the rank was waiting when it failed
 
-    def left(self, step: int | None) -> None:
-        self._silent = True
+    def disarm(self, step: int | None) -> None:
+        self._is_silent = True
         if self._by_signal:
             signal.setitimer(signal.ITIMER_REAL, 0)
         else:
             faulthandler.cancel_dump_traceback_later()
-        self._until_s = math.inf
-        self._note(step, "left")
+        self._fires_at_s = math.inf
+        self._write_activity(step, "left")
 
     def close(self) -> None:
-        self.left(self.step)
+        self.disarm(self.step)
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -244,45 +244,45 @@ class RankWatchdog:
             return self._slow_s
         if self._timeout_s is not None:
             return self._timeout_s
-        return max(LEAST_S, TIMES_MEDIAN * statistics.median(self._durations_s))
+        return max(MIN_LIMIT_S, MEDIAN_FACTOR * statistics.median(self._durations_s))
 
     def _long_limit_s(self) -> float:
         return max(self._slow_s, self._step_limit_s)
 
     def _wait(self) -> None:
-        others_s = self._long_limit_s() if self._reads else self._limit_s
-        self._arm(others_s + PATIENCE_S)
+        wait_s = self._long_limit_s() if self._reads_files else self._limit_s
+        self._arm(wait_s + WAIT_MARGIN_S)
 
-    def _begin(self, step: int | None, doing: str, limit_s: float) -> None:
-        self.step, self._doing, self._limit_s = step, doing, limit_s
-        self._patient = False
-        self._note(step, doing)
-        if not (1 - TOO_EARLY) * limit_s < self._until_s - time.monotonic() <= limit_s:
+    def _start_activity(self, step: int | None, activity: str, limit_s: float) -> None:
+        self.step, self._activity, self._limit_s = step, activity, limit_s
+        self._has_wait_limit = False
+        self._write_activity(step, activity)
+        if not (1 - EARLY_SHARE) * limit_s < self._fires_at_s - time.monotonic() <= limit_s:
             self._arm(limit_s)
 
-    def _note(self, step: int | None, doing: str) -> None:
+    def _write_activity(self, step: int | None, activity: str) -> None:
         if self._line is not None and not self._is_overdue():
-            self._line[:] = _line("start" if step is None else f"step {step}", doing)
+            self._line[:] = _line("start" if step is None else f"step {step}", activity)
 
     def _arm(self, limit_s: float) -> None:
         if self._is_overdue():
             return
-        self._until_s = math.inf
+        self._fires_at_s = math.inf
         if self._by_signal:
             signal.setitimer(signal.ITIMER_REAL, limit_s)
-            self._until_s = time.monotonic() + limit_s
+            self._fires_at_s = time.monotonic() + limit_s
             return
         with contextlib.suppress(RuntimeError):  # no thread can be started: better no limit than no training
             faulthandler.dump_traceback_later(limit_s, exit=True, file=self._errors or sys.stderr)
-            self._until_s = time.monotonic() + limit_s
+            self._fires_at_s = time.monotonic() + limit_s
 
     def _is_overdue(self) -> bool:
         """Whether the timer is about to fire, because this process was stopped for too long."""
-        return time.monotonic() > self._until_s
+        return time.monotonic() > self._fires_at_s
 
 
-def _line(place: str, doing: str) -> bytes:
-    return f"{place} {doing}".encode().ljust(_LINE_LENGTH - 1) + b"\n"
+def _line(place: str, activity: str) -> bytes:
+    return f"{place} {activity}".encode().ljust(_LINE_LENGTH - 1) + b"\n"
 
 
 def _shared_line(path: Path) -> mmap.mmap | None:

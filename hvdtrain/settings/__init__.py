@@ -1,1 +1,1 @@
-"""Settings: options, command line, and how ranks agree on them before anything heavy is imported."""
+"""Settings: groups of options, their command line, and which of them work together."""

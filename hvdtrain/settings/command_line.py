@@ -4,58 +4,20 @@ import argparse
 import ast
 import inspect
 import itertools
-import math
 import os
-import textwrap
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hvdtrain.safety.exits import BadInput, launched_rank
+from hvdtrain.settings.group import Group
+from hvdtrain.settings.notes import Alone, Rule, notes
 
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """What a value must be, whatever the data and the machine; stands in a field's `Annotated`."""
-
-    holds: Callable[[Any], bool]
-    text: str  # what follows the option and its value in the complaint
-
-
-AT_LEAST_1 = Rule(holds=lambda value: value >= 1, text="must be at least 1")
-AT_LEAST_0 = Rule(holds=lambda value: 0 <= value < math.inf, text="must be a number of at least 0")
-POSITIVE = Rule(
-    holds=lambda value: 0 < value < math.inf, text="must be a number greater than 0; leave it out for the default"
-)
-PROBABILITY = Rule(holds=lambda value: 0 <= value < 1, text="must be at least 0 and less than 1")
-FOLDER_NAME = Rule(
-    holds=lambda name: name not in ("", ".", "..") and "/" not in name and name.isprintable(),
-    text="must be one folder's name: put its parents into --runs-dir",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Alone:
-    """What an option means that stands without its value; stands in a field's `Annotated`."""
-
-    means: str
-
-
-Settings = TypeVar("Settings", bound=Any)
-
-Missing = dict[str, dict[str, Any]]  # a line by `requires` -> the fields that it proposes
-
-
-class Incomplete(BadInput):
-    """Settings that go together but lack others; the message names all of them."""
-
-    def __init__(self, message: str, settings: Any) -> None:
-        super().__init__(message)
-        self.settings = settings  # with what is proposed
-
+S = TypeVar("S", bound=Any)
 
 # What other programs call options, where the spelling does not lead here.
 OF_OTHERS = {
@@ -74,18 +36,16 @@ OF_OTHERS = {
 }
 
 
-def parse(
-    argv: Sequence[str], recipes: Mapping[str, Callable[[], Settings]], *, recipe: str, prog: str
-) -> tuple[Settings, set[str]]:
+def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: str) -> tuple[S, set[str]]:
     """The settings of a command line, and the fields that it names.
 
-    `--recipe` chooses the function that returns the defaults, `recipe` where it is not given; the launcher's seed is
-    the default of `--seed`, and it says whether the run is elastic. Raises BadInput, one line that names option and
+    `--recipe` chooses the function that returns the defaults, the first if it is not given; the launcher's seed is the
+    default of `--seed`, and it says whether the run is elastic. Raises BadInput, one line that names option and
     value.
     """
     words = [_with_dashes(word) for word in argv]
     chooser = _Parser(add_help=False, allow_abbrev=False)
-    chooser.add_argument("--recipe", default=recipe)
+    chooser.add_argument("--recipe", default=next(iter(recipes)))
     name = chooser.parse_known_args([word for word in words if word not in ("-h", "--help")])[0].recipe
     if name not in recipes:
         raise BadInput(f"--recipe {name!r} is unknown: choose one of {', '.join(recipes)}")
@@ -107,29 +67,12 @@ def parse(
 
 def require_rules(settings: Any) -> None:
     """Raise BadInput for a value that breaks a rule of its field."""
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        value = getattr(settings, name)
-        for rule in (note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Rule)):
+    by_field = notes(type(settings))
+    for field in fields(settings):
+        name, value = field.name, getattr(settings, field.name)
+        for rule in (note for note in by_field[name] if isinstance(note, Rule)):
             if value is not None and not rule.holds(value):
                 raise BadInput(f"{option(name)} {value if value != '' else repr(value)} {rule.text}")
-
-
-def requires(subject: str, *options: str) -> str:
-    """What is missing for a setting, as it is to be written."""
-    return f"{subject} requires {' and '.join(options)}"
-
-
-def require_complete(settings: Any, missing: Missing, check: Callable[[Any], None]) -> None:
-    """Raise Incomplete for all that is `missing`, or BadInput where that would not pass the `check`."""
-    if not missing:
-        return
-    line = "; ".join(missing)
-    complete = replace(settings, **{name: value for fields in missing.values() for name, value in fields.items()})
-    try:
-        check(complete)
-    except BadInput as error:
-        raise BadInput(f"{line}; but {error}") from None
-    raise Incomplete(line, complete)
 
 
 def option(field: str) -> str:
@@ -165,34 +108,33 @@ def _parser(defaults: Any, prog: str, texts: Mapping[str, str] | None) -> argpar
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
-    hints = get_type_hints(type(defaults), include_extras=True)
+    hints, by_field = get_type_hints(type(defaults)), notes(type(defaults))
     for title, names in _groups(defaults).items():
         group = parser.add_argument_group(title)
         for name in names:
             value = getattr(defaults, name)
-            text = f"{texts[name]} (default: {'none' if value is None else value})" if texts else ""
-            group.add_argument(option(name), dest=name, help=text.replace("%", "%%"), **_kind(hints[name]))
+            text = f"{texts.get(name, '')} (default: {'none' if value is None else value})".strip() if texts else ""
+            group.add_argument(
+                option(name), dest=name, help=text.replace("%", "%%"), **_kind(hints[name], by_field[name])
+            )
     return parser
 
 
 def _groups(defaults: Any) -> dict[str, list[str]]:
     """The fields by the title of their group in --help, the most used ones first."""
     groups: dict[str, list[str]] = {"most used": list(defaults.MOST_USED)}
-    names: list[str] = []
-    for field in fields(defaults):
-        if field.name in defaults.GROUPS:
-            names = groups.setdefault(defaults.GROUPS[field.name], [])
-        if field.name not in defaults.MOST_USED:
-            names.append(field.name)
+    options = {field.name for field in fields(defaults)} - {*defaults.MOST_USED}
+    for kind in (kind for kind in reversed(type(defaults).__mro__) if issubclass(kind, Group)):
+        for name in inspect.get_annotations(kind):
+            if name in options:
+                groups.setdefault(kind.title, []).append(name)
+                options.remove(name)
     return groups
 
 
-def _kind(hint: Any) -> dict[str, Any]:
+def _kind(hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
     """What argparse must know of a type: bool, a Literal, or one that is called with the word."""
-    more: dict[str, Any] = {}
-    if get_origin(hint) is Annotated:
-        hint, *notes = get_args(hint)
-        more = next(({"nargs": "?", "const": note.means} for note in notes if isinstance(note, Alone)), {})
+    more = next(({"nargs": "?", "const": note.means} for note in at_field if isinstance(note, Alone)), {})
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
     if hint is bool:
@@ -205,16 +147,19 @@ def _kind(hint: Any) -> dict[str, Any]:
 
 def _docstrings(settings: type) -> dict[str, str]:
     """The string below each field of a dataclass and of those that it inherits from."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    trees: dict[str, ast.Module] = {}  # each file is parsed once, which takes most of the time of --help
     for kind in reversed(settings.__mro__[:-1]):
-        [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        assert isinstance(tree, ast.ClassDef)
+        if kind.__module__ not in trees:
+            trees[kind.__module__] = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+        classes = [node for node in ast.walk(trees[kind.__module__]) if isinstance(node, ast.ClassDef)]
+        tree = next(node for node in classes if node.name == kind.__name__)
         for field, below in itertools.pairwise(tree.body):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 assert isinstance(field.target, ast.Name)
                 assert isinstance(below.value, ast.Constant)
-                found[field.target.id] = " ".join(str(below.value.value).split())
-    return found
+                texts[field.target.id] = " ".join(str(below.value.value).split())
+    return texts
 
 
 def _with_dashes(word: str) -> str:

@@ -1,40 +1,14 @@
-"""A model as a row of blocks, of which each stage holds some, under the names of the whole model.
+"""Running and keeping some blocks of a model, under the names of the whole model."""
 
-N samples of a micro-batch.
-"""
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Inputs = Sequence[Tensor]  # what the whole model is called with, samples first
-# From the whole model, or what is left of it, with the output of the block before (None for the first) and the inputs.
-Run = Callable[[nn.Module, Tensor | None, Inputs], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A part of a model that is never cut."""
-
-    name: str  # of what it is in the model
-    modules: tuple[str, ...]  # the names of those that it needs
-    run: Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """All of a model, in the order of its forward pass."""
-
-    row: tuple[Block, ...]
-    batch_dims: int  # leading dimensions of the inputs that those of each block's output but the last's begin with
-
-    def __len__(self) -> int:
-        return len(self.row)
+from hvdtrain.core.blocks import Block, Inputs
 
 
 def run_all(
@@ -47,21 +21,21 @@ def run_all(
     for block in blocks:
         if recompute and torch.is_grad_enabled():
             modules = [model.get_submodule(name) for name in block.modules]
-            again = partial(_again, [buffer for module in modules for buffer in module.buffers()])
-            hidden = checkpoint(block.run, model, hidden, inputs, use_reentrant=False, context_fn=again)
+            contexts = partial(_rerun_contexts, [buffer for module in modules for buffer in module.buffers()])
+            hidden = checkpoint(block.run, model, hidden, inputs, use_reentrant=False, context_fn=contexts)
         else:
             hidden = block.run(model, hidden, inputs)
     assert hidden is not None
     return hidden
 
 
-def _again(buffers: Sequence[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _rerun_contexts(buffers: Sequence[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The contexts of both runs: the second one leaves running statistics as the first has left them."""
-    return nullcontext(), _unchanged(buffers)
+    return nullcontext(), _restore_buffers(buffers)
 
 
 @contextmanager
-def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
+def _restore_buffers(buffers: Sequence[Tensor]) -> Iterator[None]:
     before = [buffer.clone() for buffer in buffers]
     try:
         yield
@@ -70,14 +44,14 @@ def _unchanged(buffers: Sequence[Tensor]) -> Iterator[None]:
             buffer.copy_(value)
 
 
-def keep_only(model: nn.Module, blocks: Sequence[Block]) -> None:
+def keep_blocks(model: nn.Module, blocks: Sequence[Block]) -> None:
     """Take from the model all that these blocks do not need; what is left keeps its names."""
     kept = [name for block in blocks for name in block.modules]
     for name in [name for name, _ in model.named_modules() if name]:
-        parent, _, own = name.rpartition(".")
-        needed = any(name == one or name.startswith(f"{one}.") or one.startswith(f"{name}.") for one in kept)
-        if not needed and _has(model, name):
-            setattr(model.get_submodule(parent), own, nn.Identity())
+        parent, _, child = name.rpartition(".")
+        is_needed = any(f"{name}.".startswith(f"{module}.") or module.startswith(f"{name}.") for module in kept)
+        if not is_needed and _has(model, name):
+            setattr(model.get_submodule(parent), child, nn.Identity())
 
 
 def _has(model: nn.Module, name: str) -> bool:

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.stages.blocks import Blocks, Inputs
+from hvdtrain.core.blocks import Blocks, Inputs
 
 _REPEATS = 4  # of each block; the first one chooses kernels
 
@@ -18,17 +18,17 @@ class Passage:
     """What a block hands on, and what it takes."""
 
     time_ms: float  # forward and backward of one micro-batch
-    tail: tuple[int, ...]  # dimensions of its output behind those of the inputs
+    trailing_shape: tuple[int, ...]  # dimensions of its output behind those of the inputs
     dtype: torch.dtype
     memory_format: torch.memory_format
 
-    def room(self, inputs: Inputs, batch_dims: int, device: torch.device) -> Tensor:
+    def make_buffer(self, inputs: Inputs, batch_dims: int, device: torch.device) -> Tensor:
         """An empty tensor for the output to these inputs."""
-        shape = (*inputs[0].shape[:batch_dims], *self.tail)
+        shape = (*inputs[0].shape[:batch_dims], *self.trailing_shape)
         return torch.empty(shape, dtype=self.dtype, device=device, memory_format=self.memory_format)
 
 
-def measure(
+def measure_blocks(
     model: nn.Module, blocks: Blocks, inputs: Inputs, device: torch.device, context: torch.autocast
 ) -> list[Passage]:
     """Each block of a model on the host, one at a time on the device, with one micro-batch; the model stays as it is.
@@ -36,7 +36,7 @@ def measure(
     Its running statistics too. It lies in memory as the inputs do.
     """
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    inputs = [one.to(device) for one in inputs]
+    inputs = [tensor.to(device) for tensor in inputs]
     model.to(memory_format=_format_of(inputs[0]))  # type: ignore[call-overload]
     passages: list[Passage] = []
     hidden: Tensor | None = None
@@ -49,11 +49,11 @@ def measure(
         for _ in range(_REPEATS):
             if hidden is not None:
                 hidden = hidden.detach().requires_grad_()
-            started = _now(device)
+            start_s = _synchronized_time_s(device)
             with context:
                 output = block.run(model, hidden, inputs)
             output.backward(torch.ones_like(output))
-            times_s.append(_now(device) - started)
+            times_s.append(_synchronized_time_s(device) - start_s)
         for module in modules:
             module.zero_grad(set_to_none=True)
             module.to("cpu")
@@ -61,13 +61,13 @@ def measure(
         passages.append(
             Passage(
                 time_ms=1000 * min(times_s),
-                tail=tuple(hidden.shape[blocks.batch_dims :]),
+                trailing_shape=tuple(hidden.shape[blocks.batch_dims :]),
                 dtype=hidden.dtype,
                 memory_format=_format_of(hidden),
             )
         )
-    for buffer, before in buffers:
-        buffer.copy_(before)
+    for buffer, value in buffers:
+        buffer.copy_(value)
     model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return passages
 
@@ -76,24 +76,24 @@ def _format_of(tensor: Tensor) -> torch.memory_format:
     return torch.contiguous_format if tensor.is_contiguous() else torch.channels_last
 
 
-def _now(device: torch.device) -> float:
+def _synchronized_time_s(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def fastest(times_ms: Sequence[float], stages: int) -> list[int]:
+def choose_cuts(times_ms: Sequence[float], stages: int) -> list[int]:
     """The first block of each stage but the first one, so that the slowest stage takes least."""
 
     @cache
-    def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:
-        """The slowest of `left` stages from the block `first` on, and where they are cut."""
-        if left == 1:
+    def best(first: int, stages_left: int) -> tuple[float, tuple[int, ...]]:
+        """The slowest of `stages_left` stages from the block `first` on, and where they are cut."""
+        if stages_left == 1:
             return sum(times_ms[first:]), ()
         options = []
-        for cut in range(first + 1, len(times_ms) - left + 2):
-            rest, cuts = best(cut, left - 1)
-            options.append((max(sum(times_ms[first:cut]), rest), (cut, *cuts)))
+        for cut in range(first + 1, len(times_ms) - stages_left + 2):
+            slowest_rest, cuts = best(cut, stages_left - 1)
+            options.append((max(sum(times_ms[first:cut]), slowest_rest), (cut, *cuts)))
         return min(options)
 
     return list(best(0, stages)[1])

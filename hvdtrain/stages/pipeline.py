@@ -1,19 +1,19 @@
 """Micro-batches on their way through the stages of a replica, by the schedules of torch.distributed.pipelining."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from hvdtrain.profiling.phases import OFF, Phases
+from hvdtrain.core.phases import OFF, Phases
+from hvdtrain.stages.settings import Order
 
-Order = Literal["1f1b", "gpipe"]
 Forward = Callable[[int, Tensor | None], Tensor]  # a micro-batch's number and what the stage before has sent
 Loss = Callable[[int, Tensor], Tensor]  # its number and the last stage's output, to what is taken backward
-Room = Callable[[int], Tensor]  # its number, to an empty tensor for what comes
+MakeBuffer = Callable[[int], Tensor]  # its number, to an empty tensor for what comes
 
 
 class _Numbered(nn.Module):
@@ -33,7 +33,7 @@ class _Stage(PipelineStage):
     Room for what comes is made when it is needed, and given back after the backward pass.
     """
 
-    room: Room
+    make_buffer: MakeBuffer
 
     def __init__(self, module: nn.Module, stage: int, stages: int, device: torch.device, phases: Phases) -> None:
         unknown = torch.empty(0, device="meta")
@@ -42,7 +42,7 @@ class _Stage(PipelineStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         for info in self.args_recv_info[fwd_chunk_id]:
-            info.buffer = self.room(fwd_chunk_id).requires_grad_(self.has_backward)  # type: ignore[union-attr]
+            info.buffer = self.make_buffer(fwd_chunk_id).requires_grad_(self.has_backward)  # type: ignore[union-attr]
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
@@ -61,7 +61,7 @@ class _Stage(PipelineStage):
         self._phases.enter("bubble")
 
     def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
-        """They have the shape that `room` says, and not that of the schedule."""
+        """They have the shape that `make_buffer` says, and not that of the schedule."""
 
 
 class Pipeline:
@@ -81,20 +81,20 @@ class Pipeline:
         """Whether the loss is computed here."""
         return self.stage == self.stages - 1
 
-    def train(self, count: int, *, forward: Forward, loss: Loss, room: Room) -> None:
+    def train(self, count: int, *, forward: Forward, loss: Loss, make_buffer: MakeBuffer) -> None:
         """Take `count` micro-batches forward and backward; on the last stage `loss` follows each `forward`."""
         self._loss = loss
-        self._run(count, forward, room, training=True)
+        self._run(count, forward, make_buffer, training=True)
 
-    def evaluate(self, *, forward: Forward, room: Room) -> None:
+    def evaluate(self, *, forward: Forward, make_buffer: MakeBuffer) -> None:
         """Take one micro-batch forward; the stages are at several ones at the same time, as they are called."""
-        self._run(1, forward, room, training=False)
+        self._run(1, forward, make_buffer, training=False)
 
-    def _run(self, count: int, forward: Forward, room: Room, *, training: bool) -> None:
+    def _run(self, count: int, forward: Forward, make_buffer: MakeBuffer, *, training: bool) -> None:
         if (count, training) not in self._schedules:
             self._schedules[count, training] = self._schedule(count, training=training)
         stage, schedule = self._schedules[count, training]
-        stage.room = room
+        stage.make_buffer = make_buffer
         self._module.run = forward
         numbers = torch.arange(count)
         schedule.step(number=numbers, target=numbers if training else None, return_outputs=False)

@@ -14,80 +14,76 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.ranks.comm import Comm, Group, HorovodComm, Members, Reducer, ReplicaPart, SerialComm
+from hvdtrain.ranks.comm import Comm, Group, HorovodComm, Members, Reducer, SerialComm
 from hvdtrain.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from hvdtrain.ranks.sync import GradientSync, Waiting
-    from hvdtrain.sync.members import MpiMembers
+    from hvdtrain.ranks.members import MpiMembers
+    from hvdtrain.ranks.sync import GradientSync, WaitContext
 
 
 @dataclass(frozen=True, kw_only=True)
-class Every:
+class SyncSchedule:
     """How often groups of ranks meet."""
 
     steps: int
     from_epoch: int = 0  # before it at every step
 
 
-class Between:
+class GroupSums:
     """The groups, as one rank of each sees them."""
 
-    def __init__(self, near: MpiMembers, across: MpiMembers) -> None:
-        self.groups = across.size
-        self._near, self._across = near, across
+    def __init__(self, group: MpiMembers, between_groups: MpiMembers) -> None:
+        self.groups = between_groups.size
+        self._group, self._between_groups = group, between_groups
 
     def sum_(self, values: Tensor) -> None:
         """Replace a flat tensor, which is equal on all ranks of a group, by its sum over groups."""
         import torch.nn.functional as F
 
-        padded = F.pad(values.detach().cpu(), (0, -len(values) % self._near.size))
-        own = padded.view(self._near.size, -1)[self._near.rank].clone()
-        self._across.sum_(own)
-        values.copy_(self._near.joined(own)[: len(values)])
+        padded = F.pad(values.detach().cpu(), (0, -len(values) % self._group.size))
+        own_part = padded.view(self._group.size, -1)[self._group.rank].clone()
+        self._between_groups.sum_(own_part)
+        values.copy_(self._group.allgather_tensor(own_part)[: len(values)])
 
 
 class HostsComm:
     """All ranks of a run, in groups; its `data` are all of them."""
 
     def __init__(self, world: HorovodComm, mpi: Any, group_size: int) -> None:
-        from hvdtrain.sync.members import MpiMembers
+        from hvdtrain.ranks.members import MpiMembers
 
         group, place = divmod(world.rank, group_size)
         self.rank, self.size = world.rank, world.size
         self.local_rank, self.local_size = world.local_rank, world.local_size
         self._world, self._all = world, MpiMembers(mpi)
-        near = mpi.Split(group, place)
-        self._near = HorovodComm(near, is_world=False)
-        self._in_group, self._across = MpiMembers(near.Dup()), MpiMembers(mpi.Split(place, group))
-        self.between = Between(self._in_group, self._across)
+        group_mpi = mpi.Split(group, place)
+        self._group = HorovodComm(group_mpi, is_world=False)
+        self._in_group, self._between_groups = MpiMembers(group_mpi.Dup()), MpiMembers(mpi.Split(place, group))
+        self.group_sums = GroupSums(self._in_group, self._between_groups)
 
     @property
-    def waiting(self) -> Callable[[], AbstractContextManager[None]]:
-        return self._world.waiting
+    def wait_context(self) -> Callable[[], AbstractContextManager[None]]:
+        return self._world.wait_context
 
-    @waiting.setter
-    def waiting(self, waiting: Waiting) -> None:
-        for members in (self._world, self._all, self._near, self._in_group, self._across):
-            members.waiting = waiting
+    @wait_context.setter
+    def wait_context(self, wait_context: WaitContext) -> None:
+        for members in (self._world, self._all, self._group, self._in_group, self._between_groups):
+            members.wait_context = wait_context
 
     @property
     def data(self) -> Group:
         return self
 
     @property
-    def near(self) -> Group:
-        return self._near
+    def sync_group(self) -> Group:
+        return self._group
 
     @property
     def replica(self) -> Members:
         return SerialComm()
-
-    @property
-    def part(self) -> ReplicaPart:
-        return "all"
 
     def allgather(self, value: Any) -> list[Any]:
         return self._all.allgather(value)
@@ -99,7 +95,7 @@ class HostsComm:
         return self._world.broadcast(content)
 
     def start(self, timeline: Path | None = None) -> None:
-        self._near.start(timeline)
+        self._group.start(timeline)
 
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         return self._all.allreduce(values, name)
@@ -113,15 +109,15 @@ class HostsComm:
     def broadcast_(self, model: nn.Module) -> None:
         import torch
 
-        self._near.broadcast_(model)
+        self._group.broadcast_(model)
         values = list(model.state_dict().values())
         for dtype in dict.fromkeys(value.dtype for value in values):  # in the same order on all ranks
-            alike = [value for value in values if value.dtype == dtype]
-            flat = torch.cat([value.flatten() for value in alike])
-            if self.rank >= self._near.size:
+            same_dtype = [value for value in values if value.dtype == dtype]
+            flat = torch.cat([value.flatten() for value in same_dtype])
+            if self.rank >= self._group.size:
                 flat.zero_()
-            self.between.sum_(flat)
-            for value, part in zip(alike, flat.split([value.numel() for value in alike]), strict=True):
+            self.group_sums.sum_(flat)
+            for value, part in zip(same_dtype, flat.split([value.numel() for value in same_dtype]), strict=True):
                 value.copy_(part.view_as(value))
 
     def gradient_sync(
@@ -136,7 +132,7 @@ class HostsComm:
     ) -> GradientSync:
         from hvdtrain.sync.two_level import TwoLevelSync
 
-        near = self._near.gradient_sync(
+        in_group = self._group.gradient_sync(
             model,
             compression=compression,
             loss_is_scaled=loss_is_scaled,
@@ -144,25 +140,25 @@ class HostsComm:
             groups=groups,
             bucket_mb=bucket_mb,
         )
-        return TwoLevelSync(near, model, self.between.sum_)
+        return TwoLevelSync(in_group, model, self.group_sums.sum_)
 
 
-def in_groups(comm: Comm, group_size: int | None) -> Comm:
+def group_ranks(comm: Comm, group_size: int | None) -> Comm:
     """The same ranks in groups of so many, those of a host if not given; BadInput on all of them where it cannot be."""
-    if not isinstance(comm, HorovodComm) or comm.over_mpi is None:
+    if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
         raise BadInput(
             "--sync needs several ranks with MPI between them: start with mpirun, hvdlaunch or horovodrun --mpi"
         )
     hosts = comm.allgather(socket.gethostname())
     if group_size is None:
-        group_size = _per_host(hosts)
+        group_size = _count_ranks_per_host(hosts)
     if comm.size % group_size or group_size == comm.size:
-        fitting = [str(size) for size in range(1, comm.size) if comm.size % size == 0]
-        raise BadInput(f"--sync-group-size {group_size}: {comm.size} ranks make groups of {', '.join(fitting)}")
-    return HostsComm(comm, comm.over_mpi, group_size)
+        valid_sizes = [str(size) for size in range(1, comm.size) if comm.size % size == 0]
+        raise BadInput(f"--sync-group-size {group_size}: {comm.size} ranks make groups of {', '.join(valid_sizes)}")
+    return HostsComm(comm, comm.mpi_comm, group_size)
 
 
-def _per_host(hosts: list[str]) -> int:
+def _count_ranks_per_host(hosts: list[str]) -> int:
     """How many ranks each host has; BadInput where that makes no groups."""
     counts = Counter(hosts)
     if len(counts) == 1:

@@ -11,21 +11,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from hvdtrain.ranks.sync import GradientSync
+
 BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; what it returns waits for the sum
 
 _FIRST = 2  # the hook's own count begins where it compresses: its DDP needs two steps before, and we do not
 _LEAST_GAIN = 2  # the hook compresses what becomes less than half as large
 
 
-class PowerSGD:
-    """A GradientSync that sums approximations of the given rank, once all gradients are there."""
-
-    overlap = True  # nothing of it does
+class PowerSGD(GradientSync):
+    """A GradientSync that sums approximations of the given rank, once all gradients are there; nothing overlaps."""
 
     def __init__(self, model: nn.Module, *, rank: int, ranks: int, begin_sum: BeginSum) -> None:
         self._ranks = ranks
         self._state = PowerSGDState(
-            _Sums(begin_sum, ranks),
+            _SumBackend(begin_sum, ranks),
             matrix_approximation_rank=rank,
             start_powerSGD_iter=_FIRST,
             min_compression_rate=_LEAST_GAIN,
@@ -34,9 +34,6 @@ class PowerSGD:
         self._state.iter = _FIRST
         self._parameters: list[nn.Parameter] = []
         self.include(model.named_parameters())
-
-    def expect(self, backward_passes: int) -> None:
-        pass
 
     def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         self._parameters += [parameter for _, parameter in named if parameter.requires_grad]
@@ -50,7 +47,7 @@ class PowerSGD:
         flat = torch.cat([gradient.flatten() for gradient in gradients]).mul_(self._ranks)  # the hook's is a mean
         parts = [
             part.view_as(gradient)
-            for part, gradient in zip(flat.split([one.numel() for one in gradients]), gradients, strict=True)
+            for part, gradient in zip(flat.split([gradient.numel() for gradient in gradients]), gradients, strict=True)
         ]
         # The hook makes a new error, and changes the others where they lie.
         before = {
@@ -61,54 +58,52 @@ class PowerSGD:
         bucket: Any = _Bucket(flat, parts)
         powerSGD_hook(self._state, bucket).wait()
         torch._foreach_copy_(gradients, parts)
-        self._forget(before, bad=~torch.isfinite(flat).all())
+        self._reset_memories(before, has_nonfinite=~torch.isfinite(flat).all())
 
-    def _forget(self, before: dict[str, Tensor], *, bad: Tensor) -> None:
+    def _reset_memories(self, before: dict[str, Tensor], *, has_nonfinite: Tensor) -> None:
         """Remember nothing of a sum that is not finite, which all ranks see and skip: it would come again for ever."""
         for name, memory in self._memories().items():
             if name in before:
-                memory[0] = torch.where(bad, before[name], memory[0])
-            elif bad.item():
+                memory[0] = torch.where(has_nonfinite, before[name], memory[0])
+            elif has_nonfinite.item():
                 memory.clear()
 
     def _memories(self) -> dict[str, dict[int, Tensor]]:
         """By the number of the bucket, and there is one."""
         return {"error": self._state.error_dict, "p": self._state.p_memory_dict, "q": self._state.q_memory_dict}
 
-    def update(self, *, overflowed: bool) -> None:
-        pass
-
     def state_dict(self) -> dict[str, Any]:
         """What this rank has left out, and the last matrices, with which the next ones begin."""
-        found = {name: memory[0] for name, memory in self._memories().items() if memory}
-        return found and {**found, "rank": self._state.matrix_approximation_rank}
+        memories = {name: memory[0] for name, memory in self._memories().items() if memory}
+        return memories and {**memories, "rank": self._state.matrix_approximation_rank}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         device = self._parameters[0].device
-        same = state.get("rank") == self._state.matrix_approximation_rank  # else new matrices begin
+        is_same_rank = state.get("rank") == self._state.matrix_approximation_rank  # else new matrices begin
         for name, memory in self._memories().items():
-            if name in state and (same or name == "error"):
+            if name in state and (is_same_rank or name == "error"):
                 memory[0] = state[name].to(device)
 
 
-def largest_rank(model: nn.Module) -> int:
+def max_rank(model: nn.Module) -> int:
     """The highest rank of which a gradient of the model is worth it: it becomes less than half as large; 0 if none."""
     return max(((n * m - 1) // (_LEAST_GAIN * (n + m)) for n, m in _matrices(model)), default=0)
 
 
-def sent_elements(model: nn.Module, rank: int | None) -> int:
+def count_sent_elements(model: nn.Module, rank: int | None) -> int:
     """How many numbers a rank sends for its gradients; all of them without a rank."""
-    elements = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     for n, m in _matrices(model):
-        thin = min(n, m, rank or min(n, m)) * (n + m)
-        if rank is not None and _LEAST_GAIN * thin < n * m:
-            elements -= n * m - thin
+        low_rank_elements = min(n, m, rank or min(n, m)) * (n + m)
+        if rank is not None and _LEAST_GAIN * low_rank_elements < n * m:
+            elements -= n * m - low_rank_elements
     return elements
 
 
 def _matrices(model: nn.Module) -> list[tuple[int, int]]:
     """Rows and columns of what is trained and has any."""
-    return [(len(one), one[0].numel()) for one in model.parameters() if one.requires_grad and one.dim() > 1]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [(len(parameter), parameter[0].numel()) for parameter in trained if parameter.dim() > 1]
 
 
 class _Bucket:
@@ -119,7 +114,7 @@ class _Bucket:
         self.index, self.is_last = lambda: 0, lambda: True
 
 
-class _Sums(dist.ProcessGroup):
+class _SumBackend(dist.ProcessGroup):
     """What the hook asks of torch.distributed."""
 
     def __init__(self, begin_sum: BeginSum, ranks: int) -> None:
@@ -131,10 +126,10 @@ class _Sums(dist.ProcessGroup):
         if len(total):
             # Horovod remembers one shape for each name.
             self._begin_sum(total, f"powersgd.{len(total)}")()
-        return _Done(tensors)
+        return _FinishedWork(tensors)
 
 
-class _Done(dist.Work):
+class _FinishedWork(dist.Work):
     def __init__(self, tensors: list[Tensor]) -> None:
         super().__init__()
         self._tensors = tensors

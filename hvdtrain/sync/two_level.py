@@ -9,51 +9,44 @@ from torch import Tensor, nn
 from hvdtrain.ranks.sync import GradientSync
 
 
-class TwoLevelSync:
-    """What another GradientSync does inside a group; then, unless the groups are `apart`, the sum over groups."""
+class TwoLevelSync(GradientSync):
+    """What another GradientSync does inside a group; then, unless the groups are `is_apart`, the sum over groups."""
 
-    apart = False  # whether this step's gradients stay in the group
+    is_apart = False  # whether this step's gradients stay in the group
 
-    def __init__(self, near: GradientSync, model: nn.Module, sum_between: Callable[[Tensor], None]) -> None:
+    def __init__(self, in_group: GradientSync, model: nn.Module, sum_between: Callable[[Tensor], None]) -> None:
         """`sum_between` replaces a flat tensor by its sum over groups."""
-        self._near, self._sum_between = near, sum_between
+        self._in_group, self._sum_between = in_group, sum_between
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    @property
-    def overlap(self) -> bool:
-        return self._near.overlap
-
-    @overlap.setter
-    def overlap(self, overlap: bool) -> None:
-        self._near.overlap = overlap
-
     def expect(self, backward_passes: int) -> None:
-        self._near.expect(backward_passes)
+        self._in_group.overlap = self.overlap
+        self._in_group.expect(backward_passes)
 
     def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         named = list(named)
-        self._near.include(named)
+        self._in_group.include(named)
         self._parameters += [parameter for _, parameter in named if parameter.requires_grad]
 
     def finish(self) -> None:
-        self._near.finish()
-        if self.apart:
+        self._in_group.finish()
+        if self.is_apart:
             return
         for dtype in dict.fromkeys(parameter.dtype for parameter in self._parameters):
             gradients = [_gradient(parameter) for parameter in self._parameters if parameter.dtype == dtype]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             self._sum_between(flat)
-            parts = flat.split([gradient.numel() for gradient in gradients])
-            torch._foreach_copy_(gradients, [part.view_as(one) for part, one in zip(parts, gradients, strict=True)])
+            parts = zip(flat.split([gradient.numel() for gradient in gradients]), gradients, strict=True)
+            torch._foreach_copy_(gradients, [part.view_as(gradient) for part, gradient in parts])
 
-    def update(self, *, overflowed: bool) -> None:
-        self._near.update(overflowed=overflowed)
+    def end_step(self, *, overflowed: bool) -> None:
+        self._in_group.end_step(overflowed=overflowed)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._near.state_dict()
+        return self._in_group.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._near.load_state_dict(state)
+        self._in_group.load_state_dict(state)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -13,72 +13,72 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class _ToSlices(torch.autograd.Function):
+class _CopyToSlices(torch.autograd.Function):
     """The same on all ranks, to slices that each add to its gradient."""
 
     @staticmethod
-    def forward(_: Any, whole: Tensor) -> Tensor:
-        return whole.view_as(whole)
+    def forward(_: Any, full: Tensor) -> Tensor:
+        return full.view_as(full)
 
     @staticmethod
     def backward(_: Any, *gradients: Tensor) -> Tensor:
-        return _summed(gradients[0])
+        return _sum_over_ranks(gradients[0])
 
 
-class _FromSlices(torch.autograd.Function):
+class _SumSlices(torch.autograd.Function):
     """The sum of what the slices have made, the same on all ranks."""
 
     @staticmethod
-    def forward(_: Any, part: Tensor) -> Tensor:
-        return _summed(part)
+    def forward(_: Any, partial: Tensor) -> Tensor:
+        return _sum_over_ranks(partial)
 
     @staticmethod
     def backward(_: Any, *gradients: Tensor) -> Tensor:
         return gradients[0]
 
 
-def _summed(part: Tensor) -> Tensor:
+def _sum_over_ranks(partial: Tensor) -> Tensor:
     """In fp32, whatever it comes in."""
-    total = part.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    total = partial.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     if total.numel():
         dist.all_reduce(total)
-    return total.to(part.dtype)
+    return total.to(partial.dtype)
 
 
 class Column(nn.Linear):
-    """O/T of the outputs, from all inputs, which must have come through `to_slices`."""
+    """O/T of the outputs, from all inputs, which must have come through `send_to_slices`."""
 
-    def __init__(self, whole: nn.Linear, rank: int, ranks: int) -> None:
-        super().__init__(whole.in_features, whole.out_features // ranks, device="meta")
-        self.weight = _share(whole.weight, 0, rank, ranks)  # (O/T, I)
-        self.bias = _share(whole.bias, 0, rank, ranks)
+    def __init__(self, full: nn.Linear, rank: int, ranks: int) -> None:
+        super().__init__(full.in_features, full.out_features // ranks, device="meta")
+        self.weight = _take_slice(full.weight, 0, rank, ranks)  # (O/T, I)
+        self.bias = _take_slice(full.bias, 0, rank, ranks)
 
 
 class Row(nn.Linear):
     """All outputs, from I/T of the inputs: the sum over the ranks."""
 
-    def __init__(self, whole: nn.Linear, rank: int, ranks: int) -> None:
-        super().__init__(whole.in_features // ranks, whole.out_features, device="meta")
-        self.weight = _share(whole.weight, 1, rank, ranks)  # (O, I/T)
-        self.bias = whole.bias
+    def __init__(self, full: nn.Linear, rank: int, ranks: int) -> None:
+        super().__init__(full.in_features // ranks, full.out_features, device="meta")
+        self.weight = _take_slice(full.weight, 1, rank, ranks)  # (O, I/T)
+        self.bias = full.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
-        part = F.linear(inputs, self.weight)
-        whole: Tensor = _FromSlices.apply(part.float())  # type: ignore[no-untyped-call]
-        return (whole + self.bias).to(part.dtype)
+        partial = F.linear(inputs, self.weight)
+        full: Tensor = _SumSlices.apply(partial.float())  # type: ignore[no-untyped-call]
+        return (full + self.bias).to(partial.dtype)
 
 
-def _share(whole: Tensor, dim: int, rank: int, ranks: int) -> nn.Parameter:
-    return nn.Parameter(whole.detach().chunk(ranks, dim)[rank].clone())
+def _take_slice(full: Tensor, dim: int, rank: int, ranks: int) -> nn.Parameter:
+    return nn.Parameter(full.detach().chunk(ranks, dim)[rank].clone())
 
 
-def to_slices(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def send_to_slices(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """A forward pre-hook of modules whose first layers are columns."""
-    return _ToSlices.apply(inputs[0]), *inputs[1:]  # type: ignore[no-untyped-call]
+    return _CopyToSlices.apply(inputs[0]), *inputs[1:]  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def own_draws(rank: int) -> Iterator[None]:
+def per_rank_draws(rank: int) -> Iterator[None]:
     """Random numbers of this rank alone; those after it are the same on all ranks again.
 
     They follow from the common ones, so that a forward pass that is computed again draws the same.
@@ -89,12 +89,12 @@ def own_draws(rank: int) -> Iterator[None]:
         yield
 
 
-def slices_of(model: nn.Module) -> dict[str, int]:
+def sliced_parameters(model: nn.Module) -> dict[str, int]:
     """The parameters of which this rank has a slice, and in which dimension; the others are whole on all ranks."""
-    found: dict[str, int] = {}
+    dims: dict[str, int] = {}
     for name, module in model.named_modules():
         if isinstance(module, Column):
-            found |= {f"{name}.weight": 0, f"{name}.bias": 0}
+            dims |= {f"{name}.weight": 0, f"{name}.bias": 0}
         if isinstance(module, Row):
-            found[f"{name}.weight"] = 1
-    return found
+            dims[f"{name}.weight"] = 1
+    return dims

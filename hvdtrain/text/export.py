@@ -24,19 +24,19 @@ from hvdtrain.text.vocabulary import PAD, Vocabulary
 FILES = {CONFIG, WEIGHTS, VOCABULARY, TOKENIZER}
 
 
-def require_free(folder: Path, *, runs: Path, replace: bool) -> None:
+def require_exportable(folder: Path, *, runs: Path, replace: bool) -> None:
     """Raise BadInput before the training where `export` could not write; with `replace` a former export may go."""
     target = folder.resolve()
     if any(path.resolve().is_relative_to(target) for path in (Path(), runs)):
         raise BadInput(f"--export {folder}: the run itself works in it; name a folder of its own")
     try:
-        found = {path.name for path in target.iterdir()} if target.exists() else set()
+        names = {path.name for path in target.iterdir()} if target.exists() else set()
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
         raise BadInput(f"--export {folder}: cannot be written ({error.strerror}); name another folder") from error
-    if found and not (replace and found <= FILES):
+    if names and not (replace and names <= FILES):
         raise BadInput(f"--export {folder}: holds files already; remove them, or name another folder")
 
 
@@ -46,50 +46,50 @@ def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequenc
     `labels` are the names of a classifier's classes.
     """
     folder = folder.resolve()
-    part, old = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    part_folder, former = (folder.with_name(f".{folder.name}.{kind}") for kind in ("part", "old"))
+    shutil.rmtree(part_folder, ignore_errors=True)
+    part_folder.mkdir(parents=True)
     try:
         weights = {name: weight.cpu().contiguous() for name, weight in model.state_dict().items()}
         try:
-            save_file(weights, part / WEIGHTS, metadata={"format": "pt"})
+            save_file(weights, part_folder / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
-            raise OSError(f"{part / WEIGHTS}: {error}") from error
-        (part / VOCABULARY).write_text("".join(f"{token}\n" for token in vocabulary.tokens), encoding="utf-8")
-        _write(part / CONFIG, _config(model, labels, padding=vocabulary.id(PAD)))
-        _write(part / TOKENIZER, _tokenizer(model, vocabulary))
-        for path in (*part.iterdir(), part):
+            raise OSError(f"{part_folder / WEIGHTS}: {error}") from error
+        (part_folder / VOCABULARY).write_text("".join(f"{token}\n" for token in vocabulary.tokens), encoding="utf-8")
+        _write(part_folder / CONFIG, _config_document(model, labels, padding=vocabulary.id(PAD)))
+        _write(part_folder / TOKENIZER, _tokenizer_document(model, vocabulary))
+        for path in (*part_folder.iterdir(), part_folder):
             _sync(path)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
         with contextlib.ExitStack() as undo:
             if folder.exists():
-                if more := {path.name for path in folder.iterdir()} - FILES:
-                    raise OSError(errno.ENOTEMPTY, f"{min(more)} has come into it")
-                folder.rename(old)
-                undo.callback(old.rename, folder)
-            part.rename(folder)
+                if strangers := {path.name for path in folder.iterdir()} - FILES:
+                    raise OSError(errno.ENOTEMPTY, f"{min(strangers)} has come into it")
+                folder.rename(former)
+                undo.callback(former.rename, folder)
+            part_folder.rename(folder)
             undo.pop_all()
         _sync(folder.parent)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(part_folder, ignore_errors=True)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def export_on_all(comm: Comm, folder: Path, model: Bert, texts: Texts) -> None:
     """Rank 0 writes the folder; EndOfRun on all ranks where it cannot."""
-    failed = None
+    reason = None
     if comm.rank == 0:
         try:
             export(folder, model, vocabulary=texts.vocabulary, labels=texts.labels)
         except OSError as error:
-            failed = error.strerror or str(error)
-    failed = comm.allgather(failed)[0]
-    if failed:
-        line = f"--export {folder} could not be written ({failed}); the run folder has the weights"
+            reason = error.strerror or str(error)
+    reason = comm.allgather(reason)[0]
+    if reason:
+        line = f"--export {folder} could not be written ({reason}); the run folder has the weights"
         raise EndOfRun(line, status=FAILED, reason="not exported")
 
 
-def _config(model: Bert, labels: Sequence[str], *, padding: int) -> dict[str, Any]:
+def _config_document(model: Bert, labels: Sequence[str], *, padding: int) -> dict[str, Any]:
     head = "BertForMaskedLM" if isinstance(model, BertForMaskedLM) else "BertForSequenceClassification"
     config = {"architectures": [head], **FIXED}
     config |= {KEYS[field]: value for field, value in asdict(model.sizes).items()}
@@ -100,7 +100,7 @@ def _config(model: Bert, labels: Sequence[str], *, padding: int) -> dict[str, An
     return config
 
 
-def _tokenizer(model: Bert, vocabulary: Vocabulary) -> dict[str, Any]:
+def _tokenizer_document(model: Bert, vocabulary: Vocabulary) -> dict[str, Any]:
     return {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": vocabulary.lower_case,

@@ -38,7 +38,7 @@ class Columns:
     pair: str | None
     label: str | None
 
-    def require(self, where: str, header: Sequence[str]) -> None:
+    def require(self, location: str, header: Sequence[str]) -> None:
         """Raise BadInput for a column that is not in the header."""
         for option, name in (
             ("--text-column", self.text),
@@ -46,34 +46,36 @@ class Columns:
             ("--label-column", self.label),
         ):
             if name is not None and name not in header:
-                raise BadInput(f"{option} {name!r}: {where} has no such column; it has {', '.join(map(repr, header))}")
+                raise BadInput(
+                    f"{option} {name!r}: {location} has no such column; it has {', '.join(map(repr, header))}"
+                )
 
 
-def json_lines(path: Path, columns: Columns) -> Iterator[Row]:
+def read_json_lines(path: Path, columns: Columns) -> Iterator[Row]:
     """A row for each line, which is a JSON object; lines of white space are passed over."""
-    for number, line in _lines(path):
+    for number, line in _read_lines(path):
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            values = json.loads(line)
         except ValueError as error:
             raise BadInput(f"{path} line {number} is no JSON ({error}): give one object per line") from error
         except RecursionError as error:
             raise BadInput(f"{path} line {number} is too deeply nested: give one object of words per line") from error
-        if not isinstance(found, dict):
+        if not isinstance(values, dict):
             raise BadInput(f'{path} line {number} is no JSON object: give one per line, as in {{"text": ...}}')
-        columns.require(f"{path} line {number}", list(found))
-        yield _row(f"{path} line {number}", found, columns)
+        columns.require(f"{path} line {number}", list(values))
+        yield _make_row(f"{path} line {number}", values, columns)
 
 
-def table(path: Path, columns: Columns, *, quoted: bool = True, labelled: bool = True) -> Iterator[Row]:
+def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: bool = True) -> Iterator[Row]:
     """A row for each of a table with a header, separated by tabs in .tsv and .txt and by commas else.
 
     GLUE's are not `quoted`: a quotation mark is one. Without the name of a text column the header must be one of
     GLUE's, with a column of labels where rows are to be `labelled`.
     """
     csv.field_size_limit(sys.maxsize)  # documents are longer than csv's 128 KiB
-    lines = (line for _, line in _lines(path))
+    lines = (line for _, line in _read_lines(path))
     rows = csv.reader(
         lines,
         delimiter="\t" if path.suffix in (".tsv", ".txt") else ",",
@@ -83,25 +85,27 @@ def table(path: Path, columns: Columns, *, quoted: bool = True, labelled: bool =
     try:
         header = next(rows, [])
         if columns.text is None and header:
-            columns = _of_glue(path, header, columns, labelled=labelled)
+            columns = _match_glue_header(path, header, columns, labelled=labelled)
         columns.require(str(path), header)
-        if twice := [name for name in header if header.count(name) > 1]:
-            raise BadInput(f"{path}: two columns are called {twice[0]!r}: rename one of them")
+        if repeated := [name for name in header if header.count(name) > 1]:
+            raise BadInput(f"{path}: two columns are called {repeated[0]!r}: rename one of them")
         for cells in rows:
             if not cells:
                 continue
-            where = f"{path} line {rows.line_num}"
+            location = f"{path} line {rows.line_num}"
             if len(cells) != len(header):
-                raise BadInput(f"{where} has {len(cells)} cells, the header {len(header)}: is one quoted, or cut off?")
-            yield _row(where, dict(zip(header, cells, strict=True)), columns)
+                raise BadInput(
+                    f"{location} has {len(cells)} cells, the header {len(header)}: is one quoted, or cut off?"
+                )
+            yield _make_row(location, dict(zip(header, cells, strict=True)), columns)
     except csv.Error as error:
         raise BadInput(f"{path} line {rows.line_num}: {error}") from error
 
 
-def documents(path: Path) -> Iterator[Row]:
+def read_documents(path: Path) -> Iterator[Row]:
     """A row for each block of lines between blank ones."""
     block: list[str] = []
-    for _, line in _lines(path):
+    for _, line in _read_lines(path):
         if line.strip():
             block.append(line.strip())
         elif block:
@@ -111,7 +115,7 @@ def documents(path: Path) -> Iterator[Row]:
         yield Row(text=" ".join(block))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number and text of each line, in UTF-8 with or without a byte-order mark."""
     number = 0
     try:
@@ -127,11 +131,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from error
 
 
-def _of_glue(path: Path, header: Sequence[str], columns: Columns, *, labelled: bool) -> Columns:
+def _match_glue_header(path: Path, header: Sequence[str], columns: Columns, *, labelled: bool) -> Columns:
     for text, pair, label in _GLUE:
-        own = columns.label or label if labelled else None
-        if {text, pair, None if columns.label else own} - {None} <= set(header):
-            return Columns(text=text, pair=pair, label=own)
+        label_name = columns.label or label if labelled else None
+        if {text, pair, None if columns.label else label_name} - {None} <= set(header):
+            return Columns(text=text, pair=pair, label=label_name)
     if "score" in header:
         raise BadInput(f"{path}: a score, as of STS-B, is no label: make classes of it, and name their --label-column")
     raise BadInput(
@@ -140,24 +144,26 @@ def _of_glue(path: Path, header: Sequence[str], columns: Columns, *, labelled: b
     )
 
 
-def _row(where: str, found: Mapping[str, Any], columns: Columns) -> Row:
+def _make_row(location: str, values: Mapping[str, Any], columns: Columns) -> Row:
     """The row's columns; a label may be a number in JSON."""
-    text = _text(where, found, columns.text)
+    text = _column_text(location, values, columns.text)
     assert text is not None
-    label = None if columns.label is None else found[columns.label]
+    label = None if columns.label is None else values[columns.label]
     if columns.label is not None and (label is None or label == "" or isinstance(label, list | dict)):
-        raise BadInput(f"{where}: column {columns.label!r} has no label")
-    return Row(text=text, pair=_text(where, found, columns.pair), label=None if label is None else str(label))
+        raise BadInput(f"{location}: column {columns.label!r} has no label")
+    return Row(
+        text=text, pair=_column_text(location, values, columns.pair), label=None if label is None else str(label)
+    )
 
 
-def _text(where: str, found: Mapping[str, Any], column: str | None) -> str | None:
+def _column_text(location: str, values: Mapping[str, Any], column: str | None) -> str | None:
     if column is None:
         return None
-    if not isinstance(found[column], str):
-        raise BadInput(f"{where}: column {column!r} holds no text")
-    text = str(found[column])
+    if not isinstance(values[column], str):
+        raise BadInput(f"{location}: column {column!r} holds no text")
+    text = str(values[column])
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadInput(f"{where}: column {column!r} holds half a character, {text[error.start]!a}") from error
+        raise BadInput(f"{location}: column {column!r} holds half a character, {text[error.start]!a}") from error
     return text

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hvdtrain.core.blocks import Block, Blocks, Inputs
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.blocks import Block, Blocks, Inputs
-from hvdtrain.tensor.linear import Column, Row, own_draws, to_slices
-from hvdtrain.text.config import MODELS
+from hvdtrain.tensor.linear import Column, Row, per_rank_draws, send_to_slices
+from hvdtrain.text.settings import MODELS
 
 NORM_EPS = 1e-12
 _WORDS = "bert.embeddings.word_embeddings"
@@ -79,21 +79,22 @@ class _SelfAttention(nn.Module):
         self.query = nn.Linear(sizes.width, sizes.width)
         self.key = nn.Linear(sizes.width, sizes.width)
         self.value = nn.Linear(sizes.width, sizes.width)
-        self.own_draws: Callable[[], AbstractContextManager[None]] = nullcontext  # around what is drawn for each head
-        self._of_head, self._dropout = sizes.width // sizes.heads, sizes.dropout
+        # around what is drawn for each head
+        self.per_rank_draws: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._head_width, self._dropout = sizes.width // sizes.heads, sizes.dropout
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
         query, key, value = (
-            layer(hidden).unflatten(-1, (-1, self._of_head)).transpose(1, 2)  # N A L W/A
+            layer(hidden).unflatten(-1, (-1, self._head_width)).transpose(1, 2)  # N A L W/A
             for layer in (self.query, self.key, self.value)
         )
         dropout = self._dropout if self.training else 0.0
-        with self.own_draws() if dropout else nullcontext():
+        with self.per_rank_draws() if dropout else nullcontext():
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         return attended.transpose(1, 2).flatten(2)  # N L W
 
 
-class _AddedTo(nn.Module):
+class _ResidualNorm(nn.Module):
     """A linear layer whose output is added to what came before, and the sum normalised."""
 
     def __init__(self, inputs: int, sizes: BertSizes) -> None:
@@ -102,8 +103,8 @@ class _AddedTo(nn.Module):
         self.LayerNorm = nn.LayerNorm(sizes.width, eps=NORM_EPS)
         self.dropout = nn.Dropout(sizes.dropout)
 
-    def forward(self, inputs: Tensor, before: Tensor) -> Tensor:
-        normed: Tensor = self.LayerNorm(self.dropout(self.dense(inputs)) + before)
+    def forward(self, inputs: Tensor, residual: Tensor) -> Tensor:
+        normed: Tensor = self.LayerNorm(self.dropout(self.dense(inputs)) + residual)
         return normed
 
 
@@ -112,15 +113,15 @@ class _Layer(nn.Module):
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
-        self.attention = nn.ModuleDict({"self": _SelfAttention(sizes), "output": _AddedTo(sizes.width, sizes)})
+        self.attention = nn.ModuleDict({"self": _SelfAttention(sizes), "output": _ResidualNorm(sizes.width, sizes)})
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.intermediate)})
-        self.output = _AddedTo(sizes.intermediate, sizes)
+        self.output = _ResidualNorm(sizes.intermediate, sizes)
 
     def forward(self, hidden: Tensor, mask: Tensor, places: Tensor | None = None) -> Tensor:
         """(N, L, W), or (M, W) at these places (M,) alone."""
         attended = self.attention["self"](hidden, mask)
         if places is not None:
-            attended, hidden = (every.flatten(0, 1).index_select(0, places) for every in (attended, hidden))
+            attended, hidden = (tensor.flatten(0, 1).index_select(0, places) for tensor in (attended, hidden))
         attended = self.attention["output"](attended, hidden)
         output: Tensor = self.output(F.gelu(self.intermediate["dense"](attended)), attended)
         return output
@@ -194,7 +195,7 @@ class BertForClassification(nn.Module):
 
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
         """Logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens."""
-        first = self.bert(tokens, types, mask, _firsts(tokens))  # N W
+        first = self.bert(tokens, types, mask, _first_positions(tokens))  # N W
         logits: Tensor = self.classifier(self.dropout(torch.tanh(self.bert.pooler["dense"](first))))
         return logits
 
@@ -218,25 +219,25 @@ def freeze_embeddings(model: Bert) -> None:
 
 def require_slices(sizes: BertSizes, ranks: int) -> None:
     """Raise BadInput where so many ranks cannot have an equal slice of each layer."""
-    for what, count in (("heads", sizes.heads), ("intermediate units", sizes.intermediate)):
+    for noun, count in (("heads", sizes.heads), ("intermediate units", sizes.intermediate)):
         if count % ranks:
-            fewer = max(few for few in range(1, ranks) if sizes.heads % few == 0 and sizes.intermediate % few == 0)
-            raise BadInput(f"--tensor {ranks} does not divide the model's {count} {what}: give --tensor {fewer}")
+            fewer = max(n for n in range(1, ranks) if sizes.heads % n == 0 and sizes.intermediate % n == 0)
+            raise BadInput(f"--tensor {ranks} does not divide the model's {count} {noun}: give --tensor {fewer}")
 
 
 def slice_layers(model: Bert, rank: int, ranks: int) -> None:
     """Leave of each layer this rank's share of the heads and of the units between; the rest is whole on all ranks."""
     layers: Iterable[Any] = model.bert.encoder["layer"].children()
     for layer in layers:
-        attention, between = layer.attention["self"], layer.intermediate
+        attention, intermediate = layer.attention["self"], layer.intermediate
         for name in ("query", "key", "value"):
             setattr(attention, name, Column(getattr(attention, name), rank, ranks))
-        between["dense"] = Column(between["dense"], rank, ranks)
-        for inputs_of in (attention, between["dense"]):
-            inputs_of.register_forward_pre_hook(to_slices)
+        intermediate["dense"] = Column(intermediate["dense"], rank, ranks)
+        for inputs_of in (attention, intermediate["dense"]):
+            inputs_of.register_forward_pre_hook(send_to_slices)
         for output in (layer.attention["output"], layer.output):
             output.dense = Row(output.dense, rank, ranks)
-        attention.own_draws = partial(own_draws, rank)
+        attention.per_rank_draws = partial(per_rank_draws, rank)
 
 
 def blocks(model: Bert) -> Blocks:
@@ -276,12 +277,12 @@ def _run_predictions(last: str, model: nn.Module, hidden: Tensor | None, inputs:
 
 
 def _run_classifier(last: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
-    first = _run_layer(last, model, hidden, inputs, _firsts(inputs[0]))
+    first = _run_layer(last, model, hidden, inputs, _first_positions(inputs[0]))
     pooled = torch.tanh(model.get_submodule("bert.pooler.dense")(first))
     logits: Tensor = model.get_submodule("classifier")(model.get_submodule("dropout")(pooled))
     return logits
 
 
-def _firsts(tokens: Tensor) -> Tensor:
+def _first_positions(tokens: Tensor) -> Tensor:
     """Where the sequences of (N, L) begin, in all of them one after the other."""
     return torch.arange(0, tokens.numel(), tokens.shape[1], device=tokens.device)

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.ranks.agree import agreed, require_equal
+from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.files import read_file
 from hvdtrain.text.model import NORM_EPS, BertSizes
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, with_case
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, make_vocabulary
 
 CONFIG, WEIGHTS, PICKLED_WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "pytorch_model.bin", "vocab.txt"
 TOKENIZER, TOKENS = "tokenizer_config.json", "tokenizer.json"
@@ -44,7 +44,7 @@ FIXED = {  # in config.json: what this BERT cannot do otherwise
 _TOKENIZER_FIXED = {"tokenize_chinese_chars": True}
 _NORMALIZER_FIXED = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
 _SILENCE_S = 15.0
-_ROUNDED_TO = 128  # a model may have room for more tokens, so that its sizes are round
+_ROUNDING = 128  # a model may have room for more tokens, so that its sizes are round
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -58,7 +58,7 @@ class Pretrained:
     vocabulary: Vocabulary
     labels: tuple[str, ...] = ()  # of its classifier, by number; none where config.json has no names for them
 
-    def require_room(self, max_tokens: int) -> None:
+    def require_positions(self, max_tokens: int) -> None:
         """Raise BadInput where sequences are longer than the model has positions."""
         if max_tokens > self.sizes.positions:
             raise BadInput(
@@ -66,33 +66,36 @@ class Pretrained:
                 "give no more than these"
             )
 
-    def require_vocabulary(self, given: Vocabulary, source: str) -> None:
-        """Raise BadInput where another vocabulary is asked for than the model's own."""
-        if given == self.vocabulary:
+    def require_vocabulary(self, vocabulary: Vocabulary, source: str) -> None:
+        """Raise BadInput if the vocabulary is not the model's."""
+        if vocabulary == self.vocabulary:
             return
-        tokens, own = given.tokens, self.vocabulary.tokens
-        odd = next((number for number, pair in enumerate(zip(tokens, own, strict=False)) if len({*pair}) > 1), None)
-        if odd is not None:
-            how = f"from token {odd} on"
-        elif len(tokens) != len(own):
-            how = f"of {len(tokens)} tokens in place of {len(own)}"
+        tokens, expected = vocabulary.tokens, self.vocabulary.tokens
+        start = next(
+            (number for number, pair in enumerate(zip(tokens, expected, strict=False)) if len({*pair}) > 1), None
+        )
+        if start is not None:
+            difference = f"from token {start} on"
+        elif len(tokens) != len(expected):
+            difference = f"of {len(tokens)} tokens in place of {len(expected)}"
         else:
-            how = "by its tokenizer_config.json case or accents are others"
+            difference = "by its tokenizer_config.json case or accents are others"
         raise BadInput(
-            f"--tokenizer {source}: another vocabulary than that of --pretrained {self.source} ({how}); leave it out"
+            f"--tokenizer {source}: another vocabulary than that of --pretrained {self.source} ({difference}); "
+            "leave it out"
         )
 
 
 def pretrained_on_all(comm: Comm, source: str) -> Pretrained:
-    """The same pretrained model on all ranks, downloaded once per host if it is on the hub; see `read`."""
-    agreed(comm, lambda: fetched(source) if comm.local_rank == 0 else None)
-    found = agreed(comm, lambda: read(fetched(source, offline=True), source))
-    facts = json.dumps([vars(found.sizes), vars(found.vocabulary), found.labels]).encode()
+    """The same pretrained model on all ranks, downloaded once per host if it is on the hub; see `read_pretrained`."""
+    agree(comm, lambda: fetch_folder(source) if comm.local_rank == 0 else None)
+    pretrained = agree(comm, lambda: read_pretrained(fetch_folder(source, offline=True), source))
+    facts = json.dumps([vars(pretrained.sizes), vars(pretrained.vocabulary), pretrained.labels]).encode()
     require_equal(comm, {f"what --pretrained {source} is (SHA-256)": hashlib.sha256(facts).hexdigest()})
-    return found
+    return pretrained
 
 
-def fetched(source: str, *, offline: bool = False) -> Path:
+def fetch_folder(source: str, *, offline: bool = False) -> Path:
     """The folder of this name, or that on this host with the hub's model of this name, which is downloaded.
 
     With `offline` it has been downloaded already.
@@ -104,16 +107,16 @@ def fetched(source: str, *, offline: bool = False) -> Path:
     # It takes 0.3 s to import, and most runs have no need of it.
     from huggingface_hub import snapshot_download
 
-    trouble: Exception | None = None
+    download_error: Exception | None = None
     if not offline:
         try:
             _download(source)
         except Exception as error:  # noqa: BLE001 (of the hub, the network or the disk)
-            trouble = error
+            download_error = error
     try:
         return Path(snapshot_download(source, allow_patterns=[CONFIG], local_files_only=True))
     except (OSError, ValueError) as error:
-        reason = " ".join(str(trouble or error).split())[:200]
+        reason = " ".join(str(download_error or error).split())[:200]
         raise BadInput(
             f"--pretrained {source}: no such folder, and the hub's model of this name cannot be downloaded ({reason}); "
             "download it elsewhere and give the folder"
@@ -129,22 +132,22 @@ def _download(source: str) -> None:
     snapshot_download(source, allow_patterns=[CONFIG, VOCABULARY, TOKENS, TOKENIZER, weights])
 
 
-def read(folder: Path, source: str) -> Pretrained:
+def read_pretrained(folder: Path, source: str) -> Pretrained:
     """What a folder holds besides the weights; BadInput for what is missing, torn or no BERT of this kind."""
-    config = _document(folder / CONFIG, source)
+    config = _read_document(folder / CONFIG, source)
     if not (folder / WEIGHTS).is_file() and not (folder / PICKLED_WEIGHTS).is_file():
         raise BadInput(f"--pretrained {source}: has neither {WEIGHTS} nor {PICKLED_WEIGHTS}; give a folder with one")
-    sizes = _sizes(config, source)
+    sizes = _parse_sizes(config, source)
     return Pretrained(
         source=source,
         folder=folder,
         sizes=sizes,
-        vocabulary=with_case(_tokens(folder, sizes, source), _case(folder, source)),
-        labels=_labels(config),
+        vocabulary=make_vocabulary(_read_tokens(folder, sizes, source), _read_case(folder, source)),
+        labels=_parse_labels(config),
     )
 
 
-def _content(path: Path, source: str) -> str:
+def _read_text(path: Path, source: str) -> str:
     try:
         content = read_file(path)
         _require_whole(path, content, source)
@@ -157,17 +160,17 @@ def _content(path: Path, source: str) -> str:
 def _require_whole(path: Path, content: bytes, source: str) -> None:
     """Raise BadInput where a file of the hub's cache is not what it is named by: git's hash, or a SHA-256."""
     blob = path.resolve()
-    known = {
+    hashes = {
         40: hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest(),
         64: hashlib.sha256(content).hexdigest(),
     }
-    if blob.parent.name == "blobs" and known.get(len(blob.name), blob.name) != blob.name:
+    if blob.parent.name == "blobs" and hashes.get(len(blob.name), blob.name) != blob.name:
         raise BadInput(f"--pretrained {source}: {path.name} is damaged on this host: delete {blob} to fetch it again")
 
 
-def _document(path: Path, source: str) -> dict[str, Any]:
+def _read_document(path: Path, source: str) -> dict[str, Any]:
     try:
-        document = json.loads(_content(path, source))
+        document = json.loads(_read_text(path, source))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"--pretrained {source}: {path.name} is torn or no JSON; fetch it again") from error
     if not isinstance(document, dict):
@@ -175,14 +178,14 @@ def _document(path: Path, source: str) -> dict[str, Any]:
     return document
 
 
-def _sizes(config: Mapping[str, Any], source: str) -> BertSizes:
+def _parse_sizes(config: Mapping[str, Any], source: str) -> BertSizes:
     _require_fixed(config, FIXED, CONFIG, source)
     defaults = {"types": 2, "dropout": 0.1, "initializer_range": 0.02}
     values = {field: config.get(key, defaults.get(field)) for field, key in KEYS.items()}
     for field, value in values.items():
-        whole, least = field not in ("dropout", "initializer_range"), 2 if field == "types" else 1
-        kinds = (int,) if whole else (int, float)
-        if type(value) not in kinds or not (least <= value < 2**31 if whole else 0 <= value < 1):
+        is_integer, minimum = field not in ("dropout", "initializer_range"), 2 if field == "types" else 1
+        kinds = (int,) if is_integer else (int, float)
+        if type(value) not in kinds or not (minimum <= value < 2**31 if is_integer else 0 <= value < 1):
             raise BadInput(f"--pretrained {source}: {CONFIG} has {KEYS[field]} {value!r}; give a BERT's folder")
     if values["width"] % values["heads"]:
         raise BadInput(f"--pretrained {source}: {CONFIG} cuts {values['width']} unevenly into {values['heads']} heads")
@@ -190,7 +193,7 @@ def _sizes(config: Mapping[str, Any], source: str) -> BertSizes:
     return BertSizes(**values)
 
 
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _parse_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     by_number = config.get("id2label")
     if not isinstance(by_number, dict) or sorted(by_number) != sorted(str(number) for number in range(len(by_number))):
         return ()
@@ -198,38 +201,38 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return () if names == tuple(f"LABEL_{number}" for number in range(len(names))) else names  # transformers' default
 
 
-def _require_fixed(found: Mapping[str, Any], fixed: Mapping[str, Any], file: str, source: str) -> None:
+def _require_fixed(settings: Mapping[str, Any], fixed: Mapping[str, Any], file: str, source: str) -> None:
     for key, value in fixed.items():
-        if found.get(key, value) != value:
+        if settings.get(key, value) != value:
             raise BadInput(
-                f"--pretrained {source}: {file} has {key} {found[key]!r}, and this BERT only {value!r}; "
+                f"--pretrained {source}: {file} has {key} {settings[key]!r}, and this BERT only {value!r}; "
                 "give another model"
             )
 
 
-def _case(folder: Path, source: str) -> Mapping[str, Any]:
+def _read_case(folder: Path, source: str) -> Mapping[str, Any]:
     """What tokenizer_config.json says of case and accents; where it is silent, tokenizer.json (of transformers 5)."""
-    settings = _document(folder / TOKENIZER, source) if (folder / TOKENIZER).exists() else {}
+    settings = _read_document(folder / TOKENIZER, source) if (folder / TOKENIZER).exists() else {}
     _require_fixed(settings, _TOKENIZER_FIXED, TOKENIZER, source)
     if "do_lower_case" in settings or not (folder / TOKENS).exists():
         return settings
-    found = _document(folder / TOKENS, source).get("normalizer")
-    normalizer = found if isinstance(found, dict) else {"type": found}
+    normalizer = _read_document(folder / TOKENS, source).get("normalizer")
+    normalizer = normalizer if isinstance(normalizer, dict) else {"type": normalizer}
     _require_fixed(normalizer, _NORMALIZER_FIXED, f"the normalizer of {TOKENS}", source)
     return {"do_lower_case": normalizer.get("lowercase", True), "strip_accents": normalizer.get("strip_accents")}
 
 
-def _tokens(folder: Path, sizes: BertSizes, source: str) -> list[str]:
+def _read_tokens(folder: Path, sizes: BertSizes, source: str) -> list[str]:
     if not (folder / VOCABULARY).exists() and (folder / TOKENS).exists():  # transformers 5 saves no other
-        name, tokens = TOKENS, _wordpieces(_document(folder / TOKENS, source), source)
+        name, tokens = TOKENS, _read_wordpieces(_read_document(folder / TOKENS, source), source)
     else:
-        name, text = VOCABULARY, _content(folder / VOCABULARY, source)
+        name, text = VOCABULARY, _read_text(folder / VOCABULARY, source)
         tokens = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     if missing := [token for token in SPECIALS if token not in tokens]:
         raise BadInput(f"--pretrained {source}: {name} has no {missing[0]}; give the model's own")
     if len(set(tokens)) < len(tokens):
         raise BadInput(f"--pretrained {source}: {name} has a token twice; give the model's own")
-    if not 0 <= sizes.vocabulary - len(tokens) < _ROUNDED_TO:
+    if not 0 <= sizes.vocabulary - len(tokens) < _ROUNDING:
         raise BadInput(
             f"--pretrained {source}: {name} has {len(tokens)} tokens and the model {sizes.vocabulary}: "
             "it is torn, or of another model"
@@ -237,7 +240,7 @@ def _tokens(folder: Path, sizes: BertSizes, source: str) -> list[str]:
     return tokens
 
 
-def _wordpieces(document: Mapping[str, Any], source: str) -> list[str]:
+def _read_wordpieces(document: Mapping[str, Any], source: str) -> list[str]:
     model = document.get("model")
     numbers = model.get("vocab") if isinstance(model, dict) and model.get("type") == "WordPiece" else None
     if not isinstance(numbers, dict) or sorted(map(str, numbers.values())) != sorted(map(str, range(len(numbers)))):

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hvdtrain.core.feed import copied, prefetched
+from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.task import Batch
-from hvdtrain.profiling.phases import OFF, Phases
+from hvdtrain.feed.feed import copied, prefetched
 
 _MULTIPLE = 8  # of a batch's length on a GPU: tensor cores want it, and a compiled model sees few shapes
 
@@ -18,7 +18,7 @@ _MULTIPLE = 8  # of a batch's length on a GPU: tensor cores want it, and a compi
 class Sequences:
     """Numbers of tokens, one sequence after the other, and each one's label."""
 
-    reads_files = True
+    reads_files, readers = True, 0
 
     def __init__(
         self,
@@ -27,8 +27,10 @@ class Sequences:
         starts: NDArray[np.int64],
         lengths: NDArray[np.int64],
         labels: NDArray[np.int64],
+        content: str | None = None,
     ) -> None:
         """`starts` (S,) are where in `tokens` the sequences of these `lengths` (S,) and `labels` (S,) begin."""
+        self.content = content
         self.lengths = torch.from_numpy(lengths)
         self._tokens, self._starts, self._labels = tokens, starts, labels
         self._longest = int(lengths.max(initial=1))
@@ -41,24 +43,24 @@ class Sequences:
         self, indices: Sequence[Tensor], device: torch.device, epoch: int | None, phases: Phases = OFF
     ) -> Iterator[Batch]:
         multiple = _MULTIPLE if device.type == "cuda" else 1
-        read = (self._read(samples, multiple) for samples in indices)
-        if device.type != "cuda" or phases.alone:
-            arriving = copied(read, device, phases)
+        host_batches = (self._read(samples, multiple) for samples in indices)
+        if device.type != "cuda" or phases.isolated:
+            placed = copied(host_batches, device, phases)
         else:
             self._stream = self._stream or torch.cuda.Stream(device)
-            arriving = prefetched(({name: one.pin_memory() for name, one in batch.items()} for batch in read), device,
-                                  self._stream, phases)  # fmt: skip
-        for samples, batch in zip(indices, arriving, strict=True):
+            pinned = ({name: tensor.pin_memory() for name, tensor in batch.items()} for batch in host_batches)
+            placed = prefetched(pinned, device, self._stream, phases)
+        for samples, batch in zip(indices, placed, strict=True):
             lengths = self.lengths[samples]  # they stay on the host, which counts by them
             yield {**batch, "lengths": lengths.pin_memory() if device.type == "cuda" else lengths}
 
     def _read(self, samples: Tensor, multiple: int) -> Batch:
         """Tokens (N, L), with zeros behind the shorter ones, and labels (N,)."""
-        chosen = samples.numpy()
-        starts, lengths = self._starts[chosen], self.lengths[samples].numpy()
+        indices = samples.numpy()
+        starts, lengths = self._starts[indices], self.lengths[samples].numpy()
         longest = min(-(-int(lengths.max(initial=1)) // multiple) * multiple, self._longest)
-        place = np.arange(longest)
-        inside = place < lengths[:, None]
-        tokens = np.zeros(inside.shape, dtype=np.int64)
-        tokens[inside] = self._tokens[(starts[:, None] + place)[inside]]
-        return {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(self._labels[chosen])}
+        positions = np.arange(longest)
+        is_token = positions < lengths[:, None]
+        tokens = np.zeros(is_token.shape, dtype=np.int64)
+        tokens[is_token] = self._tokens[(starts[:, None] + positions)[is_token]]
+        return {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(self._labels[indices])}

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hvdtrain.core.task import Batch, Model, Sums, Totals
-from hvdtrain.profiling.phases import Phase
-from hvdtrain.text.config import BertConfig
-from hvdtrain.text.masks import masked, masked_tokens
+from hvdtrain.core.phases import Phase
+from hvdtrain.core.task import Batch, Model, Sums, Task, Totals
+from hvdtrain.text.masks import count_masked, mask_tokens
+from hvdtrain.text.settings import BertSettings
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.vocabulary import END, MASK
 
@@ -22,7 +22,7 @@ _REMEDIES: Mapping[Phase, str] = {
 _MOST_LOSS = 700.0  # exp of more is no number
 
 
-class Labels:
+class Labels(Task):
     """One label for each sequence or pair. `f1` is that of the second of two labels, or the mean over more of them."""
 
     unit = "samples"
@@ -44,7 +44,7 @@ class Labels:
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
         tokens = raw["tokens"]
-        mask = inside(raw["lengths"], tokens)
+        mask = token_mask(raw["lengths"], tokens)
         ends = tokens == self._end
         types = ((ends.cumsum(1) - ends.long()) > 0) & mask  # of what comes after the first [SEP]
         return {"tokens": tokens, "types": types.long(), "mask": mask, "labels": raw["labels"]}
@@ -55,18 +55,20 @@ class Labels:
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
         labels = batch["labels"]
         logits = model(*self.inputs(batch)).float()  # (N, K)
-        guessed = logits.argmax(1)
-        is_right = guessed == labels
+        predictions = logits.argmax(1)
+        is_right = predictions == labels
         loss = F.cross_entropy(logits, labels, reduction="sum")
         zeros = torch.zeros(self._classes, dtype=torch.float64, device=labels.device)
-        ones = torch.ones_like(labels, dtype=torch.float64)
+        weights = torch.ones_like(labels, dtype=torch.float64)
         # The confusion matrix's diagonal and its two margins: all that F1 needs of it.
         by_label = {
             "right_of": zeros.index_add(0, labels, is_right.double()),
-            "guessed": zeros.index_add(0, guessed, ones),
-            "labelled": zeros.index_add(0, labels, ones),
+            "guessed": zeros.index_add(0, predictions, weights),
+            "labelled": zeros.index_add(0, labels, weights),
         }
-        sums = {f"{name}_{label}": one for name, of in by_label.items() for label, one in enumerate(of.unbind())}
+        sums = {
+            f"{name}_{label}": value for name, sums in by_label.items() for label, value in enumerate(sums.unbind())
+        }
         count = torch.full_like(loss, len(labels))
         return Sums(loss=loss, count=count, more={"right": is_right.sum(), **sums})
 
@@ -78,16 +80,16 @@ class Labels:
         f1 = scores[1] if self._classes == 2 else sum(scores) / len(scores)
         return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count, "f1": f1}
 
-    def in_words(self, metrics: Mapping[str, float]) -> str:
+    def format_metrics(self, metrics: Mapping[str, float]) -> str:
         return f"accuracy {metrics['accuracy']:.2%}, F1 {metrics['f1']:.3f}"
 
     def _f1(self, totals: Totals, label: int) -> float:
         """Twice what was right over all that was guessed or labelled so; 0 where it does not occur."""
-        either = totals[f"guessed_{label}"] + totals[f"labelled_{label}"]
-        return 2 * totals[f"right_of_{label}"] / either if either else 0.0
+        total = totals[f"guessed_{label}"] + totals[f"labelled_{label}"]
+        return 2 * totals[f"right_of_{label}"] / total if total else 0.0
 
 
-class MaskedWords:
+class MaskedWords(Task):
     """The words that were masked; a sequence weighs as many of them as it has."""
 
     unit = "samples"
@@ -103,13 +105,13 @@ class MaskedWords:
         self._vocabulary = vocabulary
 
     def counts(self, samples: Tensor) -> Tensor:
-        return masked_tokens(self._lengths[samples]).double()
+        return count_masked(self._lengths[samples]).double()
 
     def cost(self, samples: Tensor) -> Tensor:
         return self._lengths[samples]
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
-        found = masked(
+        batch_masks = mask_tokens(
             raw["tokens"],
             raw["lengths"],
             samples,
@@ -119,11 +121,11 @@ class MaskedWords:
             vocabulary=self._vocabulary,
         )
         return {
-            "tokens": found.tokens,
-            "types": torch.zeros_like(found.tokens),
-            "mask": inside(raw["lengths"], found.tokens),
-            "places": found.places,
-            "targets": found.targets,
+            "tokens": batch_masks.tokens,
+            "types": torch.zeros_like(batch_masks.tokens),
+            "mask": token_mask(raw["lengths"], batch_masks.tokens),
+            "places": batch_masks.places,
+            "targets": batch_masks.targets,
         }
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -143,19 +145,19 @@ class MaskedWords:
         loss = totals["loss"] / count
         return {"loss": loss, "perplexity": math.exp(min(loss, _MOST_LOSS)), "accuracy": totals["right"] / count}
 
-    def in_words(self, metrics: Mapping[str, float]) -> str:
+    def format_metrics(self, metrics: Mapping[str, float]) -> str:
         return f"perplexity {metrics['perplexity']:.1f}, accuracy {metrics['accuracy']:.2%}"
 
 
-def inside(lengths: Tensor, tokens: Tensor) -> Tensor:
-    """Where a sequence of (N,) is, and not what fills up the batch (N, L)."""
+def token_mask(lengths: Tensor, tokens: Tensor) -> Tensor:
+    """True (N, L) at the tokens of sequences of these lengths (N,), False at the padding."""
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device, non_blocking=True)[:, None]
 
 
 TextTask = Labels | MaskedWords
 
 
-def text_task(config: BertConfig, texts: Texts) -> TextTask:
+def text_task(config: BertSettings, texts: Texts) -> TextTask:
     """The task of a run, as its settings say."""
     lengths, vocabulary = texts.train.lengths, texts.vocabulary
     if config.task == "mlm":

@@ -25,12 +25,12 @@ from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
-from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learned
-from hvdtrain.tracking.console import progress
+from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learn_vocabulary
+from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json
 
 _VERSION = 4  # of what this file makes of a text
-_AT_A_TIME = 1000  # rows
+_ROWS_AT_A_TIME = 1000  # rows
 _ABOUT, _ABOUT_SHA256 = "about.json", "about.sha256"
 _PART = ".part-"  # begins the name of a folder that is being made
 _DEAD_AFTER_S = 24 * 3600.0  # without a file that is written to
@@ -55,20 +55,28 @@ class Texts:
     test: Sequences
     vocabulary: Vocabulary
     labels: tuple[str, ...]  # by number
-    cut: int  # texts that were longer than a sequence may be
-    unknown: float  # share of the tokens that are [UNK]
+    cut_count: int  # texts that were longer than a sequence may be
+    unknown_share: float  # share of the tokens that are [UNK]
     sha256: str  # of all of it
 
 
-def prepared(corpus: Corpus, shape: Shape) -> str:
+def prepare(corpus: Corpus, shape: Shape) -> str:
     """The key of the corpus as numbers, which are made if they are not there; BadInput where they are damaged.
 
     Called by one rank of each host.
     """
-    words = shape.vocab_size if shape.vocabulary is None else shape.vocabulary.sha256
+    vocabulary_key = shape.vocab_size if shape.vocabulary is None else shape.vocabulary.sha256
     content = corpus.key()
-    made_of = [_VERSION, tokenizers.__version__, content, words, shape.max_tokens, shape.in_blocks, shape.labelled]
-    key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
+    ingredients = [
+        _VERSION,
+        tokenizers.__version__,
+        content,
+        vocabulary_key,
+        shape.max_tokens,
+        shape.in_blocks,
+        shape.labelled,
+    ]
+    key = hashlib.sha256(json.dumps(ingredients).encode()).hexdigest()[:32]
     folder = _cache() / key
     if not folder.exists():
         _make(folder, corpus, shape, content=content)
@@ -76,51 +84,51 @@ def prepared(corpus: Corpus, shape: Shape) -> str:
     return key
 
 
-def opened(key: str) -> Texts:
-    """What `prepared` has made, mapped."""
+def open_texts(key: str) -> Texts:
+    """The texts that `prepare` has made, mapped."""
     folder = _cache() / key
     try:
-        about, sha256 = _about(folder)
+        about, sha256 = _read_about(folder)
         offsets, labels = np.load(folder / "offsets.npy"), np.load(folder / "labels.npy")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
         words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
     except (OSError, ValueError, EOFError) as error:
-        raise _unusable(folder, error) from error
+        raise _damage_error(folder, error) from error
     starts, lengths, train = offsets[:-1], np.diff(offsets), about["train"]
     # Batches of an evaluation are of neighbours: of like lengths, little fills them up.
     test = train + np.argsort(lengths[train:], kind="stable")
     return Texts(
-        train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train]),
-        test=Sequences(tokens, starts=starts[test], lengths=lengths[test], labels=labels[test]),
+        train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train], content=sha256),
+        test=Sequences(tokens, starts=starts[test], lengths=lengths[test], labels=labels[test], content=sha256),
         vocabulary=Vocabulary(
             tokens=tuple(words), lower_case=about["lower_case"], strip_accents=about["strip_accents"]
         ),
         labels=tuple(about["labels"]),
-        cut=about["cut"],
-        unknown=about["unknown"] / len(tokens),
+        cut_count=about["cut"],
+        unknown_share=about["unknown"] / len(tokens),
         sha256=sha256,
     )
 
 
 def _cache() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME", "")
+    cache_home = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return Path(named if named.startswith("/") else "~/.cache").expanduser() / "hvdtrain" / "tokens"
+        return Path(cache_home if cache_home.startswith("/") else "~/.cache").expanduser() / "hvdtrain" / "tokens"
     except RuntimeError as error:
         raise BadInput("there is no home folder to keep tokens in: name another in XDG_CACHE_HOME") from error
 
 
 def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
     """Write beside it and rename; another host or run that was faster has made the same."""
-    beside = folder.with_name(f"{_PART}{uuid4().hex}")
+    part_folder = folder.with_name(f"{_PART}{uuid4().hex}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_dead(folder.parent)
-        beside.mkdir()
-        _write(beside, corpus, shape)
+        part_folder.mkdir()
+        _write(part_folder, corpus, shape)
         if corpus.key() != content:
             raise BadInput("a file of --data-dir was changed while it was read: start again when it is whole")
-        beside.rename(folder)
+        part_folder.rename(folder)
     except OSError as error:
         if not folder.exists():
             raise BadInput(
@@ -128,37 +136,37 @@ def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
                 "in XDG_CACHE_HOME"
             ) from error
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(part_folder, ignore_errors=True)
 
 
 def _remove_dead(cache: Path) -> None:
     """Remove what killed processes have begun."""
     for part in cache.glob(f"{_PART}*"):
         with contextlib.suppress(OSError):
-            touched = max(path.stat().st_mtime for path in (part, *part.iterdir()))
-            if touched < time.time() - _DEAD_AFTER_S:
+            changed_at = max(path.stat().st_mtime for path in (part, *part.iterdir()))
+            if changed_at < time.time() - _DEAD_AFTER_S:
                 shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
-    vocabulary = shape.vocabulary or learned(
-        lambda: (text for row in _shown(corpus.train(), "learning the vocabulary") for text in _texts(row)),
+    vocabulary = shape.vocabulary or learn_vocabulary(
+        lambda: (text for row in _with_progress(corpus.train(), "learning the vocabulary") for text in _texts(row)),
         shape.vocab_size,
     )
     dtype = np.dtype("<u2" if len(vocabulary.tokens) < 2**16 else "<u4")
     lengths: list[int] = []
     labels: list[str | None] = []
-    cut = unknown = train = 0
+    cut_count = unknown_count = train = 0
     unknown_id = vocabulary.id(UNKNOWN)
     with (folder / "tokens.bin").open("wb") as file:
         for rows in (corpus.train(), corpus.test()):
             train = len(lengths)
-            for numbers, label, is_cut in _sequences(_shown(rows, "reading texts"), vocabulary, shape):
+            for numbers, label, is_cut in _sequences(_with_progress(rows, "reading texts"), vocabulary, shape):
                 file.write(np.array(numbers, dtype).tobytes())
                 lengths.append(len(numbers))
                 labels.append(label)
-                cut += is_cut
-                unknown += numbers.count(unknown_id)
+                cut_count += is_cut
+                unknown_count += numbers.count(unknown_id)
     if not train or train == len(lengths):
         raise BadInput(f"--data has {train} training and {len(lengths) - train} test texts: give some of both")
     names = _label_names(labels[:train], labels[train:]) if shape.labelled else []
@@ -171,8 +179,8 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
         "version": _VERSION,
         "train": train,
         "test": len(lengths) - train,
-        "cut": cut,
-        "unknown": unknown,
+        "cut": cut_count,
+        "unknown": unknown_count,
         "labels": names,
         "lower_case": vocabulary.lower_case,
         "strip_accents": vocabulary.strip_accents,
@@ -187,8 +195,8 @@ def _texts(row: Row) -> list[str]:
     return [row.text] if row.pair is None else [row.text, row.pair]
 
 
-def _shown(rows: Iterator[Row], what: str) -> Iterator[Row]:
-    return iter(progress(rows, shown=launched_rank() == 0, what=what, unit=" rows"))
+def _with_progress(rows: Iterator[Row], what: str) -> Iterator[Row]:
+    return iter(progress_bar(rows, is_shown=launched_rank() == 0, title=what, unit=" rows"))
 
 
 def _sequences(
@@ -201,25 +209,25 @@ def _sequences(
     if not shape.labelled:
         rows = (Row(text=text) for row in rows for text in _texts(row))
     encode, start, end = vocabulary.encoder(), vocabulary.id(START), vocabulary.id(END)
-    while some := list(islice(rows, _AT_A_TIME)):
-        texts, pairs = encode([row.text for row in some]), encode([row.pair or "" for row in some])
-        for row, text, pair in zip(some, texts, pairs, strict=True):
-            room = shape.max_tokens - 2
+    while batch := list(islice(rows, _ROWS_AT_A_TIME)):
+        texts, pairs = encode([row.text for row in batch]), encode([row.pair or "" for row in batch])
+        for row, text, pair in zip(batch, texts, pairs, strict=True):
+            limit = shape.max_tokens - 2
             if row.pair is not None:
-                first, second = _shortened(len(text), len(pair), room - 1)
+                first, second = _shorten_pair(len(text), len(pair), limit - 1)
                 is_cut = first + second < len(text) + len(pair)
                 yield [start, *text[:first], end, *pair[:second], end], row.label, is_cut
             elif shape.in_blocks:
-                for place in range(0, len(text), room):
-                    yield [start, *text[place : place + room], end], row.label, False
+                for begin in range(0, len(text), limit):
+                    yield [start, *text[begin : begin + limit], end], row.label, False
             else:
-                yield [start, *text[:room], end], row.label, len(text) > room
+                yield [start, *text[:limit], end], row.label, len(text) > limit
 
 
-def _shortened(first: int, second: int, room: int) -> tuple[int, int]:
+def _shorten_pair(first: int, second: int, limit: int) -> tuple[int, int]:
     """What is left of two lengths so that both fit, the longer one cut first."""
-    kept = min(first, max(room - second, (room + 1) // 2))
-    return kept, min(second, room - kept)
+    kept = min(first, max(limit - second, (limit + 1) // 2))
+    return kept, min(second, limit - kept)
 
 
 def _label_names(train: list[str | None], test: list[str | None]) -> list[str]:
@@ -227,9 +235,11 @@ def _label_names(train: list[str | None], test: list[str | None]) -> list[str]:
     names = {label for label in train if label is not None}
     if len(names) < 2:
         raise BadInput(f"the training texts have {len(names)} of the two labels that they need at least: add some")
-    unknown = sorted({label for label in test if label is not None} - names)
-    if unknown:
-        raise BadInput(f"label {unknown[0]!r} of the test texts is none of the training texts': take its rows out")
+    unknown_labels = sorted({label for label in test if label is not None} - names)
+    if unknown_labels:
+        raise BadInput(
+            f"label {unknown_labels[0]!r} of the test texts is none of the training texts': take its rows out"
+        )
     return sorted(names, key=_number_first)
 
 
@@ -246,7 +256,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _about(folder: Path) -> tuple[dict[str, Any], str]:
+def _read_about(folder: Path) -> tuple[dict[str, Any], str]:
     """What was written about it, and the SHA-256 of that; ValueError where it is another one than was written."""
     content = (folder / _ABOUT).read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
@@ -259,19 +269,19 @@ def _about(folder: Path) -> tuple[dict[str, Any], str]:
 def _require_whole(folder: Path) -> None:
     """Raise BadInput where a file is not as it was written."""
     try:
-        about, _ = _about(folder)
-        for name, was in about["files"].items():
-            if (found := _fingerprint(folder / name)) != was:
-                raise ValueError(f"{name} has {found['bytes']} bytes of {was['bytes']}, or others")
+        about, _ = _read_about(folder)
+        for name, expected in about["files"].items():
+            if (actual := _fingerprint(folder / name)) != expected:
+                raise ValueError(f"{name} has {actual['bytes']} bytes of {expected['bytes']}, or others")
     except (OSError, ValueError) as error:
-        raise _unusable(folder, error) from error
+        raise _damage_error(folder, error) from error
 
 
-def _unusable(folder: Path, error: Exception) -> BadInput:
+def _damage_error(folder: Path, error: Exception) -> BadInput:
     if isinstance(error, PermissionError):
         return BadInput(
             f"{error.filename or folder} cannot be read ({error.strerror}): let its owner allow it, or name another "
             "folder in XDG_CACHE_HOME"
         )
-    why = " ".join(str(error).split())
-    return BadInput(f"{folder} is damaged ({why}): delete that folder to have it made again")
+    reason = " ".join(str(error).split())
+    return BadInput(f"{folder} is damaged ({reason}): delete that folder to have it made again")

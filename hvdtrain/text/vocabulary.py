@@ -19,7 +19,7 @@ from hvdtrain.safety.exits import BadInput
 PAD, UNKNOWN, START, END, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # So many letters are tokens, the most frequent ones; where there is room, more of them up to this share of the texts,
 # as in SentencePiece (Kudo and Richardson 2018) for Chinese and Japanese. The others are [UNK].
-_LETTERS, _COVERED = 1000, 0.9995
+_MIN_LETTERS, _COVERED_SHARE = 1000, 0.9995
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,29 +43,27 @@ class Vocabulary:
         """From texts to the numbers of each one's tokens, without [CLS] and [SEP]."""
         numbers = {token: number for number, token in enumerate(self.tokens)}
         tokenizer = _tokenizer(numbers, lower_case=self.lower_case, strip_accents=self.strip_accents)
-        return lambda texts: [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
-def learned(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
+def learn_vocabulary(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
     """A vocabulary of at most `size` tokens that these texts are made of, in lower case; BadInput for too small a one.
 
     The library's trainer numbers what is equally frequent as its hash tables happen to lie, unless it is told all
     letters beforehand, those that go on a word included (huggingface/tokenizers #1794).
     """
     tokenizer = _tokenizer({UNKNOWN: 0})
-    alphabet = _alphabet(tokenizer, texts(), most=(size - len(SPECIALS)) // 2)
-    first = [*SPECIALS, *(f"##{letter}" for letter in alphabet)]
-    if size < len(first) + len(alphabet):
-        raise BadInput(
-            f"--vocab-size {size}: the {len(alphabet)} letters of the texts alone take {len(first) + len(alphabet)}: "
-            "give more"
-        )
+    alphabet = _alphabet(tokenizer, texts(), max_letters=(size - len(SPECIALS)) // 2)
+    initial_tokens = [*SPECIALS, *(f"##{letter}" for letter in alphabet)]
+    needed = len(initial_tokens) + len(alphabet)
+    if size < needed:
+        raise BadInput(f"--vocab-size {size}: the {len(alphabet)} letters of the texts alone take {needed}: give more")
     trainer = WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
         limit_alphabet=len(alphabet),
         initial_alphabet=alphabet,
-        special_tokens=first,
+        special_tokens=initial_tokens,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts(), trainer)
@@ -73,29 +71,29 @@ def learned(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
     return Vocabulary(tokens=tuple(sorted(numbers, key=lambda token: numbers[token])))
 
 
-def read(path: Path) -> Vocabulary:
+def read_vocabulary(path: Path) -> Vocabulary:
     """A vocab.txt, or the one in a folder, with what tokenizer_config.json beside it says of case and accents."""
     file = path / "vocab.txt" if path.is_dir() else path
     try:
         tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        beside = file.with_name("tokenizer_config.json")
-        settings = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+        config_file = file.with_name("tokenizer_config.json")
+        settings = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
     except OSError as error:
         raise BadInput(f"--tokenizer {path}: {file} cannot be read ({error.strerror}): give a vocab.txt") from error
     except ValueError as error:
         raise BadInput(f"--tokenizer {path}: {file} or its tokenizer_config.json is no text ({error})") from error
     missing = [token for token in SPECIALS if token not in tokens]
     if missing or len(set(tokens)) < len(tokens):
-        why = f"lacks {', '.join(missing)}" if missing else "has a token twice"
-        raise BadInput(f"--tokenizer {path}: {file} {why}: give BERT's vocab.txt, one token per line")
-    return with_case(tokens, settings if isinstance(settings, dict) else {})
+        reason = f"lacks {', '.join(missing)}" if missing else "has a token twice"
+        raise BadInput(f"--tokenizer {path}: {file} {reason}: give BERT's vocab.txt, one token per line")
+    return make_vocabulary(tokens, settings if isinstance(settings, dict) else {})
 
 
-def with_case(tokens: Iterable[str], settings: Mapping[str, Any]) -> Vocabulary:
+def make_vocabulary(tokens: Iterable[str], settings: Mapping[str, Any]) -> Vocabulary:
     """These tokens, and what a tokenizer_config.json says of case and accents."""
     lower_case, strip_accents = bool(settings.get("do_lower_case", True)), settings.get("strip_accents")
-    other = None if strip_accents in (None, lower_case) else bool(strip_accents)
-    return Vocabulary(tokens=tuple(tokens), lower_case=lower_case, strip_accents=other)
+    custom_accents = None if strip_accents in (None, lower_case) else bool(strip_accents)
+    return Vocabulary(tokens=tuple(tokens), lower_case=lower_case, strip_accents=custom_accents)
 
 
 def _tokenizer(numbers: dict[str, int], *, lower_case: bool = True, strip_accents: bool | None = None) -> Tokenizer:
@@ -106,12 +104,15 @@ def _tokenizer(numbers: dict[str, int], *, lower_case: bool = True, strip_accent
     return tokenizer
 
 
-def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], *, most: int) -> list[str]:
-    """The letters that are to be tokens, `most` of them where 1,000 are too few."""
-    counted: Counter[str] = Counter()
+def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], *, max_letters: int) -> list[str]:
+    """The letters that are to be tokens, `max_letters` of them where 1,000 are too few."""
+    letter_counts: Counter[str] = Counter()
     for text in texts:
-        counted.update(tokenizer.normalizer.normalize_str(text))
-    letters = sorted((one for one in counted if not one.isspace()), key=lambda one: (-counted[one], one))
-    seen = list(accumulate(counted[letter] for letter in letters))
-    enough = bisect_left(seen, _COVERED * seen[-1]) + 1 if seen else 0
-    return sorted(letters[: max(_LETTERS, min(enough, most))])
+        letter_counts.update(tokenizer.normalizer.normalize_str(text))
+    letters = sorted(
+        (letter for letter in letter_counts if not letter.isspace()),
+        key=lambda letter: (-letter_counts[letter], letter),
+    )
+    cumulative = list(accumulate(letter_counts[letter] for letter in letters))
+    covering_count = bisect_left(cumulative, _COVERED_SHARE * cumulative[-1]) + 1 if cumulative else 0
+    return sorted(letters[: max(_MIN_LETTERS, min(covering_count, max_letters))])

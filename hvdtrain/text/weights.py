@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hvdtrain.ranks.agree import agreed
+from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text.model import Bert, BertForClassification
@@ -17,47 +17,49 @@ from hvdtrain.text.pretrained import PICKLED_WEIGHTS, WEIGHTS, Pretrained
 Model = TypeVar("Model", bound=Bert)
 Weights = Mapping[str, Tensor]
 
-_WORDS, _DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder"
-_MAY_BE_FRESH = ("bert.pooler.", "classifier.")  # heads that are trained with the task
+_WORD_EMBEDDINGS, _DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder"
+_OPTIONAL_HEADS = ("bert.pooler.", "classifier.")  # heads that are trained with the task
 _OLD_NORMS = {"gamma": "weight", "beta": "bias"}
 
 
 def build_on_all(
     comm: Comm, build: Callable[[], Model], *, seed: int, pretrained: Pretrained | None, labels: Sequence[str] = ()
 ) -> Model:
-    """The model, initialised alike on all ranks, with pretrained weights if there are any; see `load`."""
+    """The model, initialised alike on all ranks, with pretrained weights if there are any; see `load_pretrained`."""
 
-    def build_it() -> Model:
+    def build_and_load() -> Model:
         torch.manual_seed(seed)
         model = build()
         if pretrained is not None:
-            load(model, pretrained, labels)
+            load_pretrained(model, pretrained, labels)
         return model
 
-    return agreed(comm, build_it)
+    return agree(comm, build_and_load)
 
 
-def load(model: Bert, pretrained: Pretrained, labels: Sequence[str] = ()) -> None:
+def load_pretrained(model: Bert, pretrained: Pretrained, labels: Sequence[str] = ()) -> None:
     """Copy the pretrained weights into the model, those of a classifier in the order of these labels.
 
     A pooler that is missing and a classifier of other classes stay as they were initialised. Raises BadInput for a torn
     file and for weights of another model.
     """
     state = model.state_dict()
-    weights = _of_this_model(_renamed(_read(pretrained)), model, pretrained.source)
-    weights = _by_label(weights, pretrained.labels, labels)
-    odd = {name for name, own in state.items() if name not in weights or weights[name].shape != own.shape}
-    fresh = tuple(head for head in _MAY_BE_FRESH if any(name.startswith(head) for name in odd))
-    wrong = [name for name in [*odd, *(weights.keys() - state.keys())] if not name.startswith(fresh)]
-    if wrong:
+    weights = _select_weights(_rename(_read_weights(pretrained)), model, pretrained.source)
+    weights = _order_classifier(weights, pretrained.labels, labels)
+    mismatched = {name for name, weight in state.items() if name not in weights or weights[name].shape != weight.shape}
+    fresh_heads = tuple(head for head in _OPTIONAL_HEADS if any(name.startswith(head) for name in mismatched))
+    unusable = [name for name in [*mismatched, *(weights.keys() - state.keys())] if not name.startswith(fresh_heads)]
+    if unusable:
         raise BadInput(
-            f"--pretrained {pretrained.source}: the weights are of another model ({len(wrong)} names are missing, "
-            f"unknown or of another shape, as {min(wrong)})"
+            f"--pretrained {pretrained.source}: the weights are of another model ({len(unusable)} names are missing, "
+            f"unknown or of another shape, as {min(unusable)})"
         )
-    model.load_state_dict({**state, **{name: one for name, one in weights.items() if not name.startswith(fresh)}})
+    model.load_state_dict(
+        {**state, **{name: weight for name, weight in weights.items() if not name.startswith(fresh_heads)}}
+    )
 
 
-def _read(pretrained: Pretrained) -> Weights:
+def _read_weights(pretrained: Pretrained) -> Weights:
     path = pretrained.folder / WEIGHTS
     if not path.is_file():
         path = pretrained.folder / PICKLED_WEIGHTS
@@ -72,44 +74,44 @@ def _read(pretrained: Pretrained) -> Weights:
     return weights
 
 
-def _renamed(weights: Weights) -> Weights:
+def _rename(weights: Weights) -> Weights:
     """By today's names: norms once had a gamma and a beta, and a model that was saved without a head has no prefix."""
-    today = {
+    renamed = {
         re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda old: _OLD_NORMS[old[0]], name): weight
         for name, weight in weights.items()
     }
-    if any(name.startswith("bert.") for name in today):
-        return today
-    return {f"bert.{name}": weight for name, weight in today.items()}
+    if any(name.startswith("bert.") for name in renamed):
+        return renamed
+    return {f"bert.{name}": weight for name, weight in renamed.items()}
 
 
-def _of_this_model(weights: Weights, model: Bert, source: str) -> Weights:
+def _select_weights(weights: Weights, model: Bert, source: str) -> Weights:
     """Without other heads, and without a decoder that is the word embeddings once more."""
-    others = ["bert.embeddings.position_ids", "cls.seq_relationship.", f"{_DECODER}."]
+    dropped = ["bert.embeddings.position_ids", "cls.seq_relationship.", f"{_DECODER}."]
     if isinstance(model, BertForClassification):
-        others.append("cls.")
+        dropped.append("cls.")
     else:
-        others += _MAY_BE_FRESH
-        decoder, words = weights.get(f"{_DECODER}.weight"), weights.get(_WORDS)
+        dropped += _OPTIONAL_HEADS
+        decoder, words = weights.get(f"{_DECODER}.weight"), weights.get(_WORD_EMBEDDINGS)
         if decoder is not None and words is not None and not torch.equal(decoder, words):
             raise BadInput(
                 f"--pretrained {source}: {_DECODER}.weight differs from the word embeddings, by which alone this BERT "
                 "predicts; give another model"
             )
-    kept = {name: weight for name, weight in weights.items() if not name.startswith(tuple(others))}
+    kept = {name: weight for name, weight in weights.items() if not name.startswith(tuple(dropped))}
     bias = weights.get(f"{_DECODER}.bias")
     if bias is not None and not isinstance(model, BertForClassification):
         kept.setdefault("cls.predictions.bias", bias)
     return kept
 
 
-def _by_label(weights: Weights, theirs: Sequence[str], ours: Sequence[str]) -> Weights:
+def _order_classifier(weights: Weights, saved_labels: Sequence[str], labels: Sequence[str]) -> Weights:
     """With a classifier's rows in our order; without one where it has names for its labels, and others."""
-    if not theirs or not ours:
+    if not saved_labels or not labels:
         return weights
     head = {name: weight for name, weight in weights.items() if name.startswith("classifier.")}
-    rest = {name: weight for name, weight in weights.items() if name not in head}
-    if sorted(theirs) != sorted(ours) or any(len(weight) != len(theirs) for weight in head.values()):
-        return rest
-    rows = [theirs.index(label) for label in ours]
-    return rest | {name: weight[rows] for name, weight in head.items()}
+    body = {name: weight for name, weight in weights.items() if name not in head}
+    if sorted(saved_labels) != sorted(labels) or any(len(weight) != len(saved_labels) for weight in head.values()):
+        return body
+    rows = [saved_labels.index(label) for label in labels]
+    return body | {name: weight[rows] for name, weight in head.items()}

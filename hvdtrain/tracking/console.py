@@ -1,4 +1,4 @@
-"""The lines that a person sees while a run goes on, and on a terminal how far it is; rank 0 shows them."""
+"""The lines that a run prints, and on a terminal a progress bar; rank 0 shows them."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,35 +6,35 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-Thing = TypeVar("Thing")
+Item = TypeVar("Item")
 
 
-def progress(
-    things: Iterable[Thing], *, shown: bool, what: str, unit: str, total: int | None = None
-) -> Iterable[Thing]:
-    """The same things, with a bar of how many were taken if it is `shown` and standard error is a terminal."""
-    if not (shown and sys.stderr.isatty()):
-        return things
-    return tqdm(things, desc=what, unit=unit, total=total, leave=False, dynamic_ncols=True)
+def progress_bar(
+    items: Iterable[Item], *, is_shown: bool, title: str, unit: str, total: int | None = None
+) -> Iterable[Item]:
+    """The same items, with a bar of how many were taken if `is_shown` and standard error is a terminal."""
+    if not (is_shown and sys.stderr.isatty()):
+        return items
+    return tqdm(items, desc=title, unit=unit, total=total, leave=False, dynamic_ncols=True)
 
 
 class Console:
-    """Lines on standard output, and a bar below them of what is under way."""
+    """Lines on standard output, and a progress bar below them."""
 
-    def __init__(self, *, shown: bool) -> None:
-        """`shown` on rank 0 alone."""
-        self._shown = shown
+    def __init__(self, *, is_shown: bool) -> None:
+        """`is_shown` only on rank 0."""
+        self._is_shown = is_shown
         self._bar: Iterable[Any] = ()
 
-    def progress(self, batches: Iterable[Thing], *, what: str, total: int) -> Iterable[Thing]:
-        """The same batches, with the one bar that there is at a time."""
+    def progress_bar(self, batches: Iterable[Item], *, title: str, total: int) -> Iterable[Item]:
+        """The same batches, with a bar in place of the previous one."""
         self.close()
-        self._bar = bar = progress(batches, shown=self._shown, what=what, unit="batch", total=total)
+        self._bar = bar = progress_bar(batches, is_shown=self._is_shown, title=title, unit="batch", total=total)
         return bar
 
-    def say(self, *lines: str) -> None:
+    def print(self, *lines: str) -> None:
         """Print lines."""
-        if not self._shown:
+        if not self._is_shown:
             return
         for line in lines:
             if isinstance(self._bar, tqdm):
@@ -43,26 +43,26 @@ class Console:
             else:
                 print(line, flush=True)
 
-    def events(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def print_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         """A line for each step that was not as it should be, from the lines of metrics.jsonl."""
         for event in events:
             if event["event"] == "skipped":
-                whose = "" if event["rank"] is None else f" of rank {event['rank']}"
-                who = event.get("ranks", "all ranks")
-                self.say(f"step {event['step']} skipped on {who}: the {event['source']}{whose} not finite")
+                rank_text = "" if event["rank"] is None else f" of rank {event['rank']}"
+                ranks = event.get("ranks", "all ranks")
+                self.print(f"step {event['step']} skipped on {ranks}: the {event['source']}{rank_text} not finite")
             elif event["event"] in ("lost", "joined"):
-                self.say(_other_ranks(event))
+                self.print(_format_change(event))
             elif event["event"] == "behind":
-                whom = f"host {event['host']} (rank {event['rank']} and those with it)"
+                host = f"host {event['host']} (rank {event['rank']} and those with it)"
                 waited = f"{event['lag_s']:.1f} s, {event['share']:.0%} of their time,"
-                self.say(f"step {event['step']}: other groups have waited {waited} for {whom}")
+                self.print(f"step {event['step']}: other groups have waited {waited} for {host}")
             else:
                 jump = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
-                self.say(f"step {event['step']}: the loss of rank {event['rank']} jumped {jump}")
+                self.print(f"step {event['step']}: the loss of rank {event['rank']} jumped {jump}")
 
-    def show(self) -> None:
-        """Say from now on what rank 0 has said."""
-        self._shown = True
+    def turn_on(self) -> None:
+        """Print from now on, in place of rank 0."""
+        self._is_shown = True
 
     def close(self) -> None:
         """Take the bar away."""
@@ -71,18 +71,18 @@ class Console:
         self._bar = ()
 
 
-SILENT = Console(shown=False)
+SILENT = Console(is_shown=False)
 
 
-def _other_ranks(event: Mapping[str, Any]) -> str:
-    who, hosts = _ranks(event["ranks"]), ", ".join(event["hosts"])
+def _format_change(event: Mapping[str, Any]) -> str:
+    ranks, hosts = _format_ranks(event["ranks"]), ", ".join(event["hosts"])
     if event["event"] == "lost":
-        what = f"{who} on {hosts} lost"
+        change = f"{ranks} on {hosts} lost"
     else:
-        what = f"{who} on {hosts} joined in place of {_ranks(event['in_place_of'])}"
-    there = "1 rank goes" if event["np"] == 1 else f"{event['np']} ranks go"
-    return f"step {event['step']}: {what}; {there} on after {event['recovery_s']:.2f} s"
+        change = f"{ranks} on {hosts} joined in place of {_format_ranks(event['in_place_of'])}"
+    rest = "1 rank goes" if event["np"] == 1 else f"{event['np']} ranks go"
+    return f"step {event['step']}: {change}; {rest} on after {event['recovery_s']:.2f} s"
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def _format_ranks(numbers: Sequence[int]) -> str:
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"

@@ -53,15 +53,15 @@ def _command() -> list[str]:
     command = sys.orig_argv
     with contextlib.suppress(psutil.Error):
         for parent in psutil.Process().parents():
-            words = parent.cmdline()
-            if len(words) > len(command) > 1 and words[1 - len(command) :] == command[1:]:
-                command = words
+            command_line = parent.cmdline()
+            if len(command_line) > len(command) > 1 and command_line[1 - len(command) :] == command[1:]:
+                command = command_line
     return [_without_secret(word) for word in command]
 
 
 def _without_secret(word: str) -> str:
-    name, with_value, _ = word.partition("=")
-    return f"{name}=..." if with_value and _SECRET.fullmatch(name) else word
+    name, separator, _ = word.partition("=")
+    return f"{name}=..." if separator and _SECRET.fullmatch(name) else word
 
 
 def versions() -> dict[str, str | None]:
@@ -71,27 +71,27 @@ def versions() -> dict[str, str | None]:
 
 def package_versions() -> dict[str, str | None]:
     """Those of them that are known before torch is imported."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions
 
 
 def _commit() -> str | None:
     """The commit that the image was built from, or that is checked out; None where neither is known."""
-    if (built := os.environ.get("HVDTRAIN_COMMIT")) is not None:
-        return built
+    if (image_commit := os.environ.get("HVDTRAIN_COMMIT")) is not None:
+        return image_commit
     try:
-        found = _checked_out(Path(__file__).parents[2])
+        commit = _read_commit(Path(__file__).parents[2])
     except (OSError, UnicodeDecodeError):
         return None
-    return found if re.fullmatch("[0-9a-f]{40,64}", found) else None
+    return commit if re.fullmatch("[0-9a-f]{40,64}", commit) else None
 
 
-def _checked_out(folder: Path) -> str:
+def _read_commit(folder: Path) -> str:
     """What git's own files say of this folder: git would be a process, and after MPI_Init a fork is not safe."""
     git = folder / ".git"
     if git.is_file():  # of a worktree or a submodule
@@ -100,11 +100,11 @@ def _checked_out(folder: Path) -> str:
     branch = head.removeprefix("ref: ")
     if branch == head:
         return head
-    shared = git / "commondir"  # worktrees have their branches in common
-    common = git / shared.read_text().strip() if shared.exists() else git
-    if (common / branch).exists():
-        return (common / branch).read_text().strip()
-    packed = (line.split(" ") for line in (common / "packed-refs").read_text().splitlines())
+    common_file = git / "commondir"  # worktrees have their branches in common
+    shared_git = git / common_file.read_text().strip() if common_file.exists() else git
+    if (shared_git / branch).exists():
+        return (shared_git / branch).read_text().strip()
+    packed = (line.split(" ") for line in (shared_git / "packed-refs").read_text().splitlines())
     return next((commit for commit, *names in packed if names == [branch]), "")
 
 

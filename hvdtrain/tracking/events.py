@@ -25,7 +25,7 @@ def file_name() -> str:
 
 def version() -> bytes:
     """The record that an event file begins with."""
-    return _framed(Event(wall_time=time.time(), file_version="brain.Event:2"))
+    return _frame(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
 
 def scalars(values: Mapping[str, float], step: int) -> bytes:
@@ -35,9 +35,9 @@ def scalars(values: Mapping[str, float], step: int) -> bytes:
 
 def text(tag: str, markdown: str) -> bytes:
     """A record of text in Markdown."""
-    page = summary.text(tag, markdown)
-    page.value[0].tag = tag  # torch appends a suffix
-    return _record(page, 0)
+    record = summary.text(tag, markdown)
+    record.value[0].tag = tag  # torch appends a suffix
+    return _record(record, 0)
 
 
 def image(tag: str, png: bytes, step: int) -> bytes:
@@ -53,14 +53,14 @@ class Column:
 
     name: str
     value: str | float
-    first: bool = False  # shown without a click; TensorBoard shows five like this
+    is_shown_first: bool = False  # shown without a click; TensorBoard shows five like this
 
 
-def columns(values: Mapping[str, Any]) -> list[Column]:
+def make_columns(values: Mapping[str, Any]) -> list[Column]:
     """A column for each setting, in this order; the first five are shown from the beginning."""
     return [
-        Column(name=name, value="yes" if value is True else "no" if value is False else value, first=place < 5)
-        for place, (name, value) in enumerate(values.items())
+        Column(name=name, value="yes" if value is True else "no" if value is False else value, is_shown_first=index < 5)
+        for index, (name, value) in enumerate(values.items())
     ]
 
 
@@ -74,18 +74,18 @@ def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> byte
             name=column.name,
             display_name=column.name.replace("_", " "),
             type=DataType.Value("DATA_TYPE_STRING" if isinstance(column.value, str) else "DATA_TYPE_FLOAT64"),
-            differs=column.first,
+            differs=column.is_shown_first,
         )
         for column in columns
     ]
-    shown = [MetricInfo(name=MetricName(tag=tag), display_name=title) for tag, title in metrics.items()]
+    metric_infos = [MetricInfo(name=MetricName(tag=tag), display_name=title) for tag, title in metrics.items()]
     start = SessionStartInfo(start_time_secs=time.time())
     for column in columns:
         if isinstance(column.value, str):
             start.hparams[column.name].string_value = column.value
         else:
             start.hparams[column.name].number_value = column.value
-    experiment = HParamsPluginData(experiment=Experiment(hparam_infos=infos, metric_infos=shown))
+    experiment = HParamsPluginData(experiment=Experiment(hparam_infos=infos, metric_infos=metric_infos))
     return _plugin_record(metadata.EXPERIMENT_TAG, experiment) + _plugin_record(
         metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)
     )
@@ -105,10 +105,10 @@ def _plugin_record(tag: str, content: HParamsPluginData) -> bytes:
 
 
 def _record(content: Summary, step: int) -> bytes:
-    return _framed(Event(wall_time=time.time(), step=step, summary=content))
+    return _frame(Event(wall_time=time.time(), step=step, summary=content))
 
 
-def _framed(event: Event) -> bytes:
+def _frame(event: Event) -> bytes:
     frame = io.BytesIO()
     RecordWriter(frame).write(event.SerializeToString())
     return frame.getvalue()

@@ -12,7 +12,7 @@ from hvdtrain.safety.files import new_file
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 
 # Records that wait for disk space; with a report every 20 steps, those of 200,000 steps.
-MOST_WAITING = 10_000
+MAX_PENDING_RECORDS = 10_000
 RESULT_BYTES = 16_384
 
 
@@ -23,23 +23,23 @@ class RecordFile:
     at some later call, in the middle of the training.
     """
 
-    def __init__(self, path: Path, guard: Guard, *, keep: int | None = None) -> None:
-        """Append to the file if it exists, or to its first `keep` bytes."""
+    def __init__(self, path: Path, guard: Guard, *, keep_bytes: int | None = None) -> None:
+        """Append to the file if it exists, or to its first `keep_bytes` bytes."""
         self.path = path
         self._guard = guard
-        self._waiting: deque[bytes] = deque(maxlen=MOST_WAITING)
+        self._pending: deque[bytes] = deque(maxlen=MAX_PENDING_RECORDS)
         self._lock = threading.Lock()  # a stop signal closes the file from another thread
         self._descriptor: int | None = None
         self._closed = False
-        if keep is not None:
-            self._cut(keep)
+        if keep_bytes is not None:
+            self._cut(keep_bytes)
         self._write()
 
     def append(self, record: bytes) -> None:
         """Write a whole record, or keep it for later."""
         with self._lock:
             if not self._closed:
-                self._waiting.append(record)
+                self._pending.append(record)
                 self._write()
 
     def size(self) -> int:
@@ -51,29 +51,29 @@ class RecordFile:
     def close(self) -> None:
         """Write the records that wait, if there is space; nothing can be appended afterwards."""
         with self._lock:
-            if self._waiting:
+            if self._pending:
                 self._write()
             self._closed = True
             if self._descriptor is not None:
                 with self._guard(LOG_WRITE, self.path):
                     os.close(self._descriptor)
 
-    def _cut(self, keep: int) -> None:
+    def _cut(self, keep_bytes: int) -> None:
         with self._guard(LOG_WRITE, self.path):
-            if self.size() > keep:
-                os.truncate(self.path, keep)
+            if self.size() > keep_bytes:
+                os.truncate(self.path, keep_bytes)
 
     def _write(self) -> None:
         with self._guard(LOG_WRITE, self.path):
             if self._descriptor is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                 self._descriptor = os.open(self.path, flags, 0o666)
-            while self._waiting:
-                _append_whole(self._descriptor, self._waiting[0])
-                self._waiting.popleft()
+            while self._pending:
+                _append_record(self._descriptor, self._pending[0])
+                self._pending.popleft()
 
 
-def _append_whole(descriptor: int, record: bytes) -> None:
+def _append_record(descriptor: int, record: bytes) -> None:
     before = os.fstat(descriptor).st_size
     rest = memoryview(record)
     try:
@@ -87,26 +87,26 @@ def _append_whole(descriptor: int, record: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON beside the target and rename it, so that a reader never sees half a file."""
-    write_whole(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
+    write_atomically(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write any content beside the target and rename it."""
-    beside = _beside(path)
-    file = new_file(beside)
+    part_file = _part_file(path)
+    file = new_file(part_file)
     try:
         with file:
             file.write(content)
-        beside.replace(path)
+        part_file.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            part_file.unlink()
         raise
 
 
 def reserve(path: Path) -> None:
     """Take disk space for a file that `write_reserved` writes later, when the disk may be full."""
-    with new_file(_beside(path)) as file:
+    with new_file(_part_file(path)) as file:
         file.write(b" " * RESULT_BYTES)
 
 
@@ -114,17 +114,17 @@ def write_reserved(path: Path, value: Any) -> None:
     """Write JSON into the space taken by `reserve`, and rename it; without that space, like `write_json`."""
     content = (json.dumps(value, indent=2, default=str) + "\n").encode()
     try:
-        with open(_beside(path), "r+b", opener=_no_link) as file:
+        with open(_part_file(path), "r+b", opener=_open_without_links) as file:
             file.write(content)
             file.truncate()
-        _beside(path).replace(path)
+        _part_file(path).replace(path)
     except OSError:  # it is gone, or another file
-        write_whole(path, content)
+        write_atomically(path, content)
 
 
-def _beside(path: Path) -> Path:
+def _part_file(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def _no_link(path: str, flags: int) -> int:
+def _open_without_links(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW)

@@ -10,6 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 import pynvml
+import torch
+
+from hvdtrain.loop.reports import MOST_CURVES
+from hvdtrain.loop.reports import Gauges as KnownGauges
+from hvdtrain.ranks.comm import Comm
 
 Readings = dict[str, float]
 
@@ -34,29 +39,29 @@ class Gauges:
     def __init__(self, read: Callable[[], Readings], *, period_s: float = 2.0) -> None:
         self._read = read
         self._period_s = period_s
-        self._last: Readings = {}
+        self._readings: Readings = {}
         self.names = tuple(read())
         if self.names:
-            threading.Thread(target=self._keep_reading, name="gauges", daemon=True).start()
+            threading.Thread(target=self._read_forever, name="gauges", daemon=True).start()
 
     def latest(self) -> list[float]:
         """The latest readings, in the order of `names`."""
-        last = self._last
-        return [last.get(name, math.nan) for name in self.names]
+        readings = self._readings
+        return [readings.get(name, math.nan) for name in self.names]
 
-    def _keep_reading(self) -> None:
+    def _read_forever(self) -> None:
         pause = threading.Event()
         while not pause.wait(self._period_s):
-            self._last = self._read()
+            self._readings = self._read()
 
 
-def none() -> Readings:
+def read_nothing() -> Readings:
     """No readings, for a rank whose host is read by another rank."""
     return {}
 
 
-def of_host(gpu_uuids: Iterable[str], *, each: bool) -> Callable[[], Readings]:
-    """A function that reads this host's cores, memory and these GPUs; with `each` one by one, else together.
+def host_reader(gpu_uuids: Iterable[str], *, per_gpu: bool) -> Callable[[], Readings]:
+    """A function that reads this host's cores, memory and these GPUs; with `per_gpu` one by one, else together.
 
     Utilisation in percent, memory in GiB, power in W, temperature in degrees Celsius. GPUs and counters that NVML
     does not know are left out.
@@ -69,7 +74,7 @@ def of_host(gpu_uuids: Iterable[str], *, each: bool) -> Callable[[], Readings]:
         with contextlib.suppress(OSError, psutil.Error):
             readings[f"{host}/cpu_percent"] = psutil.cpu_percent()
             readings[f"{host}/memory_gib"] = psutil.virtual_memory().used / _GIB
-        if each:
+        if per_gpu:
             for index, handle in handles:
                 readings |= {f"{host}/gpu{index}_{name}": value for name, value in _gpu_readings(handle).items()}
             return readings
@@ -83,14 +88,14 @@ def of_host(gpu_uuids: Iterable[str], *, each: bool) -> Callable[[], Readings]:
 
 
 def _handles(gpu_uuids: Iterable[str]) -> list[tuple[int, object]]:
-    found = []
+    handles = []
     with contextlib.suppress(*_ERRORS):
         pynvml.nvmlInit()
         for uuid in gpu_uuids:
             with contextlib.suppress(*_ERRORS):
                 handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-                found.append((pynvml.nvmlDeviceGetIndex(handle), handle))
-    return sorted(found, key=lambda pair: pair[0])
+                handles.append((pynvml.nvmlDeviceGetIndex(handle), handle))
+    return sorted(handles, key=lambda pair: pair[0])
 
 
 def _gpu_readings(handle: object) -> Readings:
@@ -105,3 +110,15 @@ def _gpu_readings(handle: object) -> Readings:
         with contextlib.suppress(*_ERRORS):
             readings[name] = float(read())
     return readings
+
+
+def open_gauges(comm: Comm, device: torch.device, known: KnownGauges | None = None) -> KnownGauges:
+    """Those of this rank: the first local rank of each host reads its GPUs; `known` ones continue."""
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    host = socket.gethostname()
+    uuids = [other for other_host, other in comm.allgather([host, uuid]) if other_host == host and other is not None]
+    if known is not None and known.names:
+        return known
+    if comm.local_rank != 0:
+        return Gauges(read_nothing)
+    return Gauges(host_reader(uuids, per_gpu=comm.size <= MOST_CURVES))

@@ -6,20 +6,20 @@ from typing import Any
 
 def tables(document: Mapping[str, Any]) -> str:
     """One table of names and values, nested names as a.b; a list of mappings becomes a table of its own."""
-    plain, rest = [], []
-    for name, value in _flat(document):
+    pairs, row_tables = [], []
+    for name, value in _flatten(document):
         if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
-            rest.append(f"**{name}**\n\n{_table_of_rows(value)}")
+            row_tables.append(f"**{name}**\n\n{_table_of_rows(value)}")
         else:
-            plain.append((name, value))
-    first = [_table(("name", "value"), plain)] if plain else []
-    return "\n\n".join(first + rest)
+            pairs.append((name, value))
+    first = [_table(("name", "value"), pairs)] if pairs else []
+    return "\n\n".join(first + row_tables)
 
 
-def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def _flatten(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for name, value in document.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

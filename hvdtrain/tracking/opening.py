@@ -10,9 +10,11 @@ from typing import Any
 FEW_STEPS = 30
 
 
-def opening(known: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], *, unit: str, folder: Path) -> list[str]:
+def opening_lines(
+    known: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], *, unit: str, folder: Path
+) -> list[str]:
     """At most five lines from the settings with what was derived from them, and from the facts of each rank."""
-    classes = f", {known['classes']:,} classes" if known["classes"] else ""
+    classes = f", {known['classes']:,} classes" if known.get("classes") else ""
     per_replica = f"{known['micro_batch']:,}"
     if known["accumulate_steps"] > 1:
         per_replica = f"{known['accumulate_steps']} x {per_replica}"
@@ -28,7 +30,7 @@ def opening(known: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], *, uni
     ]
 
 
-def too_few_steps(known: Mapping[str, Any]) -> list[str]:
+def few_steps_warning(known: Mapping[str, Any]) -> list[str]:
     """A warning if the whole run has fewer steps than any model learns from."""
     if known["steps"] >= FEW_STEPS:
         return []

@@ -9,7 +9,7 @@ import torch
 _MIB = 2**20
 
 
-def of_process(device: torch.device) -> dict[str, float]:
+def process_peaks(device: torch.device) -> dict[str, float]:
     """What this process has held so far: resident, and on a GPU what torch had allocated and reserved there.
 
     Resident is VmHWM of proc(5), where the kernel tells it (gVisor does not): the ru_maxrss of getrusage(2) is
@@ -18,17 +18,17 @@ def of_process(device: torch.device) -> dict[str, float]:
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
     resident_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else int(peak)
-    found = {"resident_mib": resident_kib / 1024}
+    peaks = {"resident_mib": resident_kib / 1024}
     if device.type == "cuda":
-        found["gpu_allocated_mib"] = torch.cuda.max_memory_allocated(device) / _MIB
-        found["gpu_reserved_mib"] = torch.cuda.max_memory_reserved(device) / _MIB
-    return {name: round(mib, 1) for name, mib in found.items()}
+        peaks["gpu_allocated_mib"] = torch.cuda.max_memory_allocated(device) / _MIB
+        peaks["gpu_reserved_mib"] = torch.cuda.max_memory_reserved(device) / _MIB
+    return {name: round(mib, 1) for name, mib in peaks.items()}
 
 
-def highest(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def highest_peaks(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of each peak the highest, and as `<name>_rank` the first rank that has it."""
-    found: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for name in by_rank[0]:
         rank = max(range(len(by_rank)), key=lambda number: by_rank[number][name])
-        found |= {name: by_rank[rank][name], f"{name.removesuffix('_mib')}_rank": rank}
-    return found
+        peaks |= {name: by_rank[rank][name], f"{name.removesuffix('_mib')}_rank": rank}
+    return peaks

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 
-def planned(text: str | None) -> dict[str, Any] | None:
+def read_plan(text: str | None) -> dict[str, Any] | None:
     """What HVDLAUNCH_PLAN holds, with all that is known of each rank in `ranks`; None without a plan."""
     if text is None:
         return None
@@ -15,8 +15,8 @@ def planned(text: str | None) -> dict[str, Any] | None:
     ranks: list[dict[str, Any]] = []
     for host in plan.pop("hosts"):
         digits = host.pop("gpu_uuids", "")  # of NVIDIA's UUIDs, 32 for each rank
-        for local_rank, own in enumerate(host.pop("ranks")):
-            rank = {"rank": len(ranks), "local_rank": local_rank, **host, **own}
+        for local_rank, facts in enumerate(host.pop("ranks")):
+            rank = {"rank": len(ranks), "local_rank": local_rank, **host, **facts}
             if digits:
                 rank["gpu_uuid"] = f"GPU-{UUID(digits[32 * local_rank : 32 * local_rank + 32])}"
             ranks.append(rank)

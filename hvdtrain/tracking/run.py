@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from hvdtrain.core.phases import Phases
 from hvdtrain.profiling import picture
-from hvdtrain.profiling.gains import Summed
-from hvdtrain.profiling.phases import Phases
-from hvdtrain.profiling.profile import over_ranks
+from hvdtrain.profiling.gains import SentGradients
+from hvdtrain.profiling.profile import gather_profile
 from hvdtrain.profiling.traffic import sent_bytes
-from hvdtrain.ranks.agree import agreed
-from hvdtrain.ranks.comm import Comm, losses
+from hvdtrain.ranks.agree import agree
+from hvdtrain.ranks.comm import Comm, loss_errors
 from hvdtrain.safety import exits, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
@@ -25,29 +25,29 @@ from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.tracking import events, peaks
 from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.environment import environment
-from hvdtrain.tracking.opening import opening, too_few_steps
-from hvdtrain.tracking.placement import planned
+from hvdtrain.tracking.opening import few_steps_warning, opening_lines
+from hvdtrain.tracking.placement import read_plan
 from hvdtrain.tracking.tracker import Measures, Tracker
 
 
 class Run:
-    """One rank's record of a run; made by `opened`, all ranks call its methods together."""
+    """One rank's record of a run; made by `open_run`, all ranks call its methods together."""
 
-    tracker: Tracker  # since `begin`
+    tracker: Tracker  # since `start`
     device: torch.device
-    leave: Event  # set when this rank was asked to save and leave
-    concluded = False
+    stop_requested: Event  # set when this rank was asked to save and stop
+    is_concluded = False
 
     def __init__(self, comm: Comm, folder: Path, watch: Watchdog, faults: Faults) -> None:
         self.folder = folder
         self.watch = watch
         self.faults = faults
-        self.console = Console(shown=comm.rank == 0)
+        self.console = Console(is_shown=comm.rank == 0)
         self._comm = comm
-        self._summed: Summed | None = None
+        self._gradient_sync: SentGradients | None = None
         self._rank = comm.rank  # names this rank's files, also where it becomes another
 
-    def begin(
+    def start(
         self,
         settings: Mapping[str, Any],
         derived: Mapping[str, Any],
@@ -57,7 +57,7 @@ class Run:
         measures: Measures,
         memory: Mapping[str, Any] | None,
     ) -> None:
-        """Write and say what is known before the first step; from now on a rank that ends early leaves a result.
+        """Write and print what is known before the first step; from now on a rank that ends early leaves a result.
 
         `columns` names the settings, and what was derived from them, for TensorBoard's HPARAMS page; `memory` is that
         of the tracker in the checkpoint that the run goes on from. In the end every rank obeys SIGUSR1, and hvdlaunch
@@ -65,63 +65,67 @@ class Run:
         """
         comm, known, self.device = self._comm, {**settings, **derived}, device
         facts = rank_facts(comm, device)
-        placement = [{"rank": rank, **theirs} for rank, theirs in enumerate(comm.allgather(facts))]
+        placement = [{"rank": rank, **process} for rank, process in enumerate(comm.allgather(facts))]
         result = {
             "np": comm.size,
-            "hosts": sorted({theirs["host"] for theirs in placement}),
+            "hosts": sorted({process["host"] for process in placement}),
             **{name: known[name] for name in ("model", "data", "recipe", "epochs", "global_batch")},
             "logs": os.environ.get("HVDLAUNCH_LOGS"),
         }
         counts = ("lost_ranks", "joined_ranks", "recoveries") if settings.get("elastic") else ()
         self.tracker = Tracker(
-            self.folder, writes=comm.rank == 0, measures=measures, result=result, counts=counts, memory=memory
+            self.folder, is_writer=comm.rank == 0, measures=measures, result=result, counts=counts, memory=memory
         )
-        self.tracker.rank_facts(comm.rank, **facts)
+        self.tracker.write_rank_facts(comm.rank, **facts)
         if comm.rank == 0:
-            found = environment()
+            software = environment()
             self.tracker.describe(
-                columns=events.columns({"ranks": comm.size, **{name: known[name] for name in columns}}),
-                command=found["command"],
+                columns=events.make_columns({"ranks": comm.size, **{name: known[name] for name in columns}}),
+                command=software["command"],
                 config={**settings, "derived": derived},
-                environment=found,
-                placement={"ranks": placement, "plan": planned(os.environ.get("HVDLAUNCH_PLAN"))},
+                environment=software,
+                placement={"ranks": placement, "plan": read_plan(os.environ.get("HVDLAUNCH_PLAN"))},
             )
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
-        self.leave = exits.on_early_end(errors, self.tracker.conclude, step=lambda: self.watch.step)
+        self.stop_requested = exits.install_stop_handlers(errors, self.tracker.conclude, step=lambda: self.watch.step)
         if "gradient_bytes" in known:
-            self._summed = Summed(**{name: known[name] for name in ("gradient_bytes", "sync", "compression")})
+            self._gradient_sync = SentGradients(
+                **{name: known[name] for name in ("gradient_bytes", "sync", "compression")}
+            )
         comm.allgather("ready")
-        self._began = self.tracker.result["steps"], sent_bytes()
+        self._start = self.tracker.result["steps"], sent_bytes()
         if comm.rank == 0:
             exits.report(saves="yes")
-        self.console.say(*opening(known, placement, unit=measures.unit, folder=self.folder), *too_few_steps(known))
-        self.faults.at("start")
+        self.console.print(
+            *opening_lines(known, placement, unit=measures.unit, folder=self.folder), *few_steps_warning(known)
+        )
+        self.faults.inflict_at("start")
 
-    def lead(self) -> None:
-        """Write and say from now on what rank 0 has written and said, which is lost."""
-        self.tracker.lead()
-        self.console.show()
-        exits.lead()
+    def become_rank_zero(self) -> None:
+        """Write and print from now on what rank 0, which is lost, has written and printed."""
+        self.tracker.become_rank_zero()
+        self.console.turn_on()
+        exits.become_rank_zero()
 
-    def profile(self, phases: Phases, *, last: bool = False) -> None:
-        """What the clocks of all ranks have measured so far; the `last` time with a picture and the verdict."""
-        (first, before), now = self._began, sent_bytes()
+    def write_profile(self, phases: Phases, *, is_last: bool = False) -> None:
+        """Write what the clocks of all ranks have measured so far; `is_last` adds a picture and prints the verdict."""
+        (first, before), now = self._start, sent_bytes()
         sent = None if before is None or now is None else (now - before) / max(1, self.tracker.result["steps"] - first)
         remedies = self.tracker.measures.remedies
-        profile = over_ranks(self._comm, phases, remedies, summed=self._summed, sent_bytes=sent)
+        profile = gather_profile(self._comm, phases, remedies, gradient_sync=self._gradient_sync, sent_bytes=sent)
         if profile is None:
             return
         self.tracker.result["profile"] = profile.summary()
-        self.tracker.document("phases.json", profile.document())
-        if last and self._comm.rank == 0:
-            self.tracker.picture("phases", picture.draw(profile), self.tracker.result["steps"])
-            self.tracker.text("phases", "\n".join(profile.lines()))
-            self.console.say(*profile.lines())
+        self.tracker.write_document("phases.json", profile.document())
+        if is_last and self._comm.rank == 0:
+            self.tracker.write_picture("phases", picture.draw(profile), self.tracker.result["steps"])
+            self.tracker.write_text("phases", "\n".join(profile.lines()))
+            self.console.print(*profile.lines())
 
     def conclude(self, line: str, *, weights_sha256: str) -> None:
         """The run has done all its epochs: each rank's last facts, the result, and the last line."""
         self.console.close()
-        self.tracker.rank_facts(self._rank, weights_sha256=weights_sha256)
+        self.tracker.write_rank_facts(self._rank, weights_sha256=weights_sha256)
         self.end(exits.FINISHED)
         if self._comm.rank == 0:
             ranks = f"{self._comm.size} rank{'s' if self._comm.size > 1 else ''}"
@@ -132,18 +136,18 @@ class Run:
                 f"{self.folder}",
                 flush=True,
             )
-        self.concluded = True
+        self.is_concluded = True
 
     def end(self, reason: str) -> None:
-        """Write the result, with the most memory that the ranks have held; each rank's own is in its file."""
-        mine = peaks.of_process(self.device)
-        self.tracker.rank_facts(self._rank, memory=mine)
-        self.tracker.result["memory"] = peaks.highest(self._comm.allgather(mine))
+        """Write the result, with the peak memory of the ranks; the peak of each rank is in its file."""
+        peak_mib = peaks.process_peaks(self.device)
+        self.tracker.write_rank_facts(self._rank, memory=peak_mib)
+        self.tracker.result["memory"] = peaks.highest_peaks(self._comm.allgather(peak_mib))
         self.tracker.conclude(reason)
 
 
 @contextmanager
-def opened(
+def open_run(
     comm: Comm, folder: Path, *, hang_timeout_s: float | None, timeline: bool, elastic: bool = False
 ) -> Iterator[Run]:
     """Start the watchdog and then Horovod, with `timeline` in the run folder; at the end write why the run ended.
@@ -152,15 +156,15 @@ def opened(
     where a rank fails: its hook writes the last words then. The ranks of an `elastic` run outlive one whose watchdog
     ends it.
     """
-    watch = watchdog.watch(folder, comm.rank, hang_timeout_s=hang_timeout_s, by_signal=elastic)
-    watch.starting()
-    comm.waiting = watch.collective
-    faults = agreed(comm, lambda: Faults.parse(os.environ, comm.rank))
+    watch = watchdog.make_watchdog(folder, comm.rank, hang_timeout_s=hang_timeout_s, by_signal=elastic)
+    watch.begin_setup()
+    comm.wait_context = watch.collective
+    faults = agree(comm, lambda: Faults.parse(os.environ, comm.rank))
     if comm.rank == 0 and faults.announcement:
         print(faults.announcement, file=sys.stderr, flush=True)
     comm.start(timeline=folder / "timeline.json" if timeline else None)
     run = Run(comm, folder, watch, faults)
-    lost = losses() if elastic else ()
+    lost = loss_errors() if elastic else ()
     try:
         yield run
     except EndOfRun as end:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.profiling.phases import Phase
+from hvdtrain.core.phases import Phase
 from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.safety import exits
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
 from hvdtrain.tracking import events, markdown
-from hvdtrain.tracking.files import RecordFile, reserve, write_json, write_reserved, write_whole
+from hvdtrain.tracking.files import RecordFile, reserve, write_atomically, write_json, write_reserved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Measures:
     """What a run counts and measures, by name."""
 
-    unit: str  # of what the speed is told in: images
+    unit: str  # of the speed: images
     metrics: tuple[str, ...]  # of the test split: loss, accuracy
     best_metric: str  # the one by which the best weights are known
     higher_is_better: bool = True
@@ -57,11 +57,11 @@ class Measures:
 
 
 class Tracker:
-    """The run folder's metrics, events and result; on other ranks than 0 it writes nothing, nor makes what it would.
+    """The run folder's metrics, events and result; only the writer, rank 0, makes and writes files.
 
-    `result` is what result.json will hold: `count` and `epoch_done` keep it up to date, `conclude` writes it. What
-    cannot be written is counted there and told once; no call raises for it. With the `memory` of an earlier process it
-    goes on from there: what that one wrote later is cut off.
+    `result` is what result.json will hold: `add_counts` and `record_epoch` keep it up to date, `conclude` writes it. A
+    failed write is counted there and reported once; no call raises for it. With the `memory` of an earlier process it
+    continues from there: what that process wrote later is cut off.
     """
 
     _lines: RecordFile  # of the rank that writes
@@ -71,7 +71,7 @@ class Tracker:
         self,
         folder: Path,
         *,
-        writes: bool,
+        is_writer: bool,
         measures: Measures,
         result: dict[str, Any],
         counts: Sequence[str] = (),
@@ -81,7 +81,7 @@ class Tracker:
         self.folder = folder
         self.measures = measures
         # What goes on in a run that is resumed.
-        self._kept = {
+        self._resumable = {
             "steps": 0,
             "train_time_s": 0.0,
             measures.train_per_s: None,
@@ -95,7 +95,7 @@ class Tracker:
         }
         self.result = {
             **result,
-            **self._kept,
+            **self._resumable,
             "wall_time_s": None,
             "log_write_failures": 0,
             "checkpoint_write_failures": 0,
@@ -104,12 +104,12 @@ class Tracker:
         }
         self._started = time.perf_counter()
         self._count = 0.0
-        self.writes = writes
+        self.is_writer = is_writer
         self._resumed = memory is not None
         self.guard = Guard()
         events_file, lines_bytes, events_bytes = events.file_name(), None, None
         if memory is not None:
-            self.result |= {name: memory["result"].get(name, start) for name, start in self._kept.items()}
+            self.result |= {name: memory["result"].get(name, start) for name, start in self._resumable.items()}
             self.result["resumed"] += 1
             self._started -= memory["wall_time_s"]
             self._count = memory["count"]
@@ -117,38 +117,38 @@ class Tracker:
             events_file = Path(memory["events_file"]).name  # a stranger's may lead elsewhere
             lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
         self._facts: dict[str, Any] = {}
-        if writes:
+        if is_writer:
             self._open(events_file, lines_bytes, events_bytes)
 
     def _open(self, events_file: str, lines_bytes: int | None = None, events_bytes: int | None = None) -> None:
-        self._lines = RecordFile(self.folder / "metrics.jsonl", self.guard, keep=lines_bytes)
-        self._events = RecordFile(self.folder / events_file, self.guard, keep=events_bytes)
+        self._lines = RecordFile(self.folder / "metrics.jsonl", self.guard, keep_bytes=lines_bytes)
+        self._events = RecordFile(self.folder / events_file, self.guard, keep_bytes=events_bytes)
         self._events_file = events_file
         if not self._events.size():
             self._events.append(events.version())
-        self._try(self.folder / "result.json", reserve)
+        self._write(self.folder / "result.json", reserve)
 
-    def lead(self) -> None:
-        """Write from now on what rank 0 has written, which is lost; this rank has counted what it has counted."""
-        self.writes = self._resumed = True
-        found = sorted(path.name for path in self.folder.glob("events.out.tfevents.*"))
-        self._open(found[-1] if found else events.file_name())
+    def become_rank_zero(self) -> None:
+        """Write from now on what rank 0, which is lost, has written; both have the same counts."""
+        self.is_writer = self._resumed = True
+        names = sorted(path.name for path in self.folder.glob("events.out.tfevents.*"))
+        self._open(names[-1] if names else events.file_name())
 
-    def counted(self) -> dict[str, Any]:
-        """What a rank that may lead must know, as JSON."""
-        counted = {name: value for name, value in self.result.items() if name not in ("memory", "exit_reason")}
-        return {"result": counted, "count": self._count, "began": time.time() - time.perf_counter() + self._started}
+    def shared_state(self) -> dict[str, Any]:
+        """The state that a rank needs to become rank 0, as JSON."""
+        result = {name: value for name, value in self.result.items() if name not in ("memory", "exit_reason")}
+        return {"result": result, "count": self._count, "began": time.time() - time.perf_counter() + self._started}
 
-    def go_on_from(self, counted: Mapping[str, Any]) -> None:
-        """Take over what another rank has counted, which may have begun long before."""
-        self.result |= counted["result"]
-        self._count = counted["count"]
-        self._started = counted["began"] - time.time() + time.perf_counter()
+    def adopt(self, state: Mapping[str, Any]) -> None:
+        """Take over the shared state of another rank, whose run may have begun long before."""
+        self.result |= state["result"]
+        self._count = state["count"]
+        self._started = state["began"] - time.time() + time.perf_counter()
 
-    def happened(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
-        """Rank 0 writes down what has happened, and these numbers, at the step of `count`."""
-        if self.writes:
-            self._line(event)
+    def record_event(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+        """Rank 0 writes an event, and these numbers, at the step of `add_counts`."""
+        if self.is_writer:
+            self._write_line(event)
             self._events.append(events.scalars(scalars, self.result["steps"]))
 
     def describe(self, *, columns: Sequence[events.Column], command: Sequence[str], **documents: Any) -> None:
@@ -157,8 +157,8 @@ class Tracker:
         `columns` are the settings by which runs are compared on its HPARAMS page.
         """
         for name, document in documents.items():
-            self.document(f"{name}.json", document)
-        if self._resumed or not self.writes:
+            self.write_document(f"{name}.json", document)
+        if self._resumed or not self.is_writer:
             return  # TensorBoard knows a resumed run already
         self._events.append(events.hparams_start(columns, self.measures.hparam_metrics))
         self._events.append(events.text("command", f"`{shlex.join(command)}`"))
@@ -168,7 +168,7 @@ class Tracker:
     def memory(self) -> dict[str, Any]:
         """What a later process needs to go on from here, as JSON."""
         return {
-            "result": {name: self.result[name] for name in self._kept},
+            "result": {name: self.result[name] for name in self._resumable},
             "wall_time_s": time.perf_counter() - self._started,
             "count": self._count,
             "failures": dict(self.guard.counts),
@@ -177,45 +177,45 @@ class Tracker:
             "events_bytes": self._events.size(),
         }
 
-    def document(self, name: str, value: Any) -> None:
+    def write_document(self, name: str, value: Any) -> None:
         """Rank 0 writes a JSON file of this name into the run folder."""
-        if self.writes:
-            self._try(self.folder / name, lambda path: write_json(path, value))
+        if self.is_writer:
+            self._write(self.folder / name, lambda path: write_json(path, value))
 
-    def rank_facts(self, rank: int, **facts: Any) -> None:
+    def write_rank_facts(self, rank: int, **facts: Any) -> None:
         """Every rank adds to the file of its own facts."""
         self._facts |= {"rank": rank, **facts}
-        self._try(self.folder / "ranks" / f"rank-{rank}.json", lambda path: write_json(path, self._facts))
+        self._write(self.folder / "ranks" / f"rank-{rank}.json", lambda path: write_json(path, self._facts))
 
-    def picture(self, name: str, picture: "Figure | bytes", step: int) -> None:
+    def write_picture(self, name: str, picture: "Figure | bytes", step: int) -> None:
         """Write a matplotlib figure, or a PNG's bytes, as <name>.png and show it on TensorBoard's images page."""
-        if not self.writes:
+        if not self.is_writer:
             return
-        png = picture if isinstance(picture, bytes) else _drawn(picture)
-        self._try(self.folder / f"{name}.png", lambda path: write_whole(path, png))
+        png = picture if isinstance(picture, bytes) else _render_png(picture)
+        self._write(self.folder / f"{name}.png", lambda path: write_atomically(path, png))
         self._events.append(events.image(name, png, step))
 
-    def text(self, name: str, markdown: str) -> None:
-        """Rank 0 shows it on TensorBoard's text page."""
-        if self.writes:
+    def write_text(self, name: str, markdown: str) -> None:
+        """Rank 0 shows the Markdown on TensorBoard's text page."""
+        if self.is_writer:
             self._events.append(events.text(name, markdown))
 
-    def count(self, step: int, counts: Mapping[str, int]) -> None:
-        """Add to the result what all ranks have counted at a report step, on all of them."""
+    def add_counts(self, step: int, counts: Mapping[str, int]) -> None:
+        """Add the counts of all ranks at a report step to the result; called on all ranks."""
         self.result["steps"] = step
         for name, count in counts.items():
             self.result[name] += count
 
-    def report(self, scalars: Mapping[str, float], *, happened: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write what was told at the step of `count`, on rank 0; `happened` are lines for metrics.jsonl."""
+    def report(self, scalars: Mapping[str, float], *, event_lines: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Write a report's numbers at the step of `add_counts`, on rank 0; `event_lines` go into metrics.jsonl."""
         step = self.result["steps"]
-        for event in happened:
-            self._line(event)
+        for event in event_lines:
+            self._write_line(event)
         numbers = {**scalars, **self._counts()}
-        self._line({"step": step, "seconds": self._seconds(), **numbers})
+        self._write_line({"step": step, "seconds": self._elapsed_s(), **numbers})
         self._events.append(events.scalars(numbers, step))
 
-    def epoch_done(
+    def record_epoch(
         self,
         epoch: int,
         *,
@@ -244,10 +244,10 @@ class Tracker:
             "train/epoch_s": train_s,
             **{f"eval/{name}": value for name, value in test.items()},
         }
-        if not self.writes:
+        if not self.is_writer:
             return metrics
-        seconds = self._seconds()
-        self._line({"step": result["steps"], "seconds": seconds, "epoch": epoch, **metrics})
+        seconds = self._elapsed_s()
+        self._write_line({"step": result["steps"], "seconds": seconds, "epoch": epoch, **metrics})
         # Over an epoch: apart from the curves of report steps, which would jump.
         scalars = {
             **{f"train_by_epoch/{name}": value for name, value in train.items()},
@@ -267,10 +267,10 @@ class Tracker:
 
     def is_best(self, test: Mapping[str, float]) -> bool:
         """Whether these metrics of the test split are better than all before."""
-        here, before = test[self.measures.best_metric], self.result[self.measures.best]
-        if before is None:
-            return not math.isnan(here)
-        return bool(here > before if self.measures.higher_is_better else here < before)
+        value, best = test[self.measures.best_metric], self.result[self.measures.best]
+        if best is None:
+            return not math.isnan(value)
+        return bool(value > best if self.measures.higher_is_better else value < best)
 
     def conclude(self, reason: str) -> None:
         """Write result.json with this exit reason and close the files, once; later reasons are ignored."""
@@ -278,36 +278,36 @@ class Tracker:
             return
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
-        if self.writes:
+        if self.is_writer:
             self._events.append(events.hparams_end(finished=reason == exits.FINISHED))
             self._lines.close()
             self._events.close()
             self.result["log_write_failures"] = self.guard.counts[LOG_WRITE]
             self.result["checkpoint_write_failures"] = self.guard.counts[CHECKPOINT_WRITE]
-            self._try(self.folder / "result.json", lambda path: write_reserved(path, _finite(self.result)))
+            self._write(self.folder / "result.json", lambda path: write_reserved(path, _nonfinite_as_none(self.result)))
             exits.report(exit_reason=reason)
 
     def _counts(self) -> dict[str, int]:
         return {f"train/{name}": self.result[name] for name in ("skipped_steps", "loss_spikes")}
 
-    def _seconds(self) -> float:
+    def _elapsed_s(self) -> float:
         return round(time.perf_counter() - self._started, 3)
 
-    def _line(self, values: Mapping[str, Any]) -> None:
-        self._lines.append((json.dumps(_finite(values)) + "\n").encode())
+    def _write_line(self, values: Mapping[str, Any]) -> None:
+        self._lines.append((json.dumps(_nonfinite_as_none(values)) + "\n").encode())
 
-    def _try(self, path: Path, write: Callable[[Path], None]) -> None:
+    def _write(self, path: Path, write: Callable[[Path], None]) -> None:
         with self.guard(LOG_WRITE, path):
             write(path)
 
 
-def _drawn(figure: "Figure") -> bytes:
+def _render_png(figure: "Figure") -> bytes:
     png = io.BytesIO()
     figure.savefig(png, format="png", bbox_inches="tight")
     return png.getvalue()
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def _nonfinite_as_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """None in place of NaN and infinity, which JSON does not have."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()

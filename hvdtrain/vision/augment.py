@@ -23,7 +23,7 @@ class Noise:
     flip: Tensor  # (S,) bool
     hole: Tensor  # (S, 2) centre of the cut-out, pixels
 
-    def of(self, samples: Tensor) -> "Noise":
+    def select(self, samples: Tensor) -> "Noise":
         """The draws of the samples with these indices."""
         return Noise(shift=self.shift[samples], flip=self.flip[samples], hole=self.hole[samples])
 
@@ -57,8 +57,8 @@ def crop_and_flip(images: Tensor, shift: Tensor | None, flip: Tensor | None) -> 
         rows = shift[:, 0, None] + rows  # (N, H)
         columns = shift[:, 1, None] + columns  # (N, W)
     pixels = rows[:, :, None] * images.shape[-1] + columns[:, None, :]  # (N, H, W)
-    chosen = pixels.flatten(1)[:, None].expand(batch, channels, -1)
-    return images.flatten(2).gather(2, chosen).view(batch, channels, height, width)
+    indices = pixels.flatten(1)[:, None].expand(batch, channels, -1)
+    return images.flatten(2).gather(2, indices).view(batch, channels, height, width)
 
 
 def cutout(images: Tensor, hole: Tensor, size: int) -> Tensor:
@@ -67,13 +67,13 @@ def cutout(images: Tensor, hole: Tensor, size: int) -> Tensor:
     start = hole - size // 2
     rows = torch.arange(height, device=images.device) - start[:, 0, None]  # (N, H)
     columns = torch.arange(width, device=images.device) - start[:, 1, None]  # (N, W)
-    inside = ((rows >= 0) & (rows < size))[:, :, None] & ((columns >= 0) & (columns < size))[:, None, :]
-    return images.masked_fill(inside[:, None], 0)
+    in_hole = ((rows >= 0) & (rows < size))[:, :, None] & ((columns >= 0) & (columns < size))[:, None, :]
+    return images.masked_fill(in_hole[:, None], 0)
 
 
 def scale_and_shift(mean: Sequence[float], std: Sequence[float], device: torch.device) -> tuple[Tensor, Tensor]:
     """What `normalise` multiplies by and then adds, from the channels' mean and deviation on the scale 0 to 1."""
-    means, deviations = (torch.tensor(one, dtype=torch.float64)[:, None, None] for one in (mean, std))
+    means, deviations = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
     return (1 / (255 * deviations)).float().to(device), (-means / deviations).float().to(device)
 
 

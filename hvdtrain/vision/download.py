@@ -8,11 +8,11 @@ SILENCE_S = 15.0
 
 
 @contextmanager
-def giving_up() -> Iterator[None]:
+def socket_timeout() -> Iterator[None]:
     """Inside, a connection that is silent for SILENCE_S seconds raises OSError."""
-    before = socket.getdefaulttimeout()
+    timeout_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SILENCE_S)
     try:
         yield
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(timeout_s)

@@ -16,64 +16,64 @@ from PIL import Image
 
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, launched_rank
-from hvdtrain.tracking.console import progress
+from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json
 from hvdtrain.vision.listing import Listing
 
 # What Pillow raises for files that it cannot read, by format: RuntimeError for AVIF and DDS.
 BROKEN = (OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError)
-_MOST_TOLD = 10_000  # images that a rank names; with more of them nothing is kept
+_MAX_NAMED = 10_000  # images that a rank names; with more of them nothing is kept
 _THREADS = 16  # a network disk answers many at once
-_AT_A_TIME = 500  # images for a thread
+_IMAGES_AT_A_TIME = 500  # images for a thread
 
 
-def require_readable(comm: Comm, listing: Listing, *, epochs: int, most: int) -> None:
-    """Raise BadInput on all ranks where training images without a header, once per epoch, are more than `most`.
+def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadable: int) -> None:
+    """Raise BadInput on all ranks if the unreadable training images, times epochs, are more than `max_unreadable`.
 
-    The ranks of a host share the work. It is kept in a file: at the next start only the unreadable ones are looked at
-    again. One that breaks later shows when it is decoded.
+    The ranks of a host share the work. A file keeps the result: the next start reads only the unreadable images again.
+    An image that breaks later is found when it is decoded.
     """
-    known = _kept(listing)
-    images = range(len(listing)) if known is None else known
-    bad = _without_header(listing, images[comm.local_rank :: comm.local_size])
-    training = int(torch.isin(torch.tensor(bad, dtype=torch.int64), listing.splits[0]).sum())
+    cached = _read_cache(listing)
+    images = range(len(listing)) if cached is None else cached
+    unreadable = _find_unreadable(listing, images[comm.local_rank :: comm.local_size])
+    training = int(torch.isin(torch.tensor(unreadable, dtype=torch.int64), listing.splits[0]).sum())
     host = socket.gethostname()
-    told = comm.allgather([host, len(bad), training, bad[:_MOST_TOLD], known is None])
-    counts, counts_of_training, bad_of = Counter[str](), Counter[str](), defaultdict[str, set[int]](set)
-    for name, count, of_training, some, _ in told:
+    reports = comm.allgather([host, len(unreadable), training, unreadable[:_MAX_NAMED], cached is None])
+    counts, training_counts, unreadable_by_host = Counter[str](), Counter[str](), defaultdict[str, set[int]](set)
+    for name, count, training_count, named_images, _ in reports:
         counts[name] += count
-        counts_of_training[name] += of_training
-        bad_of[name] |= set(some)
-    [(worst, count)] = counts.most_common(1)
+        training_counts[name] += training_count
+        unreadable_by_host[name] |= set(named_images)
+    [(worst_host, count)] = counts.most_common(1)
     if count:
-        first = " ".join(listing.path(min(bad_of[worst])).split())  # one line
-        found = f"{count} of {len(listing)} images cannot be read, as {first}"
-        visits = max(counts_of_training.values()) * epochs
-        if visits > most:
+        first = " ".join(listing.path(min(unreadable_by_host[worst_host])).split())  # one line
+        problem = f"{count} of {len(listing)} images cannot be read, as {first}"
+        visits = max(training_counts.values()) * epochs
+        if visits > max_unreadable:
             raise BadInput(
-                f"--data-dir {listing.folder}: {found}; those for training, {visits} in {epochs} epochs, are more than "
-                f"--max-unreadable-images {most}: repair or remove them, or allow more"
+                f"--data-dir {listing.folder}: {problem}; those for training, {visits} in {epochs} epochs, are more "
+                f"than --max-unreadable-images {max_unreadable}: repair or remove them, or allow more"
             )
         if comm.rank == 0:
-            print(f"hvdtrain: warning: {found}; they are left out", file=sys.stderr, flush=True)
-    is_whole = len(bad_of[host]) == counts[host]
-    if comm.local_rank == 0 and is_whole and all(looked for name, *_, looked in told if name == host):
-        _keep(listing, sorted(bad_of[host]))
+            print(f"hvdtrain: warning: {problem}; they are left out", file=sys.stderr, flush=True)
+    is_complete = len(unreadable_by_host[host]) == counts[host]
+    if comm.local_rank == 0 and is_complete and all(has_read for name, *_, has_read in reports if name == host):
+        _write_cache(listing, sorted(unreadable_by_host[host]))
 
 
-def _without_header(listing: Listing, images: Sequence[int]) -> list[int]:
-    def among(some: Sequence[int]) -> list[int]:
-        return [image for image in some if not _has_header(listing.path(image))]
+def _find_unreadable(listing: Listing, images: Sequence[int]) -> list[int]:
+    def find_in(images: Sequence[int]) -> list[int]:
+        return [image for image in images if not _has_header(listing.path(image))]
 
     with ThreadPoolExecutor(_THREADS) as pool:
         # In small parts: who presses Ctrl-C waits for those that have begun.
-        asked = [images[first : first + _AT_A_TIME] for first in range(0, len(images), _AT_A_TIME)]
-        parts = progress(
-            pool.map(among, asked),
-            shown=launched_rank() == 0,
-            what=f"reading headers, {_AT_A_TIME} at a time",
+        ranges = [images[first : first + _IMAGES_AT_A_TIME] for first in range(0, len(images), _IMAGES_AT_A_TIME)]
+        parts = progress_bar(
+            pool.map(find_in, ranges),
+            is_shown=launched_rank() == 0,
+            title=f"reading headers, {_IMAGES_AT_A_TIME} at a time",
             unit="part",
-            total=len(asked),
+            total=len(ranges),
         )
         return sorted(image for part in parts for image in part)
 
@@ -86,32 +86,32 @@ def _has_header(path: str) -> bool:
         return False
 
 
-def _places(listing: Listing) -> list[Path]:
-    """The files that may keep the answer: beside the data, where other hosts and users find it, or the user's own."""
-    beside = listing.folder / ".hvdtrain-headers.json"
+def _cache_files(listing: Listing) -> list[Path]:
+    """The files that may keep the result: beside the data, for other hosts and users, or in the user's cache."""
+    data_file = listing.folder / ".hvdtrain-headers.json"
     cache = os.environ.get("XDG_CACHE_HOME", "")
     with suppress(RuntimeError):  # there is no home
-        own = Path(cache if cache.startswith("/") else "~/.cache").expanduser() / "hvdtrain"
-        return [beside, own / f"headers-{sha256(bytes(listing.folder.absolute())).hexdigest()[:16]}.json"]
-    return [beside]
+        cache_folder = Path(cache if cache.startswith("/") else "~/.cache").expanduser() / "hvdtrain"
+        return [data_file, cache_folder / f"headers-{sha256(bytes(listing.folder.absolute())).hexdigest()[:16]}.json"]
+    return [data_file]
 
 
-def _kept(listing: Listing) -> list[int] | None:
-    """The unreadable images of just this listing, if somebody has looked."""
-    for place in _places(listing):
+def _read_cache(listing: Listing) -> list[int] | None:
+    """The unreadable images of exactly this listing; None if no file has them."""
+    for file in _cache_files(listing):
         with suppress(OSError, ValueError, RecursionError):
-            match json.loads(place.read_bytes()):
+            match json.loads(file.read_bytes()):
                 case {"key": listing.key, "unreadable": list(images)}:
                     if all(type(image) is int and 0 <= image < len(listing) for image in images):
                         return images
     return None
 
 
-def _keep(listing: Listing, images: list[int]) -> None:
-    """Write it down where that is possible."""
-    for place in _places(listing):
+def _write_cache(listing: Listing, images: list[int]) -> None:
+    """Write the result into the first file that can be written."""
+    for file in _cache_files(listing):
         with suppress(OSError):
-            if place.parent != listing.folder:
-                place.parent.mkdir(parents=True, exist_ok=True)
-            write_json(place, {"key": listing.key, "unreadable": images})
+            if file.parent != listing.folder:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, {"key": listing.key, "unreadable": images})
             return

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_integrity
 
-from hvdtrain.core.feed import Resident, Split
+from hvdtrain.feed.feed import Resident, Split
 from hvdtrain.safety.exits import BadInput
 
 NO_LABEL = -100  # of an image that could not be decoded: cross_entropy's ignore_index
@@ -28,8 +28,8 @@ class Images:
     height: int  # pixels; images are square
     mean: tuple[float, ...]  # per channel, on the scale 0 to 1
     std: tuple[float, ...]
-    mirror: bool  # whether a mirrored image keeps its label
-    cropped: bool = False  # whether training images are random parts already when they are read
+    is_mirrorable: bool  # whether a mirrored image keeps its label
+    is_cropped: bool = False  # whether training images are random parts already when they are read
 
 
 def cifar10(folder: Path) -> Images:
@@ -46,7 +46,7 @@ def cifar10(folder: Path) -> Images:
         )
         for split in splits
     )
-    return _resident(train, test, classes=10, mirror=True)
+    return _resident(train, test, classes=10, is_mirrorable=True)
 
 
 def digits() -> Images:
@@ -58,12 +58,12 @@ def digits() -> Images:
     large = F.interpolate(pixels, size=(32, 32), mode="bilinear", align_corners=False)
     images = (large * 255).round().to(torch.uint8).expand(-1, 3, -1, -1).contiguous()
     labels = table[:, 64].long()
-    train, test = eighty_twenty(len(labels))
+    train, test = split_eighty_twenty(len(labels))
     return _resident(
         Resident(images=images[train], labels=labels[train]),
         Resident(images=images[test], labels=labels[test]),
         classes=10,
-        mirror=False,
+        is_mirrorable=False,
     )
 
 
@@ -77,17 +77,17 @@ def synthetic() -> Images:
         )
         for count in (50_000, 10_000)
     )
-    return _resident(train, test, classes=10, mirror=True)
+    return _resident(train, test, classes=10, is_mirrorable=True)
 
 
-def eighty_twenty(samples: int) -> tuple[Tensor, Tensor]:
+def split_eighty_twenty(samples: int) -> tuple[Tensor, Tensor]:
     """A fixed split: indices for training and for the test."""
     order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(samples))
     cut = round(samples * 0.8)
     return order[:cut], order[cut:]
 
 
-def _resident(train: Resident, test: Resident, *, classes: int, mirror: bool) -> Images:
+def _resident(train: Resident, test: Resident, *, classes: int, is_mirrorable: bool) -> Images:
     pixels = train.tensors["images"]
     mean, std = _channel_statistics(pixels)
     return Images(
@@ -97,7 +97,7 @@ def _resident(train: Resident, test: Resident, *, classes: int, mirror: bool) ->
         height=pixels.shape[-1],
         mean=mean,
         std=std,
-        mirror=mirror,
+        is_mirrorable=is_mirrorable,
     )
 
 

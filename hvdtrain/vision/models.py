@@ -12,13 +12,13 @@ from torchvision.models import EfficientNet
 from torchvision.models.efficientnet import MBConvConfig
 from torchvision.ops.misc import Conv2dNormActivation
 
-from hvdtrain.ranks.agree import agreed
+from hvdtrain.core.blocks import Block, Blocks, Inputs
+from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.blocks import Block, Blocks, Inputs
-from hvdtrain.vision.config import MODELS, TINY
-from hvdtrain.vision.download import giving_up
+from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
+from hvdtrain.vision.settings import MODELS, TINY
 
 
 def build(
@@ -39,7 +39,7 @@ def build(
         options["dropout"] = dropout
     if stochastic_depth is not None:
         options["stochastic_depth_prob"] = stochastic_depth
-    model = _tiny(classes, options) if name == TINY else _from_torchvision(name, classes, options)
+    model = _build_tiny(classes, options) if name == TINY else _build_from_torchvision(name, classes, options)
     stem = model.features[0][0]
     stem.stride = (stem_stride, stem_stride)
     return model
@@ -58,7 +58,7 @@ def build_on_all(
 ) -> EfficientNet:
     """The model, initialised alike on all ranks, with pretrained weights if asked for; see `build`."""
 
-    def build_it() -> EfficientNet:
+    def build_and_load() -> EfficientNet:
         torch.manual_seed(seed)
         model = build(
             name, classes=classes, stem_stride=stem_stride, dropout=dropout, stochastic_depth=stochastic_depth
@@ -68,8 +68,8 @@ def build_on_all(
         return model
 
     if pretrained == "hub":  # one download per host
-        agreed(comm, lambda: pretrained_weights(name, "hub") if comm.local_rank == 0 else None)
-    return agreed(comm, build_it)
+        agree(comm, lambda: pretrained_weights(name, "hub") if comm.local_rank == 0 else None)
+    return agree(comm, build_and_load)
 
 
 def preprocessing(name: str) -> Preprocessing:
@@ -96,7 +96,7 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
             raise BadInput(f"--pretrained hub: torchvision has no weights for {TINY}; give a file or another --model")
         weights = torchvision.models.get_model_weights(name).DEFAULT
         try:
-            with giving_up():
+            with socket_timeout():
                 return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
         except (OSError, RuntimeError, HTTPException) as error:
             raise BadInput(
@@ -119,18 +119,20 @@ def load_weights(model: EfficientNet, state: dict[str, Tensor], source: str) -> 
     """Copy a state dict into the model; a head for another number of classes stays as it was initialised."""
     head = {f"classifier.1.{name}": value for name, value in model.classifier[1].state_dict().items()}
     other_classes = any(name in state and state[name].shape != value.shape for name, value in head.items())
-    kept = {name: value for name, value in state.items() if not (other_classes and name in head)}
+    weights_to_load = {name: value for name, value in state.items() if not (other_classes and name in head)}
     try:
-        missing, unexpected = model.load_state_dict(kept, strict=False)
+        missing, unexpected = model.load_state_dict(weights_to_load, strict=False)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise BadInput(f"--pretrained {source}: the weights are of another model ({reason})") from error
-    wrong = [name for name in missing if name not in head] + unexpected
-    if wrong:
-        raise BadInput(f"--pretrained {source}: the weights are of another model ({len(wrong)} names, as {wrong[0]})")
+    mismatched = [name for name in missing if name not in head] + unexpected
+    if mismatched:
+        raise BadInput(
+            f"--pretrained {source}: the weights are of another model ({len(mismatched)} names, as {mismatched[0]})"
+        )
 
 
-def _from_torchvision(name: str, classes: int, options: dict[str, float]) -> EfficientNet:
+def _build_from_torchvision(name: str, classes: int, options: dict[str, float]) -> EfficientNet:
     if name not in MODELS:
         raise BadInput(f"--model {name!r} is unknown: choose one of {', '.join(MODELS)}")
     model = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
@@ -138,7 +140,7 @@ def _from_torchvision(name: str, classes: int, options: dict[str, float]) -> Eff
     return model
 
 
-def _tiny(classes: int, options: dict[str, float]) -> EfficientNet:
+def _build_tiny(classes: int, options: dict[str, float]) -> EfficientNet:
     """b0's blocks (MBConv, squeeze-excitation, SiLU), fewer and narrower: 74 thousand parameters for 10 classes."""
     blocks = [  # expansion, kernel, stride, in, out, repeats
         MBConvConfig(1, 3, 1, 16, 16, 1),
@@ -154,8 +156,8 @@ def blocks(model: EfficientNet) -> Blocks:
     """The stem, each MBConv by itself, the last convolution, and the classifier with the pooling before it."""
     names = []
     for number, feature in enumerate(model.features):
-        single = isinstance(feature, Conv2dNormActivation)
-        names += [f"features.{number}"] if single else [f"features.{number}.{place}" for place in range(len(feature))]
+        is_conv = isinstance(feature, Conv2dNormActivation)
+        names += [f"features.{number}"] if is_conv else [f"features.{number}.{index}" for index in range(len(feature))]
     return Blocks(
         row=(
             *(Block(name=name, modules=(name,), run=partial(_run_feature, name)) for name in names),

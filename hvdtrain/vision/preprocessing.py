@@ -25,7 +25,7 @@ class Preprocessing:
     mean: tuple[float, ...]  # per channel, on the scale 0 to 1
     std: tuple[float, ...]
 
-    def middle(self, pixels: Tensor) -> Tensor:
+    def crop_middle(self, pixels: Tensor) -> Tensor:
         """The resized image's middle, from uint8 (3, H, W) (3, H, H).
 
         What `weights.transforms()` normalises, bit for bit.
@@ -35,7 +35,7 @@ class Preprocessing:
         middle: Tensor = TF.pil_to_tensor(TF.center_crop(resized, [self.crop]))
         return middle
 
-    def random_part(self, pixels: Tensor, *, seed: int, epoch: int, sample: int) -> Tensor:
+    def crop_randomly(self, pixels: Tensor, *, seed: int, epoch: int, sample: int) -> Tensor:
         """Torchvision's RandomResizedCrop, from uint8 (3, H, W) (3, H, H), drawn for seed, epoch and sample alone."""
         random = np.random.default_rng([seed, epoch, _CROP, sample])
         box = random_box(pixels.shape[1], pixels.shape[2], random)

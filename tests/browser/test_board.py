@@ -17,7 +17,7 @@ from hvdtrain.core.finite import Skipped
 from hvdtrain.safety.exits import FINISHED
 from hvdtrain.tracking.events import Column
 from hvdtrain.tracking.tracker import Tracker
-from tests.unit.core.reported import IMAGES, report_of, tracked
+from tests.unit.loop.reported import IMAGES, report_of, tracked
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -32,10 +32,10 @@ SEEN_S = 60  # how long a page may take on a busy machine
 
 def leave_run(folder, *, ranks, accuracy):
     folder.mkdir(parents=True)
-    tracker = Tracker(folder, writes=True, measures=IMAGES, result={"np": ranks})
+    tracker = Tracker(folder, is_writer=True, measures=IMAGES, result={"np": ranks})
     columns = [
-        Column(name="ranks", value=ranks, first=True),
-        Column(name="recipe", value="scaled", first=True),
+        Column(name="ranks", value=ranks, is_shown_first=True),
+        Column(name="recipe", value="scaled", is_shown_first=True),
         Column(name="seed", value=0),
     ]
     placement = {"ranks": [{"rank": rank, "host": f"node{rank}"} for rank in range(ranks)]}
@@ -57,10 +57,10 @@ def leave_run(folder, *, ranks, accuracy):
         tracked(tracker, report)
         train = {"loss": 2 - done, "accuracy": accuracy * done}
         test = {"loss": 2 - done, "accuracy": accuracy * done}
-        tracker.epoch_done(epoch, count=400, train_s=4 / ranks, lr=0.1, train=train, test=test)
+        tracker.record_epoch(epoch, count=400, train_s=4 / ranks, lr=0.1, train=train, test=test)
     figure = Figure(figsize=(4, 2))
     figure.subplots().barh(["forward", "backward"], [1.0, 2.0])
-    tracker.picture("phases", figure, 100)
+    tracker.write_picture("phases", figure, 100)
     tracker.conclude(FINISHED)
 
 

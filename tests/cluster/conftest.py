@@ -12,11 +12,9 @@ from tests.cluster.namespaces import why_not
 REASON = why_not()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.skipif(REASON is not None, reason=f"no cluster of hosts: {REASON}"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.cluster)
+    item.add_marker(pytest.mark.skipif(REASON is not None, reason=f"no cluster of hosts: {REASON}"))
 
 
 @pytest.fixture

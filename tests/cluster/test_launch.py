@@ -17,7 +17,7 @@ HVDLAUNCH = BIN / "hvdlaunch"
 ENV = {"PATH": f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS": "1"}
 NOTE = Path(__file__).parent / "programs" / "note.py"
 TRAIN = (
-    *("python", "-m", "hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny", "--stem-stride", "1"),
+    *("python", "-m", "hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny"),
     *(
         "--epochs",
         "1",

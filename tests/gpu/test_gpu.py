@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed, prefetched
-from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed, prefetched
+from hvdtrain.feed.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
@@ -162,7 +162,7 @@ def test_a_step_never_waits_for_the_device(optimizer):
     model = models.build("efficientnet_b0", classes=10).to(CUDA, memory_format=torch.channels_last).train()
     built = optim.BUILD[optimizer](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
     average = MovingAverage(model, horizon_steps=10.0)
-    step = step_of(model, optimizer=built, average=average, find_nan=False, clip_norm=1.0)
+    step = step_of(model, optimizer=built, average=average, witnesses=[], clip_norm=1.0)
     images = torch.randn(8, 3, 32, 32, device=CUDA).contiguous(memory_format=torch.channels_last)
     batch = {"images": images, "labels": torch.arange(8, device=CUDA)}
 

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from hvdtrain.profiling.passes import BLOCK_STEPS, clock
-from hvdtrain.profiling.phases import WARMUP_STEPS, DeviceClock
+from hvdtrain.profiling.clocks import WARMUP_STEPS, DeviceClock
+from hvdtrain.profiling.passes import BLOCK_STEPS, make_clock
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,11 +26,11 @@ def steps(one, count):
         one.enter("sync")
         torch.cuda.synchronize()
         one.enter("optimizer")
-        one.step_done()
+        one.end_step()
 
 
 def test_work_is_counted_in_the_phase_that_it_was_given_in():
-    one = clock("on", torch.device("cuda", 0), list)
+    one = make_clock("on", torch.device("cuda", 0), list)
     assert isinstance(one, DeviceClock)
     steps(one, 10)
     means = one.means()
@@ -39,7 +39,7 @@ def test_work_is_counted_in_the_phase_that_it_was_given_in():
 
 
 def test_both_passes_count_it_there():
-    one = clock("exact", torch.device("cuda", 0), list)
+    one = make_clock("exact", torch.device("cuda", 0), list)
     steps(one, WARMUP_STEPS + 2 * BLOCK_STEPS)
     means = one.means()
     require_places(means.phases_s)

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed
-from hvdtrain.core.order import BatchSizes
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed
+from hvdtrain.feed.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe import optim
 from hvdtrain.text import data
-from hvdtrain.text.config import tiny
 from hvdtrain.text.model import BertForClassification, BertForMaskedLM, sizes_of
+from hvdtrain.text.settings import tiny
 from hvdtrain.text.task import text_task
 from tests import texts
 from tests.steps import step_of
@@ -53,7 +53,7 @@ def test_a_step_and_its_input_never_wait_for_the_device(tmp_path, monkeypatch, t
     built = BertForMaskedLM(sizes) if task == "mlm" else BertForClassification(sizes, len(found.labels))
     model, learned = built.to(CUDA).train(), text_task(config, found)
     groups = optim.parameter_groups(model, 0.01, decay_all=False)
-    step = step_of(model, task=learned, optimizer=optim.BUILD["adamw"](groups, 1e-3), find_nan=False)
+    step = step_of(model, task=learned, optimizer=optim.BUILD["adamw"](groups, 1e-3), witnesses=[])
     cuts = BatchSizes(micro_batch=8, global_batch=16, steps_per_epoch=6)
     feed = Feed(found.train, learned, SerialComm(), cuts, seed=0, device=CUDA)
     coming = feed.inputs(feed.batches(Position()), 0)

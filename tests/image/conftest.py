@@ -14,11 +14,9 @@ from tests.image.containers import Container, Image, buildah, open_image
 REASON = why_not() or (None if shutil.which("buildah") else "not installed: buildah")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.image)
-            item.add_marker(pytest.mark.skipif(REASON is not None, reason=f"no containers: {REASON}"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.image)
+    item.add_marker(pytest.mark.skipif(REASON is not None, reason=f"no containers: {REASON}"))
 
 
 @pytest.fixture(scope="session")

@@ -28,10 +28,8 @@ QUICK = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-r
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.mpi)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.mpi)
 
 
 def slow(*values: Any) -> Any:
@@ -90,6 +88,14 @@ def end_well(folder: Path, launcher: str, ranks: int, words: list[str], **env: s
     done = start_in(folder, launcher, ranks, words, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def program_of(folder: Path, text: str) -> str:
+    """The file of a program with this text; where it lies its ranks are forks."""
+    file = folder / "programs" / "planted.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(text)
+    return str(file)
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hvdtrain.profiling.phases import WARMUP_STEPS
+from hvdtrain.profiling.clocks import WARMUP_STEPS
 from tests import texts
-from tests.mpi.conftest import PROJECT, end_well, launcher_of, slow
+from tests.mpi.conftest import PROJECT, end_well, launcher_of, program_of, slow
 from tests.mpi.forks import BY_ITSELF
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.launched import argv, finished
@@ -142,8 +142,7 @@ def test_a_run_that_dies_after_its_last_save_has_each_line_once(tmp_path, tmp_pa
     words = [*WORDS, "--global-batch-size", "8", "--checkpoint-every-steps", every, *words]
     whole, broken = (runs_in(folder, words, ranks=1) for folder in (tmp_path_factory.mktemp("whole"), tmp_path))
     whole.finish()
-    (tmp_path / "dies.py").write_text(DIES_LATE)
-    broken.finish(program=("dies.py",), status=9)
+    broken.finish(program=(program_of(tmp_path, DIES_LATE),), status=9)
     broken.finish()
     same_end(broken, whole)
 
@@ -251,9 +250,8 @@ runpy.run_module("hvdtrain.bert", run_name="__main__")
 @pytest.mark.slow
 def test_texts_may_take_longer_to_become_numbers_than_horovod_lets_ranks_wait(run, tmp_path):
     """The others wait in a collective of Horovod's, whose Gloo controller ends no job for that (0.28.1)."""
-    (tmp_path / "slow.py").write_text(SLOW)
     stall = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
-    done = run("gloo", 2, ["slow.py", *WORDS, "--global-batch-size", "8", "--max-steps", "1"], **stall)
+    done = run("gloo", 2, [program_of(tmp_path, SLOW), *WORDS, "--global-batch-size", "8", "--max-steps", "1"], **stall)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Stalled" not in done.stdout + done.stderr
 

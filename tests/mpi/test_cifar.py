@@ -1,4 +1,4 @@
-"""The command for CIFAR-10 on eight ranks, word by word."""
+"""The command for CIFAR-10 on eight ranks: word by word, and as a program that knows other files' sums."""
 
 import json
 import shlex
@@ -7,27 +7,26 @@ import subprocess
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.mpi.conftest import PROJECT, environment
+from tests.mpi.conftest import environment, program_of
 from tests.unit.vision.data_sets import Cifar
 
 COMMAND = "horovodrun -np 8 python -m hvdtrain.effnet"
-# The sums of the files that the test has written, on the ranks alone: horovodrun is a Python program, too.
+# With the sums of the files that the test has written.
 SUMS = """\
-import os
+import runpy
+from torchvision.datasets import CIFAR10
 
-if "OMPI_COMM_WORLD_RANK" in os.environ:
-    from torchvision.datasets import CIFAR10
-
-    for name, sums in {sums}.items():
-        setattr(CIFAR10, name, sums)
+for name, sums in {sums}.items():
+    setattr(CIFAR10, name, sums)
+runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
 """
 
 pytestmark = pytest.mark.slow
 
 
-def started(folder, more="", **env):
+def started(folder, command, **env):
     return subprocess.run(
-        shlex.split(f"{COMMAND} {more}"),
+        shlex.split(command),
         cwd=folder,
         env={**environment(folder), "MPIEXEC_TIMEOUT": "240", **env},
         capture_output=True,
@@ -40,8 +39,9 @@ def started(folder, more="", **env):
 def test_eight_ranks_train_on_cifar10(tmp_path):
     written = Cifar(train=8 * 256, test=256)
     written.write(tmp_path / "cifar")
-    (tmp_path / "sitecustomize.py").write_text(SUMS.format(sums=written.sums))
-    done = started(tmp_path, "--data-dir cifar --epochs 1", PYTHONPATH=f"{tmp_path}:{PROJECT}")
+    program = program_of(tmp_path, SUMS.format(sums=written.sums))
+    command = COMMAND.replace("-m hvdtrain.effnet", program)
+    done = started(tmp_path, f"{command} --data-dir cifar --epochs 1")
     assert done.returncode == 0, done.stdout + done.stderr
     [folder] = (tmp_path / "runs" / "effnet").iterdir()
     result = json.loads((folder / "result.json").read_text())
@@ -56,7 +56,7 @@ def test_eight_ranks_train_on_cifar10(tmp_path):
 
 def test_without_cifar10_and_without_a_network_the_line_names_a_command(tmp_path):
     nobody = "http://127.0.0.1:9"
-    done = started(tmp_path, http_proxy=nobody, https_proxy=nobody)
+    done = started(tmp_path, COMMAND, http_proxy=nobody, https_proxy=nobody)
     assert done.returncode == 2, done.stdout + done.stderr
     [line] = [line for line in (done.stdout + done.stderr).splitlines() if "hvdtrain: " in line]
     assert "CIFAR-10 is missing and cannot be downloaded" in line

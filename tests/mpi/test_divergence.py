@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, left_in, program_of, slow, wait_until
 
 
 @pytest.mark.parametrize(
@@ -52,29 +52,28 @@ def test_too_many_skipped_steps_end_the_run_with_status_3(run, tmp_path):
 
 FLIP = """
 import os, runpy, torch
-from hvdtrain.core import loop
+from hvdtrain.loop.loop import Loop
 
-def flipping(step, *args, original=loop.train_epoch, **kwargs):
-    finish, count = step.sync.finish, [0]
+def flipping(loop, position, original=Loop.steps):
+    step, count = loop.step, [0]
+    finish = step.slots.how.finish
     def flip():
         finish()
         count[0] += 1
         if count[0] == 7 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
             weight = dict(step.model.named_parameters())["classifier.1.weight"]
             weight.data.view(torch.int32)[0, 0] ^= 1  # the lowest bit of one float
-    step.sync.finish = flip
-    return original(step, *args, **kwargs)
+    step.slots.how.finish = flip
+    return original(loop, position)
 
-loop.train_epoch = flipping
+Loop.steps = flipping
 runpy.run_module("hvdtrain.effnet", run_name="__main__")
 """
 
 
 @pytest.mark.slow
 def test_one_flipped_bit_of_the_last_parameter_is_found_among_three_ranks(run, tmp_path):
-    script = tmp_path / "flip.py"
-    script.write_text(FLIP)
-    done = run("mpirun", 3, [str(script), *QUICK, "--run", "r", "--check-replicas-every", "4"])
+    done = run("mpirun", 3, [program_of(tmp_path, FLIP), *QUICK, "--run", "r", "--check-replicas-every", "4"])
     assert done.returncode == 4, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
     assert len(lines) == 1

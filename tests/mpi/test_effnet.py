@@ -23,6 +23,7 @@ from tests.mpi.conftest import (
     end_well,
     left_in,
     one_torn_image,
+    program_of,
     rank_pids,
     slow,
     wait_until,
@@ -41,12 +42,13 @@ def only_line(done):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "ranks"), [("python", 1), ("mpirun", 2), ("horovodrun", 2), ("hvdlaunch", 2), slow("mpirun", 3)]
+    ("launcher", "ranks", "epochs"),
+    [("python", 1, 1), ("mpirun", 2, 2), ("horovodrun", 2, 1), ("hvdlaunch", 2, 1), slow("mpirun", 3, 1)],
 )
-def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
+def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks, epochs):
     given = {"HOROVOD_FUSION_THRESHOLD": str(2**19), "HOROVOD_AUTOTUNE": "1"}  # as horovodrun would set them
     given |= BY_ITSELF if launcher == "horovodrun" else {}
-    done = run(launcher, ranks, [*EFFNET, *QUICK[:-1], "2", "--run", "r", "--experiment", "e"], **given)
+    done = run(launcher, ranks, [*EFFNET, *QUICK[:-1], str(epochs), "--run", "r", "--experiment", "e"], **given)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
     assert said.count("hvdtrain: warning: HOROVOD_AUTOTUNE: no effect with --reducer bucket") == 1
@@ -57,20 +59,22 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks):
     assert config["fusion_threshold_mb"] == config["derived"]["fusion_threshold_mb"] == 0.5
     result = json.loads((folder / "result.json").read_text())
     assert result["exit_reason"] == "finished"
-    assert (result["np"], result["epochs"], result["global_batch"]) == (ranks, 2, 64 * ranks)
-    assert result["steps"] == 2 * -(-1438 // (64 * ranks))
+    assert (result["np"], result["epochs"], result["global_batch"]) == (ranks, epochs, 64 * ranks)
+    per_epoch = -(-1438 // (64 * ranks))
+    ends = [per_epoch * epoch for epoch in range(1, epochs + 1)]
+    assert result["steps"] == ends[-1]
     everything = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     reports, lines = ([line for line in everything if ("epoch" in line) is epoch] for epoch in (False, True))
-    per_epoch = result["steps"] // 2
-    due = {*range(20, result["steps"] + 1, 20), per_epoch, 2 * per_epoch}
+    due = {*range(20, result["steps"] + 1, 20), *ends}
     assert [line["step"] for line in reports] == sorted(due)
     assert all(line["train/grad_norm"] > 0 for line in reports)
     speeds = [[line[f"train_by_rank/images_per_s_rank{rank}"] for rank in range(ranks)] for line in reports]
     assert [sum(one) for one in speeds] == pytest.approx([line["train/images_per_s"] for line in reports])
     assert all(speed > 0 for one in speeds for speed in one)
-    assert [line["step"] for line in lines] == [result["steps"] // 2, result["steps"]]
+    assert [line["step"] for line in lines] == ends
     assert lines[-1]["eval/accuracy"] == result["eval_accuracy"]
-    assert lines[-1]["train/loss"] < lines[0]["train/loss"]
+    losses = [line["train/loss"] for line in lines]
+    assert losses == sorted(losses, reverse=True)
     ranks_left = [json.loads((folder / "ranks" / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     assert [one["rank"] for one in ranks_left] == list(range(ranks))
     assert len({one["weights_sha256"] for one in ranks_left}) == 1
@@ -114,7 +118,7 @@ def test_options_that_change_the_step_work_together(run, tmp_path):
         "--max-skipped-steps",
         "5",
     ]
-    quick = [*QUICK, "--run", "r", "--optimizer", "rmsprop", "--stem-stride", "1", "--dropout", "0"]
+    quick = [*QUICK, "--run", "r", "--optimizer", "rmsprop", "--dropout", "0"]
     done = run("mpirun", 2, [*EFFNET, *quick, *options])
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "effnet" / "r"
@@ -286,7 +290,7 @@ def test_ranks_that_disagree_on_a_setting_are_told_both_values(run, tmp_path, no
 @pytest.mark.slow
 def test_ranks_that_disagree_on_the_code_are_told(run, tmp_path, no_torch):
     shutil.copytree(Path(hvdtrain.__file__).parent, tmp_path / "other" / "hvdtrain")
-    with (tmp_path / "other" / "hvdtrain" / "loop.py").open("a") as file:
+    with (tmp_path / "other" / "hvdtrain" / "effnet.py").open("a") as file:
         file.write("# changed\n")
     done = mpmd(run, tmp_path, QUICK, f"sys.path.insert(0, {str(tmp_path / 'other')!r})", **no_torch)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -301,13 +305,13 @@ def test_ranks_that_disagree_on_the_steps_are_told(run, tmp_path):
             for number in range(images):
                 Image.new("RGB", (32, 32)).save(tmp_path / where / "d" / label / f"{number}.png")
     words = [*QUICK, "--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "2"]
-    script = tmp_path / "second.py"
-    script.write_text(
+    script = program_of(
+        tmp_path,
         "import os, runpy\n"
         f"os.chdir({str(tmp_path)!r} + ('/one' if os.environ['OMPI_COMM_WORLD_RANK'] == '0' else '/two'))\n"
-        "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n"
+        "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n",
     )
-    done = run("mpirun", 2, [str(script), *words])
+    done = run("mpirun", 2, [script, *words])
     assert done.returncode == 2, done.stdout + done.stderr
     line = only_line(done)
     assert "16" in line

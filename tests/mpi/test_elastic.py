@@ -231,7 +231,7 @@ def test_with_too_few_ranks_hvdlaunch_starts_the_run_again(tmp_path):
     program = ["python", *EFFNET, *WORDS, *PER_RANK, "--epochs", "1"]
     done = launched.finished(tmp_path, launched.argv(*words, program=program), HVDTRAIN_FAULT="kill@rank0:step4")
     assert done.returncode == 0, done.stdout + done.stderr
-    [lost, *_] = done.stdout.splitlines()
+    lost = next(line for line in done.stdout.splitlines() if line.startswith("step 3: "))
     assert lost.startswith("step 3: rank 0 on ")  # rank 1's line, on the stream and in the form of rank 0's
     assert "hvdlaunch: restart 1 of 2 after: " in done.stderr
     assert "2 ranks on localhost:2, from step 3" in done.stderr
@@ -249,6 +249,24 @@ def test_ranks_that_read_files_go_on_reading_and_leave_no_reader(start, tmp_path
     assert (result["exit_reason"], result["lost_ranks"], result["unreadable_images"]) == ("finished", 1, 0)
     require_equal_replicas(tmp_path, [0, 2])
     require_each_image_once(tmp_path, epochs=2, images=64)
+
+
+@pytest.mark.parametrize(
+    ("variant", "fault"),
+    [("tensors", "kill@rank1:step4"), ("kill", ""), slow("dataset", "kill@rank0:step4")],  # kill: in the loop's body
+)
+def test_the_loop_of_ones_own_program_goes_on(start, tmp_path, variant, fault):
+    words = ("--epochs", "3", "--batch-size-per-rank", "16", *COMMON)
+    process = start(3, *words, fault=fault, program=[str(PROGRAMS / "own.py"), variant], batch=())
+    result = finished(process, tmp_path, "own")
+    assert (result["exit_reason"], result["epochs"], result["lost_ranks"]) == ("finished", 3, 1)
+
+
+def test_a_collective_in_the_body_of_its_loop_is_refused(start, tmp_path):
+    program = [str(PROGRAMS / "own.py"), "collective"]
+    process = start(2, "--batch-size-per-rank", "16", *COMMON, program=program, batch=())
+    assert process.wait(LIMIT_S) != 0
+    assert "the body of the loop over an elastic training has called a collective" in (tmp_path / "out").read_text()
 
 
 @pytest.mark.parametrize(
@@ -272,17 +290,17 @@ def test_the_ranks_of_a_text_run_go_on_too(start, tmp_path, words, epochs, steps
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "named"),
     [
-        (("--stages", "2", "--accumulate-steps", "2"), "--stages 2 does not work with --elastic"),
-        (("--reducer", "horovod"), "--reducer horovod does not work with --elastic"),
-        (("--min-np", "0"), "--min-np 0 must be at least 1"),
+        (("--stages", "2", "--accumulate-steps", "2"), ("--stages 2", "does not work with", "--elastic")),
+        (("--reducer", "horovod"), ("--reducer horovod", "does not work with", "--elastic")),
+        (("--min-np", "0"), ("--min-np 0 must be at least 1",)),
     ],
 )
-def test_what_cannot_go_on_is_refused(start, tmp_path, words, reason):
+def test_what_cannot_go_on_is_refused(start, tmp_path, words, named):
     assert start(2, *words).wait(LIMIT_S) == 2
     [line] = [line for line in (tmp_path / "out").read_text().splitlines() if line.startswith("hvdtrain: ")]
-    assert reason in line
+    assert all(fact in line for fact in named)
 
 
 def test_an_mpirun_without_ulfm_is_refused(tmp_path):

@@ -1,6 +1,6 @@
 """Faults that strike a rank: what hvdlaunch says of them, what is left on disk, and that the run goes on.
 
-Timings are in bench/faults.py. The steps of these runs take milliseconds; 24 of them are two epochs.
+Timings are in bench/faults.py. The steps of these runs take milliseconds; 12 of them are an epoch.
 """
 
 import json
@@ -11,11 +11,12 @@ from functools import cache
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import EFFNET, QUICK, end_well, slow
+from tests.mpi.conftest import EFFNET, QUICK, end_well, program_of, slow
 from tests.mpi.launched import argv, finished
 
 INTERVAL = 5  # steps between checkpoints
 TRAIN = ["python", *EFFNET, *QUICK[:-1], "2", "--run", "r", "--checkpoint-every-steps", str(INTERVAL)]
+ONE_EPOCH = ("--epochs", "1")  # the last word counts
 HERE = socket.gethostname()
 RANK_1 = "hvdlaunch: rank 1 on localhost"
 HANG_S = 2  # for --hang-timeout-s; a first step, a save or an evaluation may take ten times as long
@@ -37,7 +38,7 @@ def words_of(folder, rank):
 
 def newest(folder):
     """The newest checkpoint's step; none is damaged, and nothing lies half-written beside them."""
-    found, passed_over = checkpoint.newest(run_folder(folder) / "checkpoints")
+    found, passed_over = checkpoint.find_newest(run_folder(folder) / "checkpoints")
     assert passed_over == []
     assert not list((run_folder(folder) / "checkpoints").glob(".*"))
     return found and found.step
@@ -109,7 +110,7 @@ def test_a_rank_that_dies_while_it_saves(tmp_path, rank):
     assert done.returncode == 137, done.stderr
     printed = "; its last words:" if rank == 0 else ""  # the end of its log: of the two it alone has printed
     assert ours(done) == [f"hvdlaunch: rank {rank} on localhost {KILLED} at step 10 while saving{printed}"]
-    found, passed_over = checkpoint.newest(run_folder(tmp_path) / "checkpoints")
+    found, passed_over = checkpoint.find_newest(run_folder(tmp_path) / "checkpoints")
     assert passed_over == []
     assert found.step in (5, 10)
 
@@ -166,20 +167,20 @@ def test_the_rank_that_is_stopped_in_a_save_or_an_evaluation_is_named(tmp_path, 
 @pytest.mark.slow
 def test_the_run_outlives_a_save_that_takes_longer_than_a_step_may(tmp_path):
     """The thread of rank 0 that writes is stopped with it; it goes on before the limit of a save."""
-    slow_disk = tmp_path / "slow.py"
-    slow_disk.write_text(
+    slow_disk = program_of(
+        tmp_path,
         "import runpy, time\n"
         "from hvdtrain.checkpoint import files as checkpoint\n"
         "def commit(*arguments, original=checkpoint.commit, **more):\n"
         f"    time.sleep({2 * HANG_S})\n"
         "    return original(*arguments, **more)\n"
         "checkpoint.commit = commit\n"
-        "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n"
+        "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n",
     )
-    words = [*TRAIN[len(EFFNET) + 1 :], "--hang-timeout-s", str(HANG_S)]
-    done = finished(tmp_path, argv(program=["python", str(slow_disk), *words]))
+    words = [*TRAIN[len(EFFNET) + 1 :], *ONE_EPOCH, "--hang-timeout-s", str(HANG_S)]
+    done = finished(tmp_path, argv(program=["python", slow_disk, *words]))
     assert done.returncode == 0, done.stderr
-    assert newest(tmp_path) == 24
+    assert newest(tmp_path) == 12
 
 
 def test_a_flipped_bit_ends_the_run_with_status_4(tmp_path):
@@ -196,14 +197,14 @@ def test_a_flipped_bit_ends_the_run_with_status_4(tmp_path):
 
 @pytest.mark.slow
 def test_a_nan_on_one_rank_is_skipped_by_all(tmp_path):
-    done = finished(tmp_path, argv(program=TRAIN), HVDTRAIN_FAULT="nan@rank1:step7")
+    done = finished(tmp_path, argv(program=[*TRAIN, *ONE_EPOCH]), HVDTRAIN_FAULT="nan@rank1:step7")
     assert done.returncode == 0, done.stderr
     assert "step 7 skipped on all ranks: the loss of rank 1 not finite" in done.stderr + done.stdout
     result = json.loads((run_folder(tmp_path) / "result.json").read_text())
-    assert (result["exit_reason"], result["steps"], result["skipped_steps"]) == ("finished", 24, 1)
+    assert (result["exit_reason"], result["steps"], result["skipped_steps"]) == ("finished", 12, 1)
 
 
-PLAIN = (2,)  # ranks, options
+PLAIN = (2, *ONE_EPOCH)  # ranks, options
 
 
 @pytest.mark.parametrize(
@@ -219,8 +220,8 @@ PLAIN = (2,)  # ranks, options
         slow("sleep@rank1:step7", HUNG.partition(";")[0], PLAIN),
         slow("gil@rank1:step7", HUNG.partition(";")[0], PLAIN),
         slow("stop@rank1:step7", STOPPED, PLAIN),
-        slow("kill@rank1:eval1", f"{KILLED} at step 12", PLAIN),
-        slow("kill@rank1:step7", f"{KILLED} at step 7", (3, "--deterministic")),
+        slow("kill@rank1:eval1", f"{KILLED} at step 12", (2,)),
+        slow("kill@rank1:step7", f"{KILLED} at step 7", (3, "--deterministic", *ONE_EPOCH)),
     ],
 )
 def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, clean, fault, why, setting):
@@ -234,7 +235,8 @@ def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, 
     assert "resumed from runs/effnet/r/checkpoints/step-" in done.stdout + done.stderr
     assert weights(tmp_path, ranks) == clean(*setting)
     result = json.loads((run_folder(tmp_path) / "result.json").read_text())
-    assert (result["exit_reason"], result["steps"]) == ("finished", 8 * 2 if ranks == 3 else 24)
+    per_epoch = {2: 12, 3: 8}[ranks]
+    assert (result["exit_reason"], result["steps"]) == ("finished", per_epoch * result["epochs"])
     told = [json.loads(line) for line in (run_folder(tmp_path) / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in told if "epoch" not in line]
     assert steps == sorted(set(steps))
@@ -242,24 +244,24 @@ def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, 
 
 @pytest.mark.slow
 def test_replicas_that_differ_go_on_from_a_checkpoint_before(tmp_path, clean):
-    program = [*TRAIN, "--check-replicas-every", "1"]
+    program = [*TRAIN, *ONE_EPOCH, "--check-replicas-every", "1"]
     done = finished(tmp_path, argv("--restarts", "1", program=program), HVDTRAIN_FAULT="bitflip@rank1:step7")
     assert done.returncode == 0, done.stderr
     assert ours(done)[-1].startswith("hvdlaunch: restart 1 of 1 after: hvdtrain: replicas differ after step 7: rank 1")
     assert ours(done)[-1].endswith("from step 5")
-    assert weights(tmp_path) == clean()
+    assert weights(tmp_path) == clean(*PLAIN)
 
 
 @pytest.mark.slow
 def test_three_restarts_without_a_new_checkpoint_end_it_with_status_5(tmp_path):
     """The fault comes back with each attempt, as a broken machine's."""
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(
+    wrong = program_of(
+        tmp_path,
         "import os, runpy\n"
         "os.environ['HVDLAUNCH_ATTEMPT'] = '0'\n"
-        "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n"
+        "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n",
     )
-    program = ["python", str(wrong), *TRAIN[len(EFFNET) + 1 :]]
+    program = ["python", wrong, *TRAIN[len(EFFNET) + 1 :]]
     done = finished(tmp_path, argv("--restarts", "9", program=program), HVDTRAIN_FAULT="kill@rank1:step7")
     assert done.returncode == 5, done.stderr
     assert [line.partition(" after")[0] for line in ours(done) if "restart " in line] == [

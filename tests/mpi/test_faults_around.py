@@ -21,7 +21,7 @@ from hvdtrain.checkpoint import files as checkpoint
 from tests.mpi.conftest import EFFNET, TIMEOUT_S, left_in, rank_pids, slow, wait_until
 from tests.mpi.forks import BY_ITSELF
 from tests.mpi.launched import argv, finished, started
-from tests.mpi.test_faults import TRAIN, clean, newest, run_folder, weights, words_of
+from tests.mpi.test_faults import PLAIN, TRAIN, clean, newest, run_folder, weights, words_of
 
 __all__ = ["clean"]  # a fixture
 ENDLESS = [*TRAIN, "--epochs", "100000"]
@@ -38,7 +38,7 @@ def step_of(folder, rank=0):
 
 def saved(folder):
     """The newest checkpoint's step."""
-    found, _ = checkpoint.newest(run_folder(folder) / "checkpoints")
+    found, _ = checkpoint.find_newest(run_folder(folder) / "checkpoints")
     return found.step if found else 0
 
 
@@ -58,11 +58,14 @@ def stopped(folder, rank):
 # --- asked to end
 
 
-@pytest.mark.parametrize("place", ["step7", slow("start"), slow("save1"), slow("eval1")])
-def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean, monkeypatch, place):
+@pytest.mark.parametrize(
+    ("place", "setting"), [("step7", PLAIN), slow("start", PLAIN), slow("save1", PLAIN), slow("eval1", (2,))]
+)
+def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean, monkeypatch, place, setting):
     """It comes while rank 0 stands still in this place."""
     monkeypatch.setenv("HVDTRAIN_FAULT", f"stop@rank0:{place}")
-    with started(tmp_path, argv(program=TRAIN)) as job:
+    program = [*TRAIN, *setting[1:]]
+    with started(tmp_path, argv(program=program)) as job:
         rank = wait_until(lambda: stopped(tmp_path, 0), TIMEOUT_S)
         os.kill(job.pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -75,10 +78,10 @@ def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean,
     assert said(tmp_path).splitlines()[-1] == (
         f"hvdtrain: saved at step {left_at}; the same command with --run r goes on from there"
     )
-    done = finished(tmp_path, argv(program=TRAIN), HVDTRAIN_FAULT="")
+    done = finished(tmp_path, argv(program=program), HVDTRAIN_FAULT="")
     assert done.returncode == 0, done.stderr
     assert f"resumed from runs/effnet/r/checkpoints/step-{left_at:09d}" in done.stdout + done.stderr
-    assert weights(tmp_path) == clean()
+    assert weights(tmp_path) == clean(*setting)
 
 
 @pytest.mark.slow
@@ -95,16 +98,17 @@ def test_sigterm_before_there_is_a_run_folder_leaves_nothing(tmp_path):
 @pytest.mark.parametrize("victim", ["hvdlaunch", "mpirun"])
 def test_after_kill_9_of_a_launcher_the_same_command_goes_on(tmp_path, clean, monkeypatch, victim):
     monkeypatch.setenv("HVDTRAIN_FAULT", "sleep@rank1:step12")
-    with started(tmp_path, argv(program=TRAIN)) as job:
+    program = [*TRAIN, *PLAIN[1:]]
+    with started(tmp_path, argv(program=program)) as job:
         wait_until(lambda: step_of(tmp_path) == 12, TIMEOUT_S)
         wait_until(lambda: saved(tmp_path) == 10, 10)
         (mpirun,) = (one for one in left_in(tmp_path) if Path(one.cmdline()[0]).name == "mpirun")
         (job if victim == "hvdlaunch" else mpirun).kill()
         wait_until(lambda: not left_in(tmp_path), 5)
-    done = finished(tmp_path, argv(program=TRAIN), HVDTRAIN_FAULT="")
+    done = finished(tmp_path, argv(program=program), HVDTRAIN_FAULT="")
     assert done.returncode == 0, done.stderr
     assert "resumed from runs/effnet/r/checkpoints/step-000000010" in done.stdout + done.stderr
-    assert weights(tmp_path) == clean()
+    assert weights(tmp_path) == clean(*PLAIN)
 
 
 # --- data

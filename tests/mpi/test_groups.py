@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hvdtrain.core.order import cut, permutation, shard
+from hvdtrain.feed.order import cut, permutation, shard
 from tests.mpi.conftest import PROGRAMS, slow
 from tests.mpi.interrupted import TINY, same_end
 from tests.steps import images_of, split
@@ -17,7 +17,7 @@ TRAIN = [*TINY, "--batch-size-per-rank", "32", "--epochs", "2"]
 
 def images():
     """A few at random; on a scale on which a net learns."""
-    return images_of(split(IMAGES, side=8), split(4, side=8), mirror=False)
+    return images_of(split(IMAGES, side=8), split(4, side=8), is_mirrorable=False)
 
 
 def net():

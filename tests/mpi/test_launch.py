@@ -99,7 +99,7 @@ def test_nvml_and_nvidia_smi_tell_of_the_same_machine(tmp_path, nvidia_smi):
 def test_four_ranks_train_on_the_best_four_gpus(tmp_path, nvidia_smi):
     told = json.loads(finished(tmp_path, argv("gpus", "-k", "4", "--json")).stdout)
     assert (told["gpus"], told["ring"]) == (RING, RING)
-    train = ["python", *EFFNET, "--data", "digits", "--model", "efficientnet_tiny", "--stem-stride", "1"]
+    train = ["python", *EFFNET, "--data", "digits", "--model", "efficientnet_tiny"]
     train += ["--epochs", "1", "--batch-size-per-rank", "32", "--run", "r"]
     done = finished(tmp_path, argv("-np", "4", "--gpus", "all", "-x", "NCCL_DEBUG", program=train), NCCL_DEBUG="WARN")
     assert done.returncode == 0, done.stdout + done.stderr

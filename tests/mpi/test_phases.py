@@ -7,9 +7,10 @@ import socket
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hvdtrain.core.phases import PHASES
+from hvdtrain.profiling.clocks import WARMUP_STEPS
 from hvdtrain.profiling.parts import PARTS, WAITING
 from hvdtrain.profiling.passes import BLOCK_STEPS
-from hvdtrain.profiling.phases import PHASES, WARMUP_STEPS
 from tests.mpi.conftest import EFFNET, PROGRAMS, QUICK
 
 pytestmark = pytest.mark.slow

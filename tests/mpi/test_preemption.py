@@ -25,7 +25,7 @@ def left_well(run, said):
     step = run.result["steps"]
     assert run.result["exit_reason"] == "preempted"
     assert run.checkpoints[-1] == f"step-{step:09d}"
-    assert checkpoint.newest(run.path / "checkpoints")[1] == []
+    assert checkpoint.find_newest(run.path / "checkpoints")[1] == []
     assert not list(run.path.rglob("*.part"))
     line = f"hvdtrain: saved at step {step}; the same command with --run r goes on from there"
     expected = ("injected", "few models learn in fewer than")  # of the test's own doing: faults, and few steps
@@ -133,7 +133,7 @@ def test_one_process_leaves_at_once_at_a_second_one(runs, signals, status, reaso
         job.communicate(timeout=10)
     assert job.returncode == status
     assert run.result["exit_reason"] == reason
-    assert checkpoint.newest(run.path / "checkpoints")[0].step == 8
+    assert checkpoint.find_newest(run.path / "checkpoints")[0].step == 8
 
 
 # --- Ctrl-C in a terminal, which goes to launchers, ranks and their loader workers alike
@@ -185,7 +185,7 @@ def test_ctrl_c_in_a_terminal_loses_no_checkpoint_and_shows_no_traceback(runs, t
     words = argv(program=["python", *program]) if launcher == "hvdlaunch" else command(launcher, 2, program)
     said, status = typed(words, tmp_path, b"\x03", when=lambda: len(run.checkpoints) > 1)
     assert "Traceback" not in said
-    found, passed_over = checkpoint.newest(run.path / "checkpoints")
+    found, passed_over = checkpoint.find_newest(run.path / "checkpoints")
     assert (found.step >= 5, passed_over) == (True, [])
     if launcher != "mpirun":
         assert status == 0, said
@@ -204,7 +204,7 @@ def test_sigterm_to_mpirun_ends_the_ranks_and_leaves_the_checkpoints(runs, goes_
         assert job.returncode not in (0, None)
     wait_until(lambda: not left_in(tmp_path), 5)
     assert run.result["exit_reason"] == "terminated"
-    found, passed_over = checkpoint.newest(run.path / "checkpoints")
+    found, passed_over = checkpoint.find_newest(run.path / "checkpoints")
     assert (found.step, passed_over) == (8, [])
     goes_on(run)
 

@@ -23,7 +23,7 @@ from tests.unit.checkpoint.test_strangers import payloads
 PROJECT = Path(__file__).parents[2]
 RUN = Path("runs/effnet/r")
 SAVED = [*EFFNET, *QUICK, "--run", "r", "--checkpoint-every-steps", "4"]
-TRAIN = [*SAVED, "--epochs", "2", "--profile", "on", "--torch-profile", "2"]
+TRAIN = [*SAVED, "--batch-size-per-rank", "32", "--profile", "on", "--torch-profile", "2"]
 LEFT = {
     *("config.json", "environment.json", "placement.json", "metrics.jsonl", "result.json", "phases.json", "lock"),
     *("phases.png", "rank-0.json", "rank-1.json", "rank-1.at", "rank-1.pt.trace.json.gz", "manifest.json", "state.pt"),
@@ -115,7 +115,7 @@ def forge(folder, torn_off, step, change=lambda _: None, **contents):
         for content in [path.read_bytes()]
     }
     facts = {"format": checkpoint.FORMAT, "step": step, "about": about, "files": files}
-    (forged / checkpoint.MANIFEST).write_bytes(checkpoint._sealed(facts))
+    (forged / checkpoint.MANIFEST).write_bytes(checkpoint._seal(facts))
     return forged
 
 
@@ -143,7 +143,7 @@ def test_damaged_and_foreign_checkpoints_are_passed_over(tmp_path, torn_off):
     status, said = resumed(tmp_path, torn_off)
     assert status == 0, said
     assert re.findall(r"^hvdtrain: passed over \S+/step-0+(\d+)", said, re.MULTILINE) == ["98", "97", "96", "95"]
-    newest = checkpoint.newest(torn_off / RUN / "checkpoints")[0]
+    newest = checkpoint.find_newest(torn_off / RUN / "checkpoints")[0]
     assert f"resumed from {RUN}/checkpoints/step-{newest.step:09d}, epoch 1\n" in said
     assert not canary.exists()
 

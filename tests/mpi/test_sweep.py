@@ -16,7 +16,7 @@ from tests.mpi.conftest import EFFNET, PROGRAMS, PROJECT, environment, left_in, 
 pytestmark = pytest.mark.slow
 
 ANSWERS = [sys.executable, str(PROGRAMS / "leave_result.py")]
-TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--stem-stride", "1", "--epochs", "1", "--ema-epochs", "0"]
+TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--epochs", "1", "--ema-epochs", "0"]
 
 
 def command(*words: str) -> list[str]:

@@ -12,13 +12,13 @@ from hvdtrain.safety.exits import BadInput
     ("word", "size"), [("4", 4), ("1024", 1024), ("1KB", 1024), ("64mb", 64 * 2**20), (" 4GB ", 4 * 2**30)]
 )
 def test_sizes_are_read(word, size):
-    assert bandwidth.bytes_of(word) == size
+    assert bandwidth.parse_size(word) == size
 
 
 @pytest.mark.parametrize("word", ["", "0", "6", "-4", "1TB", "5GB", "1e6", "64MB;", "MB", "٤KB", "9" * 11])
 def test_other_sizes_are_refused(word):
     with pytest.raises(BadInput, match=r"^--sizes '.*' must be a multiple of 4 bytes up to 4GB, such as"):
-        bandwidth.bytes_of(word)
+        bandwidth.parse_size(word)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
 
 @pytest.mark.parametrize(("ranks", "bus"), [(2, 1.0), (4, 1.5), (8, 1.75)])
 def test_the_bus_carries_what_a_ring_sends(ranks, bus):
-    line = bandwidth.line_of("ours", 10**9, ranks, [1.0, 1.0, 4.0])
+    line = bandwidth.summarize_times("ours", 10**9, ranks, [1.0, 1.0, 4.0])
     assert (line.median_s, line.algorithm_gb_per_s, line.bus_gb_per_s) == (1.0, 1.0, bus)
 
 
@@ -78,7 +78,7 @@ def test_a_sum_is_right_or_wrong_in_a_single_value(ranks):
 
 
 def exchanged(size, median_s, repeats=5):
-    return bandwidth.Exchanged(
+    return bandwidth.ExchangeTiming(
         ranks=(0, 1), bytes=size, times_s=(median_s,) * repeats, median_s=median_s, gb_per_s=size / median_s / 1e9
     )
 

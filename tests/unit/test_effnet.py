@@ -1,33 +1,32 @@
 import math
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hvdtrain import effnet
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.checkpoint.save_points import NEVER
-from hvdtrain.core.loop import measures_of
-from hvdtrain.core.order import batch_sizes
-from hvdtrain.elastic.progress import Progress
+from hvdtrain.core.batch_norm import layers
+from hvdtrain.core.position import Position
+from hvdtrain.feed.order import batch_sizes
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.save_points import NEVER
 from hvdtrain.profiling.trace import BEFORE_STEPS
-from hvdtrain.program.assembly import require_batches
+from hvdtrain.program.assembly import measures_of
+from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe import optim
-from hvdtrain.recipe.batch_norm import SyncBatchNorm2d, layers
-from hvdtrain.safety import faults, watchdog
-from hvdtrain.settings.optimizers import OPTIMIZERS
+from hvdtrain.recipe.optimizers import OPTIMIZERS
+from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d
+from hvdtrain.safety import faults
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.vision import config
+from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.data import load_on_all
 from tests.ranks import Rank
 from tests.refusals import refused
-from tests.steps import images_of, split
-from tests.unit.core.trainings import begun
+from tests.steps import required_sizes
+from tests.unit.loop.trainings import begun, train
 
-DIGITS = replace(config.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
+DIGITS = replace(vision_settings.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
 
 
 def assembled(ranks=1, **changes):
@@ -52,7 +51,7 @@ def test_a_run_too_short_for_two_passes_is_refused(traced, least):
     settings = replace(DIGITS, batch_size_per_rank=100, profile="exact", torch_profile=traced)
 
     def sizes(steps):
-        return require_batches(replace(settings, epochs=steps // 2), train=200, test=1, ranks=1, unit="images")
+        return required_sizes(replace(settings, epochs=steps // 2), train=200)
 
     line = refused(lambda: sizes(least - 2))
     assert line.startswith(f"--profile exact needs {least} steps")
@@ -66,7 +65,7 @@ def test_what_is_measured_must_fit_into_max_steps_whatever_the_epochs(words, ste
     settings = replace(DIGITS, batch_size_per_rank=100, epochs=99, **words)
 
     def sizes(max_steps):
-        return require_batches(settings, train=200, test=1, ranks=1, unit="samples", max_steps=max_steps)
+        return required_sizes(settings, train=200, max_steps=max_steps)
 
     line = refused(lambda: sizes(steps - 1))
     assert str(steps - 1) in line
@@ -115,9 +114,7 @@ def test_a_global_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_th
 
 def test_an_indivisible_global_batch_is_refused_while_loading():
     settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=50)
-    message = refused(
-        lambda: effnet.cut(SerialComm(), replace(settings, accumulate_steps=4), images_of(split(60), split(4)))
-    )
+    message = refused(lambda: required_sizes(replace(settings, accumulate_steps=4), train=60, test=4))
     assert message.startswith("--global-batch-size 50 cannot be divided by 1 ranks x --accumulate-steps 4: 48 can")
 
 
@@ -127,10 +124,10 @@ def test_an_indivisible_global_batch_is_refused_while_loading():
 )
 def test_sync_bn_with_one_image_per_rank_is_refused(ranks, changes):
     settings = replace(DIGITS, sync_bn=True, **changes)
-    images = images_of(split(60), split(4))
-    message = refused(lambda: effnet.cut(Rank(0, ranks), settings, images))
+    message = refused(lambda: required_sizes(settings, train=60, test=4, ranks=ranks))
     assert message == "--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2"
-    assert effnet.cut(Rank(0, ranks), replace(settings, sync_bn=False), images).micro_batch == 1
+    sizes = required_sizes(replace(settings, sync_bn=False), train=60, test=4, ranks=ranks)
+    assert sizes.micro_batch == 1
 
 
 # --- what the script puts together
@@ -143,7 +140,7 @@ def test_batch_norm_is_over_all_ranks_if_asked_for(sync_bn):
         assert {type(layer) is SyncBatchNorm2d for layer in layers(model)} == {sync_bn}
     optimized = {id(weight) for group in training.step.optimizer.param_groups for weight in group["params"]}
     assert optimized == {id(weight) for weight in training.step.model.parameters()}
-    assert training.step.comm.size == 2
+    assert training.step.slots.comm.size == 2
 
 
 def test_the_moving_average_remembers_epochs_not_steps():
@@ -190,7 +187,7 @@ def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
         "groups": None,
         "bucket_mb": 25.0,
     }
-    assert assembled(**settings).step.comm.syncs == [{**usual, **told}]
+    assert assembled(**settings).step.slots.comm.syncs == [{**usual, **told}]
 
 
 @pytest.mark.parametrize(("name", "kind", "power"), [("lars", optim.Lars, 1.0), ("lamb", optim.Lamb, 0.5)])
@@ -224,25 +221,11 @@ def test_a_run_that_goes_on_trains_the_epochs_that_are_left(tmp_path, done):
     lines, saved = [], []
     run = SimpleNamespace(
         folder=tmp_path,
-        leave=threading.Event(),
-        watch=watchdog.OFF,
         faults=faults.NONE,
-        profile=lambda *_, **__: None,
-        console=SimpleNamespace(events=list, say=lines.append, progress=lambda batches, **_: batches),
-        tracker=Tracker(tmp_path, writes=False, measures=measures_of(training.step.task), result={}),
+        console=SimpleNamespace(print_events=list, print=lines.append, progress_bar=lambda batches, **_: batches),
+        tracker=Tracker(tmp_path, is_writer=False, measures=measures_of(training.step.task), result={}),
     )
-    effnet.train(
-        training.config,
-        training.step,
-        training.feed,
-        training.images,
-        Progress(Position(step=4 * done, epoch=done)),
-        lr=training.lr,
-        limits=training.limits,
-        reports=training.reports,
-        saves=SimpleNamespace(save=saved.append, save_best=lambda *_, **__: None, wait=lambda _: True),
-        points=NEVER,
-        run=run,
-    )
+    saves = SimpleNamespace(save=saved.append, save_best=lambda *_, **__: None, wait=lambda _: True)
+    train(training, Progress(Position(step=4 * done, epoch=done)), saves=saves, points=NEVER, run=run)
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"][done:]
     assert saved == [Position(step=12, epoch=3)]

@@ -8,7 +8,7 @@ import pytest
 from hvdtrain.compare import files as compared
 from hvdtrain.safety import exits, watchdog
 from hvdtrain.safety.files import read_file
-from hvdtrain.tracking.files import reserve, write_reserved, write_whole
+from hvdtrain.tracking.files import reserve, write_atomically, write_reserved
 from launch import files
 
 
@@ -19,7 +19,7 @@ def report(path):
 
 WRITERS = {
     "launch": lambda path: files.write_whole(path, "new"),
-    "record": lambda path: write_whole(path, b"new"),
+    "record": lambda path: write_atomically(path, b"new"),
     "reserved": lambda path: (reserve(path), write_reserved(path, {})),
     "compare": lambda path: compared.write_all(path.parent, {path.name: b"new"}),
     "report": report,

@@ -135,7 +135,7 @@ def test_make_lint_checks_all_that_is_shipped(tmp_path):
 
 def test_a_run_folder_that_was_open_to_others_is_not_any_more(tmp_path):
     tmp_path.chmod(0o755)
-    os.close(open_folder(tmp_path, overwrite=False, resume=True).lock)
+    os.close(open_folder(tmp_path, overwrite=False, resume=True).descriptor)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
 
 
@@ -176,7 +176,7 @@ def test_the_command_of_a_run_is_written_down_without_secrets(monkeypatch, word,
     [("", "^tcp"), ("^openib", "^openib,tcp"), ("self,vader", "self,vader"), ("self,tcp", "self,tcp")],
 )
 def test_ranks_of_one_host_leave_tcp_alone_unless_it_was_asked_for(given, used):
-    assert connect._without_tcp(given) == used
+    assert connect._exclude_tcp(given) == used
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "lock", "result.json.part", "events.out.tfevents.1.x.1.0"])

@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from hvdtrain.tracking.placement import planned
+from hvdtrain.tracking.placement import read_plan
 
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 note = {
@@ -14,7 +14,7 @@ note = {
     "local_rank": int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]),
     "host": socket.gethostname(),
     "folder": str(Path.cwd()),
-    "plan": planned(os.environ["HVDLAUNCH_PLAN"]),
+    "plan": read_plan(os.environ["HVDLAUNCH_PLAN"]),
     "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES"),
     "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME"),
 }

@@ -4,16 +4,16 @@ A step that was undone has the number of another one: `changes` counts the ranks
 """
 
 import json
+import runpy
 import sys
 from pathlib import Path
 
-from hvdtrain import effnet
-from hvdtrain.core import feed
-from hvdtrain.elastic.progress import Progress
 from hvdtrain.elastic.recovery import Survivors
+from hvdtrain.feed import feed
+from hvdtrain.loop.progress import Progress
 from hvdtrain.safety import exits
 
-arriving, took, go_on, become = feed.arriving, Progress.took, Progress.go_on, Survivors.go_on
+arriving, took, go_on, recover = feed.arriving, Progress.took, Progress.go_on, Survivors.recover
 run = {"changes": 0}  # and its progress and notes
 
 
@@ -40,8 +40,8 @@ def noting_step(self, step, visited):
     took(self, step, visited)
 
 
-def becoming(self, change):
-    position = become(self, change)
+def recovering(self, change):
+    position = recover(self, change)
     counted = self._run.tracker.result
     run["changes"] = counted["lost_ranks"] + counted["joined_ranks"]
     return position
@@ -51,5 +51,5 @@ if __name__ == "__main__":  # not in workers that read files
     folder = Path(sys.argv.pop(1))
     folder.mkdir(exist_ok=True)
     run["notes"] = (folder / f"rank-{exits.launched_rank()}.jsonl").open("a", buffering=1)
-    feed.arriving, Progress.took, Progress.go_on, Survivors.go_on = noted, noting_step, going_on, becoming
-    exits.run(effnet.main)
+    feed.arriving, Progress.took, Progress.go_on, Survivors.recover = noted, noting_step, going_on, recovering
+    runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.exchange import over_torch, rounds, time_exchanges
+from hvdtrain.ranks.exchange import make_torch_exchange, pair_rounds, time_exchanges
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
-exchange = over_torch(comm, "gloo")
+exchange = make_torch_exchange(comm, "gloo")
 right = []
-for pairs in rounds(comm.allgather("one host")):
+for pairs in pair_rounds(comm.allgather("one host")):
     for pair in pairs:
         if comm.rank in pair:
             other = sum(pair) - comm.rank

@@ -1,6 +1,6 @@
 """A model of many parameters and little arithmetic, whose gradients travel over TCP. argv: folder.
 
-Writes what verdict.over_ranks finds.
+Writes what profile.gather_profile returns.
 """
 
 import json
@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hvdtrain.profiling.phases import HostClock
-from hvdtrain.profiling.profile import over_ranks
+from hvdtrain.profiling.clocks import HostClock
+from hvdtrain.profiling.profile import gather_profile
 from hvdtrain.ranks.connect import connect
 from tests.steps import step_of, take
 
@@ -27,6 +27,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 step = step_of(model, optimizer=optimizer, comm=comm, sync=sync, phases=clock)
 for _ in range(12):
     take(step, (torch.rand(1, 3, 4, 4), torch.zeros(1, dtype=torch.int64)), global_count=comm.size, lr=0.001)
-    clock.step_done()
-profile = over_ranks(comm, clock)
+    clock.end_step()
+profile = gather_profile(comm, clock)
 (folder / f"rank-{comm.rank}.json").write_text(json.dumps(profile.document()))

@@ -77,7 +77,7 @@ def sums_of_large_gradients() -> list[list[float]]:
         sync.finish()
         assert model.used.grad is not None
         found.append(model.used.grad.tolist())
-        sync.update(overflowed=not torch.isfinite(model.used.grad).all())
+        sync.end_step(overflowed=not torch.isfinite(model.used.grad).all())
     return found
 
 

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import torch
 
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed
-from hvdtrain.core.loop import Limits, train_epoch
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.core.reports import Reports
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.loop import Loop
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Reports
 from hvdtrain.ranks.connect import connect
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.sync.comm import Every, in_groups
-from hvdtrain.sync.rounds import EVERY_STEP, LocalRounds
+from hvdtrain.sync.comm import SyncSchedule, group_ranks
+from hvdtrain.sync.rounds import LocalRounds
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
 from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
@@ -26,7 +28,7 @@ from tests.steps import CPU, rate_of, step_of, task_of
 
 folder, every_steps, from_epoch, group_size = Path(sys.argv[1]), *map(int, sys.argv[2:])
 
-comm = in_groups(connect(fusion_threshold_mb=0.0, cycle_time_ms=None), group_size)
+comm = group_ranks(connect(fusion_threshold_mb=0.0, cycle_time_ms=None), group_size)
 comm.start()
 torch.manual_seed(comm.rank)  # so that the broadcast has something to do
 model = net()
@@ -38,22 +40,25 @@ average = MovingAverage(model, horizon_steps=5)
 sync = comm.data.gradient_sync(model, compression="none")
 step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, clip_norm=CLIP_NORM)
 if every_steps:
-    every = Every(steps=every_steps, from_epoch=from_epoch)
-    step.rounds = LocalRounds(comm, sync, every=every, optimizer=optimizer, average=average, scaler=step.scaler)
-assert every_steps or step.rounds is EVERY_STEP
+    schedule = SyncSchedule(steps=every_steps, from_epoch=from_epoch)
+    step.slots.when = LocalRounds(
+        comm, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=step.scaler
+    )
 steps = -(-IMAGES // GLOBAL_BATCH)
 sizes = BatchSizes(micro_batch=MICRO_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)
 feed = Feed(data.train, task, comm, sizes, seed=7, device=CPU)
-for epoch in range(EPOCHS):
-    for _ in train_epoch(
-        step,
-        feed,
-        Position(step=epoch * steps, epoch=epoch),
-        lr=rate_of(LR, EPOCHS * steps),
-        limits=Limits(max_skipped_steps=1, check_replicas_every=1),
-        reports=Reports(comm, Gauges(gauges.none), task, every_steps=2, device=CPU),
-    ):
-        pass
+loop = Loop(
+    step=step,
+    feed=feed,
+    test=data.test,
+    rate=rate_of(LR, EPOCHS * steps),
+    reports=Reports(comm, lambda _: Gauges(gauges.read_nothing), task, every_steps=2, device=CPU),
+    progress=Progress(Position()),
+    epochs=EPOCHS,
+    hooks=[Limits(step, max_skipped_steps=1, check_replicas_every=1)],
+)
+for _ in loop:
+    pass
 left = {
     "weights": [one.detach() for one in model.parameters()],
     "momenta": [optimizer.state[one]["momentum_buffer"] for one in model.parameters()],

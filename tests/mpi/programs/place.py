@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from hvdtrain.tracking.placement import planned
+from hvdtrain.tracking.placement import read_plan
 
 PR_GET_PDEATHSIG = 2
 PASSED_ON = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
@@ -60,7 +60,7 @@ facts = {
     "blocked": blocked,
     "death_signal": death_signal.value,
     "environment": {name: os.environ[name] for name in os.environ if name in PASSED_ON or name.startswith("NCCL_")},
-    "planned_on": planned(os.environ["HVDLAUNCH_PLAN"])["ranks"][rank]["host"],
+    "planned_on": read_plan(os.environ["HVDLAUNCH_PLAN"])["ranks"][rank]["host"],
     "inside": os.environ.get("INSIDE"),
 }
 unfinished = args.folder / f"rank-{rank}.part"

@@ -8,7 +8,7 @@ import runpy
 import sys
 import time
 
-from hvdtrain.core.feed import Resident
+from hvdtrain.feed.feed import Resident
 from hvdtrain.vision import models
 
 cause = sys.argv.pop(1)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import psutil
 
+import hvdtrain
 from hvdtrain import effnet
-from hvdtrain.core.feed import Resident
-from hvdtrain.safety import exits
+from hvdtrain.feed.feed import Resident
 from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.vision import images
+from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
 
 folder = Path(sys.argv.pop(1)).absolute()
 digits, epoch_done = images.digits, Tracker.epoch_done
@@ -33,10 +34,10 @@ def noting(self, *arguments, **more):
     return epoch_done(self, *arguments, **more)
 
 
-def main() -> None:
-    effnet.main()
+def main(run: hvdtrain.Run[EffnetSettings]) -> None:
+    effnet.main(run)
     (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.json").write_text(json.dumps(resident_mib))
 
 
 images.digits, Tracker.epoch_done = few, noting
-exits.run(main)
+hvdtrain.start(main, *RECIPES.values(), resolve=resolve)

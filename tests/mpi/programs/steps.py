@@ -23,7 +23,7 @@ import time
 import traceback
 from pathlib import Path
 
-from hvdtrain.tracking.placement import planned
+from hvdtrain.tracking.placement import read_plan
 
 WORKS_S, WAITS_S = 4.0, 6.0  # how long a step may take, and the wait for the others
 
@@ -109,7 +109,7 @@ def main() -> str:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     report(run_folder=str(run))
     if rank == 0:
-        hosts = [one["host"] for one in planned(os.environ["HVDLAUNCH_PLAN"])["ranks"]]
+        hosts = [one["host"] for one in read_plan(os.environ["HVDLAUNCH_PLAN"])["ranks"]]
         line = {"attempt": attempt, "ranks": ranks, "hosts": hosts, "from": start}
         with (run / "attempts.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -12,14 +12,16 @@ from typing import ClassVar
 
 import torch
 
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed, Resident
-from hvdtrain.core.loop import Limits, train_epoch
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.core.reports import Reports
+from hvdtrain.core.batch_norm import layers
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed, Resident
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.loop import Loop
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Reports
 from hvdtrain.ranks.connect import connect
-from hvdtrain.recipe import batch_norm as sync_bn
-from hvdtrain.recipe import optim
+from hvdtrain.recipe import optim, sync_batch_norm
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.vision import images, models
@@ -50,11 +52,11 @@ torch.manual_seed(comm.rank)  # so that the broadcast has something to do
 model = models.build("efficientnet_tiny", classes=10, dropout=0.0)
 comm.broadcast_(model)
 if batch_norm == "frozen":
-    for layer in sync_bn.layers(model):
+    for layer in layers(model):
         layer.train = lambda _=True: None  # for good
         layer.training = False
 elif comm.size > 1:
-    sync_bn.convert(model, comm)
+    sync_batch_norm.convert(model, comm)
 model = model.to(memory_format=torch.channels_last)
 groups = optim.parameter_groups(model, 5e-4, decay_all=False)
 task = task_of(
@@ -71,20 +73,22 @@ step = step_of(
     comm=comm,
     sync=comm.gradient_sync(model, compression=compression, reducer=reducer, bucket_mb=0.25),
 )
-reports = Reports(comm, Gauges(gauges.none), task, every_steps=2, device=CPU)
 steps = -(-len(recording) // global_batch)
 sizes = BatchSizes(micro_batch=micro_batch, global_batch=global_batch, steps_per_epoch=steps)
 feed = Feed(recording, task, comm.data, sizes, seed=7, device=CPU)
 before = torch.cat([one.detach().flatten().clone() for one in model.parameters()])
+loop = Loop(
+    step=step,
+    feed=feed,
+    test=split.test,
+    rate=rate_of(0.02, EPOCHS * steps),
+    reports=Reports(comm, lambda _: Gauges(gauges.read_nothing), task, every_steps=2, device=CPU),
+    progress=Progress(Position()),
+    epochs=EPOCHS,
+    hooks=[Limits(step, max_skipped_steps=1, check_replicas_every=0)],
+)
 for epoch in range(EPOCHS):
-    for _ in train_epoch(
-        step,
-        feed,
-        Position(step=epoch * steps, epoch=epoch),
-        lr=rate_of(0.02, EPOCHS * steps),
-        limits=Limits(max_skipped_steps=1, check_replicas_every=0),
-        reports=reports,
-    ):
+    for _ in loop.steps(Position(step=epoch * steps, epoch=epoch)):
         pass
 weights = torch.cat([one.detach().flatten() for one in model.parameters()])
 statistics = [one.flatten() for one in model.buffers() if one.is_floating_point()]

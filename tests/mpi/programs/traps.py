@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.loop import evaluate
-from hvdtrain.core.order import permutation, shard
-from hvdtrain.core.step import TrainingStep
+from hvdtrain.core.batch_norm import layers
+from hvdtrain.core.step import Step
+from hvdtrain.feed.order import permutation, shard
+from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.ranks.connect import connect
 from hvdtrain.recipe import optim
-from hvdtrain.recipe.batch_norm import layers
 from hvdtrain.safety import exits
 from hvdtrain.vision import images as data
 from hvdtrain.vision import models
@@ -47,12 +47,12 @@ def batch(count: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.rand(count, 3, 2, 2, generator=random), torch.randint(0, 4, (count,), generator=random)
 
 
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> TrainingStep:
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Step:
     sync = comm.gradient_sync(model, compression="none")
     return step_over(model, optimizer=optimizer, comm=comm, sync=sync, **options)
 
 
-def one_step(step: TrainingStep, *, lr: float = 0.1, seed: int = 0) -> None:
+def one_step(step: Step, *, lr: float = 0.1, seed: int = 0) -> None:
     take(step, batch(seed=seed), global_count=4 * comm.size, lr=lr)
 
 
@@ -136,7 +136,7 @@ def fp16_overflow() -> dict[str, Any]:
     for name, groups in {"plain": None, "groups": 1}.items():
         model = Linear()
         sync = comm.gradient_sync(model, compression="fp16", groups=groups)
-        sync.update(overflowed=True)  # the step before, skipped by all
+        sync.end_step(overflowed=True)  # the step before, skipped by all
         sync.expect(1)
         (model.weight * 40000.0 / comm.size).sum().backward()
         sync.finish()
@@ -204,7 +204,7 @@ def lost_defaults() -> dict[str, Any]:
     late = nn.Parameter(torch.zeros(12, 4))
     ours.register_parameter("late", late)
     step.optimizer.add_param_group({"params": [late]})
-    step.sync.include([("late", late)])
+    step.slots.how.include([("late", late)])
     ours.forward = lambda images: images.flatten(1) @ (ours.weight + late)  # type: ignore[method-assign]
     one_step(step, seed=RANK)
     group = wrapped.param_groups[1]

@@ -1,6 +1,7 @@
 """hvdtrain.effnet as launch.rank.bind starts it: SIGUSR1 waits until the run can obey. Says so, then waits."""
 
 import os
+import runpy
 import signal
 import sys
 import time
@@ -12,8 +13,4 @@ folder.mkdir(exist_ok=True)
 (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
 while signal.SIGUSR1 not in signal.sigpending():
     time.sleep(0.01)
-
-from hvdtrain import effnet  # noqa: E402 (as late as in a real start)
-from hvdtrain.safety import exits  # noqa: E402
-
-exits.run(effnet.main)
+runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)

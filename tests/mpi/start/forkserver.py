@@ -28,7 +28,13 @@ from typing import Any, NoReturn
 
 PROGRAMS = ("hvdtrain.effnet", "hvdtrain.bert", "hvdtrain.bandwidth")
 FIXED = ("PYTHON", "OMP_", "MKL_")
-ALSO = ("horovod.torch", "sklearn.datasets", "torch.utils.tensorboard")
+# What they import once the ranks have agreed on their settings.
+LATE = (
+    *("hvdtrain.program.job", "hvdtrain.program.training"),
+    *("hvdtrain.vision.data", "hvdtrain.vision.models", "hvdtrain.vision.task"),
+    *("hvdtrain.text.data", "hvdtrain.text.export", "hvdtrain.text.model", "hvdtrain.text.pretrained"),
+    *("hvdtrain.text.task", "hvdtrain.text.weights", "sklearn.datasets", "torch.utils.tensorboard"),
+)
 
 
 def serve(listening: int) -> dict[str, Any]:
@@ -153,7 +159,7 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    for name in (*PROGRAMS, *ALSO):
+    for name in ("horovod.torch", *PROGRAMS, *LATE):
         importlib.import_module(name)
     for name in PROGRAMS:
         del sys.modules[name]  # each is a __main__

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from hvdtrain.checkpoint.files import load, write
-from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
+from hvdtrain.core.position import Position
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.guard import Guard
 
@@ -37,7 +37,7 @@ def is_whole(found, step):
 class Small(Saves):
     """The checkpoints of one rank with a small model; it keeps a list of the steps it has committed."""
 
-    def __init__(self, root, *, keep=2, newest=None, comm=None, shared=True):
+    def __init__(self, root, *, keep=2, newest=None, comm=None, is_shared=True):
         self.root, self.facts, self.steps, self.guard = root, {}, [], Guard()
         self.model = nn.Module()
         self.model.register_buffer("step", torch.tensor([0]))
@@ -45,10 +45,10 @@ class Small(Saves):
         parts = State(
             comm=comm or SerialComm(), device=torch.device("cpu"), seed=0, model=self.model, average=None,
             optimizer=SimpleNamespace(state_dict=dict, load_state_dict=dict, state={}, param_groups=[]),
-            shared={}, own={},
+            shared={}, per_rank={},
         )  # fmt: skip
         super().__init__(
-            parts, root, about=self.facts, memory=dict, guard=self.guard, keep=keep, newest=newest, shared=shared
+            parts, root, about=self.facts, memory=dict, guard=self.guard, keep=keep, newest=newest, is_shared=is_shared
         )
         self.facts = self._about
 
@@ -84,8 +84,8 @@ class Small(Saves):
     def writer(self):
         return self._writer
 
-    def _committed(self, step):
-        super()._committed(step)
+    def _record_commit(self, step):
+        super()._record_commit(step)
         self.steps.append(step)
 
 

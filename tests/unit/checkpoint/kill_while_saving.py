@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from hvdtrain.checkpoint import state
-from hvdtrain.checkpoint.files import clean, newest, own, pack
+from hvdtrain.checkpoint.files import clean, find_newest, pack, rank_file_name
 from tests.unit.checkpoint.checkpoints import Small, is_whole
 
 KIB = 256
@@ -24,7 +24,7 @@ MOST_S = 0.25  # long enough for some saves
 def save_for_ever(root, step, times, commits):
     """Write each step into the pipe `commits` as soon as it is committed."""
     run = Small(root, newest=step or None)
-    run.writer._committed = lambda step: os.write(commits, b"%d\n" % step)
+    run.writer._on_commit = lambda step: os.write(commits, b"%d\n" % step)
     while True:
         step += 1
         for _ in range(times):
@@ -52,7 +52,8 @@ def commits_until_killed(root, step, times, moment_s):
 
 def main(root, kills, times):
     torch.set_num_threads(1)
-    pack(own(0), state.own(Small(root).parts))  # so that those who are killed have no time to lose
+    # so that those who are killed have no time to lose
+    pack(rank_file_name(0), state.per_rank_state(Small(root).parts))
     draws = random.Random(1)  # noqa: S311
     outcome = {"kills": kills, "older": 0, "passed over": 0, "in the middle": 0, "committed": 0}
     step = 0
@@ -63,7 +64,7 @@ def main(root, kills, times):
         outcome["in the middle"] += any(root.glob(".*"))
         if times > 1:  # a step that was being replaced is put back
             clean(root)
-        found, passed_over = newest(root)
+        found, passed_over = find_newest(root)
         outcome["passed over"] += len(passed_over)
         outcome["older"] += step > 0 and (found is None or found.step < step)
         if found is not None:

@@ -3,15 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.checkpoint.changes import about, changed
+from hvdtrain.checkpoint.changes import describe_changes, describe_run
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.vision.config import scaled
+from hvdtrain.settings.notes import ASIDE, SHAPES, marked
+from hvdtrain.vision.settings import EffnetSettings, scaled
 
 CONFIG = replace(scaled(), run="r")
+MARKED = {"shaping": marked(EffnetSettings, SHAPES), "aside": marked(EffnetSettings, ASIDE)}
 
 
 def of_run(settings, samples=1438):
-    return about(asdict(settings), np=1, global_batch=256, samples=samples, unit="images")
+    return describe_run(asdict(settings), np=1, global_batch=256, samples=samples, unit="images")
 
 
 def saved(*, epoch=1, visited=128, **changes):
@@ -20,7 +22,7 @@ def saved(*, epoch=1, visited=128, **changes):
 
 def lines(then=None, *, images=1438, **changes):
     now = of_run(replace(CONFIG, **changes), images)
-    return changed(then or saved(), now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)
+    return describe_changes(then or saved(), now, **MARKED)
 
 
 def refusal(**options):
@@ -95,17 +97,17 @@ def test_other_data_of_as_many_samples_are_refused():
     then = {**saved(), "content": "a"}
     now = {**of_run(CONFIG), "content": "b"}
     with pytest.raises(BadInput, match="is of other images than those that are here now: another --run"):
-        changed(then, now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)
-    assert changed(then, {**now, "content": "a"}, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE) == []
+        describe_changes(then, now, **MARKED)
+    assert describe_changes(then, {**now, "content": "a"}, **MARKED) == []
 
 
 def test_a_run_of_so_many_steps_keeps_their_size():
     now = of_run(CONFIG)
     now = {**now, "global_batch": 128, "config": {**now["config"], "max_steps": 100}}
     with pytest.raises(BadInput, match="has 256 images per step, now there are 128: give --global-batch-size 256"):
-        changed(saved(), now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)
+        describe_changes(saved(), now, **MARKED)
     now["config"]["elastic"] = True  # the checkpoint may be of the ranks that were left
-    assert changed(saved(elastic=True), now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE) == [
+    assert describe_changes(saved(elastic=True), now, **MARKED) == [
         "--max-steps was None, now 100: the command line's holds"
     ]
 
@@ -114,6 +116,6 @@ def test_a_run_of_so_many_steps_may_have_had_more_epochs_with_other_ranks():
     now = of_run(replace(CONFIG, epochs=4))
     then = {**now, "position": {"epoch": 4, "visited": 10}}
     with pytest.raises(BadInput, match="--epochs 4: this run is in epoch 5 already"):
-        changed(then, now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE)
+        describe_changes(then, now, **MARKED)
     then, now = ({**one, "config": {**one["config"], "max_steps": 40}} for one in (then, now))
-    assert changed(then, now, shaping=CONFIG.SHAPING, aside=CONFIG.ASIDE) == []
+    assert describe_changes(then, now, **MARKED) == []

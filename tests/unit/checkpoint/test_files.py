@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.checkpoint.files import FORMAT, MANIFEST, clean, load, newest, open_one, write
+from hvdtrain.checkpoint.files import FORMAT, MANIFEST, clean, find_newest, load, open_one, write
 from hvdtrain.checkpoint.writer import Writer
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import Guard
@@ -22,7 +22,7 @@ from tests.unit.checkpoint.checkpoints import CALLS, break_call, files_under, is
 def test_what_was_written_is_found_and_loaded(tmp_path):
     [folder] = put(tmp_path / "new" / "checkpoints", 12)
     assert folder == tmp_path / "new" / "checkpoints" / "step-000000012"
-    found, passed_over = newest(folder.parent)
+    found, passed_over = find_newest(folder.parent)
     assert (found.folder, passed_over, sorted(found.files)) == (folder, [], ["ranks/0.pt", "state.pt"])
     assert is_whole(found, 12)
     assert open_one(folder) == found
@@ -49,11 +49,11 @@ def test_tensors_come_back_bit_by_bit_and_with_their_layout(tmp_path):
     images = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])
     state = OrderedDict(images=images, half=odd.bfloat16(), odd=odd, none=None, pair=(1, 2.5), bytes=b"\0\xff")
-    writer = Writer(tmp_path, keep=1, guard=Guard(), committed=int)
+    writer = Writer(tmp_path, keep=1, guard=Guard(), on_commit=int)
     writer.begin(1)
     writer.save(1, {"state": state}, {}, {})
     writer.wait()
-    content = load(newest(tmp_path)[0], "state")
+    content = load(find_newest(tmp_path)[0], "state")
     assert content["images"].stride() == images.stride()
     for name in ("images", "half", "odd"):
         assert content[name].dtype == state[name].dtype
@@ -64,7 +64,7 @@ def test_tensors_come_back_bit_by_bit_and_with_their_layout(tmp_path):
 def test_about_comes_back_as_json_has_it(tmp_path):
     about = {"é": [1, None, 0.1, float("inf")], "by rank": {10: "a", 9: "b"}, "pair": (1, 2)}
     write(tmp_path, 1, {}, about=about)
-    assert newest(tmp_path)[0].about == json.loads(json.dumps(about))
+    assert find_newest(tmp_path)[0].about == json.loads(json.dumps(about))
 
 
 @pytest.mark.parametrize("value", [np.float64(1), np.zeros(2), Path("x"), torch.nn.Linear(1, 1), {1: [object]}])
@@ -80,13 +80,13 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     (folder / "state.pt").write_bytes(b"torn")
     (folder / "more.pt").write_bytes(b"")
     put(tmp_path, 5)
-    assert is_whole(newest(tmp_path)[0], 5)
+    assert is_whole(find_newest(tmp_path)[0], 5)
     assert names(tmp_path) == ["step-000000005"]
     assert sorted(files_under(folder)) == [MANIFEST, "ranks/0.pt", "state.pt"]
 
 
 def test_no_folder_or_an_empty_one_has_no_checkpoint(tmp_path):
-    assert newest(tmp_path) == newest(tmp_path / "none") == (None, [])
+    assert find_newest(tmp_path) == find_newest(tmp_path / "none") == (None, [])
     clean(tmp_path / "none")
 
 
@@ -94,7 +94,7 @@ def test_other_names_are_not_checkpoints(tmp_path):
     put(tmp_path, 1)
     for name in ("step-2", "step-0000000003", "step-000000004x", "best-000000005", ".step-000000006.part", "x"):
         (tmp_path / "step-000000001").rename(tmp_path / name)
-        assert newest(tmp_path) == (None, [])
+        assert find_newest(tmp_path) == (None, [])
         (tmp_path / name).rename(tmp_path / "step-000000001")
 
 
@@ -102,10 +102,10 @@ def test_other_names_are_not_checkpoints(tmp_path):
 
 
 def damaged(root, damage):
-    """Damage the third of three checkpoints; the reason why `newest` passes it over for the second."""
+    """Damage the third of three checkpoints; the reason why `find_newest` passes it over for the second."""
     folder = put(root, 1, 2, 3)[-1]
     damage(folder)
-    found, [reason] = newest(root)
+    found, [reason] = find_newest(root)
     assert is_whole(found, 2)
     assert str(folder) in reason
     assert "\n" not in reason
@@ -140,27 +140,27 @@ def flip(path, bit):
 @pytest.mark.parametrize("name", ["state", "ranks/0"])
 def test_one_flipped_bit_of_a_file_is_seen_by_newest_and_by_load(tmp_path, name):
     [folder] = put(tmp_path, 1)
-    found, _ = newest(tmp_path)
+    found, _ = find_newest(tmp_path)
     file = folder / f"{name}.pt"
     bits = file.stat().st_size * 8
     for bit in range(0, bits, bits // 97):
         flip(file, bit)
-        assert newest(tmp_path) == (None, [f"{file} is damaged: its SHA-256 is not the manifest's"])
+        assert find_newest(tmp_path) == (None, [f"{file} is damaged: its SHA-256 is not the manifest's"])
         with pytest.raises(BadInput, match=r"damaged.*--resume never"):
             load(found, name)
         flip(file, bit)
-    assert newest(tmp_path) == (found, [])
+    assert find_newest(tmp_path) == (found, [])
 
 
 def test_any_flipped_bit_of_the_manifest_is_seen(tmp_path):
     [folder] = put(tmp_path, 1)
     for bit in range(0, (folder / MANIFEST).stat().st_size * 8, 11):
         flip(folder / MANIFEST, bit)
-        assert newest(tmp_path)[0] is None, bit
+        assert find_newest(tmp_path)[0] is None, bit
         with pytest.raises(BadInput, match="damaged"):
             open_one(folder)
         flip(folder / MANIFEST, bit)
-    assert is_whole(newest(tmp_path)[0], 1)
+    assert is_whole(find_newest(tmp_path)[0], 1)
 
 
 def test_what_cannot_be_read_is_passed_over(tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_whichever_call_fails_nothing_has_changed(tmp_path, monkeypatch, name, r
             put(root, step)
             written = True
         if written:
-            assert is_whole(newest(root)[0], step)
+            assert is_whole(find_newest(root)[0], step)
         else:
             failures += 1
             assert files_under(root) == before, at
@@ -208,14 +208,14 @@ def test_what_killed_processes_left_is_removed_and_put_back(tmp_path):
     (tmp_path / ".best-000000001.part").mkdir()
     (tmp_path / "step-000000003").rename(tmp_path / ".step-000000003.old")
     (tmp_path / ".step-000000002.old").mkdir()
-    assert newest(tmp_path)[0].step == 2
+    assert find_newest(tmp_path)[0].step == 2
     clean(tmp_path)
     assert names(tmp_path) == ["step-000000002", "step-000000003"]
-    assert is_whole(newest(tmp_path)[0], 3)
+    assert is_whole(find_newest(tmp_path)[0], 3)
 
 
 @pytest.mark.parametrize(("of", "size", "own"), [(2, 2, True), (4, 2, False), (4, 4, False), (None, 2, True)])
 def test_files_of_the_first_ranks_of_many_are_not_those_of_a_few(tmp_path, of, size, own):
     """Two of four ranks saw the folder: a run of two that goes on is not the one that saved."""
     folder = write(tmp_path, 3, {"state": {}, "ranks/0": {}, "ranks/1": {}}, about={} if of is None else {"np": of})
-    assert open_one(folder).is_of(size) == own
+    assert open_one(folder).is_complete_for(size) == own

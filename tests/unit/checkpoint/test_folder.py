@@ -27,8 +27,8 @@ def put(folder, **files):
 def opened(folder, *, overwrite=False, resume=True, **options):
     """Open the folder, make it ready, and release its lock."""
     run = open_folder(folder, overwrite=overwrite, resume=resume, **options)
-    clear(folder, goes_on=run.goes_on, keep_checkpoints=run.has_saved)
-    os.close(run.lock)
+    clear(folder, is_resumed=run.is_resumed, keep_checkpoints=run.has_saved)
+    os.close(run.descriptor)
     return run
 
 

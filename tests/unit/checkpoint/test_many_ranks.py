@@ -37,7 +37,7 @@ def brought_back(root, size):
     def go_on(comm):
         run = Small(root, comm=comm)
         run.model.register_buffer("rank", torch.tensor([-1.0]))
-        found, passed_over = checkpoint.newest(root, comm)
+        found, passed_over = checkpoint.find_newest(root, comm)
         assert passed_over == []
         resume(run.parts, found)
         return run
@@ -50,15 +50,15 @@ def traffic(monkeypatch):
     """The files that each thread writes and reads; disks and manifests cost no time."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(checkpoint, "open_one", cache(checkpoint.open_one))
-    traffic, put, content = defaultdict(list), checkpoint._put, checkpoint._content
+    traffic, put, content = defaultdict(list), checkpoint._write_file, checkpoint._read_file
 
     def note(path):
         if path.name != checkpoint.MANIFEST:
             name = f"ranks/{path.name}" if path.parent.name == "ranks" else path.name
             traffic[threading.get_ident()].append(name)
 
-    monkeypatch.setattr(checkpoint, "_put", lambda path, written: (note(path), put(path, written)))
-    monkeypatch.setattr(checkpoint, "_content", lambda path, **more: (note(path), content(path, **more))[1])
+    monkeypatch.setattr(checkpoint, "_write_file", lambda path, written: (note(path), put(path, written)))
+    monkeypatch.setattr(checkpoint, "_read_file", lambda path, **more: (note(path), content(path, **more))[1])
     return traffic
 
 
@@ -76,8 +76,8 @@ def test_what_passes_rank_0_and_what_the_others_do(tmp_path, traffic, size):
     assert [run.model.rank.item() for run in runs] == list(range(size))
     twice = [files * 2 for files in each[1:]]  # when it is searched for, and when it is loaded
     assert sorted(map(sorted, traffic.values())) == sorted([["ranks/0.pt"] * 2 + ["state.pt"] * 2, *twice])
-    shared = (tmp_path / "step-000000001" / "state.pt").stat().st_size
-    assert all(shared < run.parts.comm.bytes < shared + 300 for run in runs)
+    shared_bytes = (tmp_path / "step-000000001" / "state.pt").stat().st_size
+    assert all(shared_bytes < run.parts.comm.bytes < shared_bytes + 300 for run in runs)
 
 
 def test_files_of_many_ranks_are_read_by_rank_0_alone_where_there_are_fewer(tmp_path, traffic):
@@ -87,8 +87,8 @@ def test_files_of_many_ranks_are_read_by_rank_0_alone_where_there_are_fewer(tmp_
     assert [run.model.rank.item() for run in runs] == [(MANY - 1) / 2] * 2
     [read] = traffic.values()
     assert sorted(read) == sorted([*(f"ranks/{rank}.pt" for rank in range(MANY)), "state.pt"] * 2)
-    shared = (tmp_path / "step-000000001" / "state.pt").stat().st_size
-    assert max(run.parts.comm.bytes for run in runs) < shared + 5000
+    shared_bytes = (tmp_path / "step-000000001" / "state.pt").stat().st_size
+    assert max(run.parts.comm.bytes for run in runs) < shared_bytes + 5000
 
 
 # --- what one rank cannot write
@@ -96,7 +96,7 @@ def test_files_of_many_ranks_are_read_by_rank_0_alone_where_there_are_fewer(tmp_
 
 def breaks_put(monkeypatch, rank, number, *, times):
     """That rank's own file cannot be written so many times."""
-    original, tried = checkpoint._put, []
+    original, tried = checkpoint._write_file, []
 
     def put(path, content):
         if path.name == f"{rank}.pt":
@@ -106,7 +106,7 @@ def breaks_put(monkeypatch, rank, number, *, times):
                 raise OSError(number, os.strerror(number))
         original(path, content)
 
-    monkeypatch.setattr(checkpoint, "_put", put)
+    monkeypatch.setattr(checkpoint, "_write_file", put)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -147,13 +147,13 @@ def test_a_file_of_one_rank_that_fails_once_is_tried_again(tmp_path, monkeypatch
 def test_a_rank_that_does_not_see_the_folder_saves_nothing_of_its_own(tmp_path):
     def save(comm):
         elsewhere = comm.rank == 1
-        run = Small(tmp_path / ("other" if elsewhere else "root"), comm=comm, shared=not elsewhere)
+        run = Small(tmp_path / ("other" if elsewhere else "root"), comm=comm, is_shared=not elsewhere)
         run.model.register_buffer("rank", torch.tensor([float(comm.rank)]))
         run.all(1)
         return run
 
     assert [run.counts for run in together(3, save)] == [{}] * 3
     assert not (tmp_path / "other").exists()
-    found, _ = checkpoint.newest(tmp_path / "root")
+    found, _ = checkpoint.find_newest(tmp_path / "root")
     assert found.ranks == [0, 2]
     assert [run.model.rank.item() for run in brought_back(tmp_path / "root", 3)] == [1.0] * 3

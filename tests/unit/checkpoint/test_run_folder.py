@@ -2,19 +2,28 @@ import os
 import re
 import stat
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.run_folder import has_checkpoints, open_on_all
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.program.assembly import open_folder
+from hvdtrain.feed.feed import Resident
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.program.checks import open_folder
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.vision.config import EffnetConfig
+from hvdtrain.vision.settings import EffnetSettings
 from tests.ranks import together
 from tests.unit.checkpoint.checkpoints import files_under
+
+
+def job_of(sizes, samples):
+    """What the run folder must know of a job."""
+    task, train = SimpleNamespace(unit="images"), Resident(images=torch.zeros(samples))
+    return SimpleNamespace(comm=SerialComm(), sizes=sizes, task=task, train=train)
 
 
 @pytest.fixture
@@ -30,16 +39,16 @@ def saved(tmp_path, umask):
     folder = tmp_path / "effnet" / "r"
     (folder / "ranks").mkdir(parents=True)
     about = {
-        **changes.about(asdict(EffnetConfig()), np=1, global_batch=256, samples=100, unit="images"),
+        **changes.describe_run(asdict(EffnetSettings()), np=1, global_batch=256, samples=100, unit="images"),
         "position": {"step": 7, "epoch": 0, "visited": 70},
     }
     checkpoint.write(folder / "checkpoints", 7, {"state": {}, "ranks/0": {}}, about=about)
 
     def opened(samples=100, **settings):
-        config = EffnetConfig(runs_dir=tmp_path, run="r", **settings)
+        config = EffnetSettings(runs_dir=tmp_path, run="r", **settings)
         sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
-        made = open_folder(SerialComm(), config, sizes, samples=samples, unit="images")
-        os.close(made.opened.lock)
+        made = open_folder(config, job_of(sizes, samples))
+        os.close(made.lock.descriptor)
         return made
 
     return opened
@@ -74,9 +83,9 @@ def test_what_a_run_writes_from_then_on_is_its_owners_alone(saved):
 
 def test_run_folder_is_the_named_one_or_one_by_date_and_time(tmp_path, umask):
     def opened(run):
-        config = EffnetConfig(runs_dir=tmp_path, experiment="try", run=run)
+        config = EffnetSettings(runs_dir=tmp_path, experiment="try", run=run)
         sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
-        return open_folder(SerialComm(), config, sizes, samples=1, unit="images").path
+        return open_folder(config, job_of(sizes, 1)).path
 
     assert opened("first") == tmp_path / "try" / "first"
     folder = opened(None)
@@ -113,8 +122,8 @@ def opened(folder, *, comm=None, overwrite=False, resume=True, samples=7):
         shaping=(),
         aside=(),
     )
-    if made.opened is not None:
-        os.close(made.opened.lock)
+    if made.lock is not None:
+        os.close(made.lock.descriptor)
     return made
 
 
@@ -192,7 +201,7 @@ def test_all_ranks_go_on_from_the_same_checkpoint(begun):
     folder = begun(3, 6, ranks=3)
     made = together(3, lambda comm: opened(folder, comm=comm))
     assert [(one.resume_from.step, one.resume_from.ranks) for one in made] == [(6, [0, 1, 2])] * 3
-    assert [(one.shared, one.changes) for one in made] == [(True, [])] * 3
+    assert [(one.is_shared, one.changes) for one in made] == [(True, [])] * 3
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -219,7 +228,7 @@ def test_a_rank_on_another_disk_is_refused_only_where_there_is_something_to_go_o
         together(2, on_its_own_disk)
     assert left(folder) == before
     checkpoint.remove(folder / "checkpoints")
-    assert [made.shared for made in together(2, on_its_own_disk)] == [True, False]
+    assert [made.is_shared for made in together(2, on_its_own_disk)] == [True, False]
 
 
 def test_what_only_some_ranks_have_saved_is_told(begun):
@@ -237,9 +246,9 @@ def test_what_only_some_ranks_have_saved_is_told(begun):
 @pytest.mark.parametrize("job", ["../../../x", "a/b", "..", ".hidden", "a\nb", "a\x1b[2J"])
 def test_a_run_that_the_launcher_names_stays_in_its_experiments_folder(tmp_path, umask, monkeypatch, job):
     monkeypatch.setenv("HVDLAUNCH_JOB", job)
-    config = EffnetConfig(runs_dir=tmp_path / "runs")
+    config = EffnetSettings(runs_dir=tmp_path / "runs")
     sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
     with pytest.raises(BadInput, match=r"^HVDLAUNCH_JOB='.*': give a plain name") as refused:
-        open_folder(SerialComm(), config, sizes, samples=100, unit="images")
+        open_folder(config, job_of(sizes, 100))
     assert str(refused.value).isprintable()
     assert list(tmp_path.iterdir()) == []

@@ -6,19 +6,20 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.changes import changed
-from hvdtrain.checkpoint.position import Position
+from hvdtrain.checkpoint.changes import describe_changes
 from hvdtrain.checkpoint.saves import Saves, resume
-from hvdtrain.checkpoint.state import own, shared
+from hvdtrain.checkpoint.state import per_rank_state, shared_state
+from hvdtrain.core.position import Position
 from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.guard import CHECKPOINT_WRITE
+from hvdtrain.settings.notes import ASIDE, SHAPES, marked
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.vision.config import EffnetConfig
+from hvdtrain.vision.settings import EffnetSettings
 from tests.ranks import Rank, together
 from tests.unit.checkpoint.checkpoints import names
-from tests.unit.core.reported import IMAGES
-from tests.unit.core.trainings import begun, same
+from tests.unit.loop.reported import IMAGES
+from tests.unit.loop.trainings import begun, same
 
 MIDDLE = Position(step=3, epoch=0, visited=48, totals={"loss": 90.5, "count": 48.0, "right": 7.0}, train_s=1.5)
 
@@ -27,9 +28,9 @@ MIDDLE = Position(step=3, epoch=0, visited=48, totals={"loss": 90.5, "count": 48
 def start(tmp_path):
     """What saves the checkpoints of a training in tmp_path/checkpoints."""
 
-    def make(training, *, newest=None, keep=2, faults=None, outlived=False):
+    def make(training, *, newest=None, keep=2, faults=None, is_elastic=False):
         (tmp_path / "ranks").mkdir(exist_ok=True)
-        tracker = Tracker(tmp_path, writes=True, measures=IMAGES, result={})
+        tracker = Tracker(tmp_path, is_writer=True, measures=IMAGES, result={})
         options = {} if faults is None else {"faults": faults}
         saves = Saves(
             training.parts,
@@ -39,7 +40,7 @@ def start(tmp_path):
             guard=tracker.guard,
             keep=keep,
             newest=newest,
-            outlived=outlived,
+            is_elastic=is_elastic,
             **options,
         )
         saves.tracker = tracker
@@ -49,7 +50,7 @@ def start(tmp_path):
 
 
 def found_in(tmp_path):
-    found, passed_over = checkpoint.newest(tmp_path / "checkpoints")
+    found, passed_over = checkpoint.find_newest(tmp_path / "checkpoints")
     assert passed_over == []
     return found
 
@@ -172,9 +173,10 @@ def test_another_number_of_ranks_is_said_in_one_line(tmp_path, start, settings, 
 
     def goes_on(comm):
         again = begun(comm, **settings)
-        found, _ = checkpoint.newest(tmp_path / "checkpoints", comm)
+        found, _ = checkpoint.find_newest(tmp_path / "checkpoints", comm)
         assert resume(again.parts, found) == MIDDLE
-        return changed(found.about, again.about, shaping=EffnetConfig.SHAPING, aside=EffnetConfig.ASIDE)
+        shaping, aside = marked(EffnetSettings, SHAPES), marked(EffnetSettings, ASIDE)
+        return describe_changes(found.about, again.about, shaping=shaping, aside=aside)
 
     lines = together(3, goes_on)
     assert lines == [[f"3 ranks in place of 1: {what}; random numbers are new ones"]] * 3
@@ -208,8 +210,8 @@ def test_ranks_of_a_stranger_are_refused_in_one_line(tmp_path, start):
 @pytest.mark.parametrize("ranks", [[], [0, 2], [1, 2, 3]])
 def test_of_ranks_that_have_not_all_saved_the_mean_is_taken_and_of_none_it_is_refused(tmp_path, start, ranks):
     training = begun(runs_dir=tmp_path)
-    mine = {**own(training.parts), "buffers": []}
-    documents = {"state": shared(training.parts)}
+    mine = {**per_rank_state(training.parts), "buffers": []}
+    documents = {"state": shared_state(training.parts)}
     for rank in ranks:
         buffers = [
             {name: torch.full_like(one, rank) for name, one in model.named_buffers()} for model in training.parts.models
@@ -220,7 +222,7 @@ def test_of_ranks_that_have_not_all_saved_the_mean_is_taken_and_of_none_it_is_re
 
     def goes_on(comm):
         again = begun(comm, batch_size_per_rank=4)
-        resume(again.parts, checkpoint.newest(tmp_path / "checkpoints", comm)[0])
+        resume(again.parts, checkpoint.find_newest(tmp_path / "checkpoints", comm)[0])
         return again.step.model.get_buffer("features.0.1.running_mean")
 
     if ranks:
@@ -247,7 +249,7 @@ def test_the_lowest_that_is_left_writes_on(tmp_path, start):
     found = found_in(tmp_path)
     assert (found.about["np"], found.about["global_batch"], found.about["samples"]) == (1, 7, 53)
     assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000003"]
-    assert found.is_of(1)
+    assert found.is_complete_for(1)
 
 
 def test_the_best_is_on_disk_before_others_could_outlive_who_writes_it(tmp_path, start, monkeypatch):
@@ -259,7 +261,7 @@ def test_the_best_is_on_disk_before_others_could_outlive_who_writes_it(tmp_path,
 
     monkeypatch.setattr(checkpoint, "write", slow_write)
     training, root = begun(), tmp_path / "checkpoints"
-    start(training, outlived=True).save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
+    start(training, is_elastic=True).save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
     assert names(root) == ["best-000000003"]
 
 
@@ -269,8 +271,8 @@ def test_the_lowest_that_is_left_writes_the_best_that_was_not_written(tmp_path, 
 
     rank = Rank(1, 2, answers=lost)
     training = begun(Rank(1, 2))
-    training.step.comm = rank
-    saves = start(training, outlived=True)
+    training.step.slots.comm = rank
+    saves = start(training, is_elastic=True)
     with pytest.raises(ConnectionError):
         saves.save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
     rank.rank, rank.size, rank.answers = 0, 1, None

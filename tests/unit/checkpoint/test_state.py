@@ -10,11 +10,11 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint import state
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.checkpoint.save_points import Decision
-from hvdtrain.core.loop import after
+from hvdtrain.core.position import Position
+from hvdtrain.loop.loop import position_after
+from hvdtrain.loop.save_points import Decision
 from tests.ranks import Rank
-from tests.unit.core.trainings import begun, same, weights
+from tests.unit.loop.trainings import begun, same, weights
 
 
 class After:
@@ -32,7 +32,7 @@ def train(training, position, *, save_at=()):
     saved = {}
     while position.epoch < 2:
         for report in training.epoch(position, After(save_at)):
-            position = after(position, report, train_s=1.0)
+            position = position_after(position, report, train_s=1.0)
             if report.decision.save:
                 saved[position.step] = position, *frozen(training)
         training.evaluate(position.step)
@@ -43,7 +43,7 @@ def train(training, position, *, save_at=()):
 def frozen(training):
     """The state as it comes back from disk."""
     parts = []
-    for part in (state.shared(training.parts), state.own(training.parts)):
+    for part in (state.shared_state(training.parts), state.per_rank_state(training.parts)):
         packed = io.BytesIO()
         torch.save(part, packed)
         packed.seek(0)
@@ -113,9 +113,9 @@ def test_the_state_is_a_document_that_is_loaded_without_code(tmp_path, optimizer
     whole = begun(optimizer=optimizer)
     next(whole.epoch(Position()))
     shared, rank = frozen(whole)
-    documents = {"state": state.shared(whole.parts), "ranks/0": state.own(whole.parts)}
+    documents = {"state": state.shared_state(whole.parts), "ranks/0": state.per_rank_state(whole.parts)}
     checkpoint.write(tmp_path, 1, documents, about={})
-    found = checkpoint.newest(tmp_path)[0]
+    found = checkpoint.find_newest(tmp_path)[0]
     loaded, mine = checkpoint.load(found, "state"), checkpoint.load(found, "ranks/0")
     assert (loaded.keys(), mine.keys()) == (shared.keys(), rank.keys())
     both = {**loaded["model"], **mine["buffers"][0]}
@@ -185,7 +185,7 @@ def test_another_number_of_ranks_gets_mean_statistics_and_new_random_numbers():
         for rank in (0, 1, 2):
             again = begun(Rank(rank, 3))
             for _ in range(2):
-                mean = state.mean_of(one[1] for one in saved)
+                mean = state.average_state(one[1] for one in saved)
                 state.restore(again.parts, saved[0][0], mean, step=step)
                 number = float(torch.rand(1))
             assert again.step.model.get_buffer("features.0.1.running_mean").eq(1.5).all()
@@ -208,14 +208,14 @@ def test_the_mean_needs_no_more_than_two_ranks_in_memory():
             del one
             most.append(sum(other() is not None for other in watched))
 
-    assert state.mean_of(owns()) == {"buffers": [{"mean": torch.tensor([3.5]), "count": torch.tensor(3)}]}
+    assert state.average_state(owns()) == {"buffers": [{"mean": torch.tensor([3.5]), "count": torch.tensor(3)}]}
     assert max(most) == 1
 
 
 def test_a_mean_is_that_of_exact_sums():
     """In fp32 alone 2^25 + 1 would be 2^25."""
     owns = [{"buffers": [{"mean": torch.tensor([value])}]} for value in (2.0**25, 1.0, 1.0, 2.0)]
-    assert state.mean_of(owns)["buffers"][0]["mean"].item() == 2.0**23 + 1
+    assert state.average_state(owns)["buffers"][0]["mean"].item() == 2.0**23 + 1
     assert owns[0]["buffers"][0]["mean"].item() == 2.0**25
 
 
@@ -280,7 +280,7 @@ def test_the_mean_over_ranks_is_that_of_each_stage():
         return {"buffers": [{name: torch.tensor(value) for name, value in values.items()}]}
 
     ranks = [rank(a=1.0, n=3), rank(b=10.0), rank(a=2.0, n=4), rank(b=30.0)]  # two replicas of two stages
-    [found] = state.mean_of(iter(ranks))["buffers"]
+    [found] = state.average_state(iter(ranks))["buffers"]
     assert found == {"a": torch.tensor(1.5), "n": torch.tensor(3), "b": torch.tensor(20.0)}
 
 
@@ -290,11 +290,11 @@ def test_a_whole_models_state_by_name_brings_back_the_same(optimizer):
     list(one.epoch(Position()))
     shared, own = frozen(one)
     other = begun(optimizer=optimizer)
-    named = state.joined([state.by_name(shared)], other.parts, fits=False)
+    named = state.join_parts([state.as_part(shared)], other.parts, fits=False)
     left = {name: value for name, value in shared.items() if name not in ("model", "average", "optimizer")}
     state.restore(other.parts, left | named, own, step=1)
     assert same(one, other)
-    for mine, theirs in zip(one.step._parameters(), other.step._parameters(), strict=True):
+    for mine, theirs in zip(one.step.model.parameters(), other.step.model.parameters(), strict=True):
         held, brought = one.step.optimizer.state[mine], other.step.optimizer.state[theirs]
         assert held.keys() == brought.keys()
         assert all(torch.equal(torch.as_tensor(held[name]), torch.as_tensor(brought[name])) for name in held)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.files import MANIFEST, load, newest
+from hvdtrain.checkpoint.files import MANIFEST, find_newest, load
 from hvdtrain.safety.exits import BadInput
 from tests.unit.checkpoint.checkpoints import put
 
@@ -27,7 +27,7 @@ def forged(root, content, name="state.pt", **manifest):
         (folder / name).write_bytes(content)
     files = {name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}}
     facts = {"format": checkpoint.FORMAT, "step": 7, "about": {}, "files": files, **manifest}
-    (folder / MANIFEST).write_bytes(checkpoint._sealed(facts))
+    (folder / MANIFEST).write_bytes(checkpoint._seal(facts))
     return folder
 
 
@@ -101,7 +101,7 @@ def test_a_strangers_checkpoint_runs_no_code(tmp_path, monkeypatch, kind, weaken
         monkeypatch.setattr(checkpoint, "get_unsafe_globals_in_checkpoint", lambda _: [])
     canary = tmp_path / "ran"
     folder = forged(tmp_path, payloads(canary)[kind])
-    found, _ = newest(tmp_path)
+    found, _ = find_newest(tmp_path)
     with pytest.raises(BadInput) as refused:
         load(found, "state")
     assert not canary.exists()
@@ -127,7 +127,7 @@ def test_a_storage_shorter_than_its_tensor_is_refused(tmp_path):
             archive.writestr(name, content[:80] if name.endswith("data/0") else content)
     forged(tmp_path, packed.getvalue())
     with pytest.raises(BadInput, match=r"refused \(RuntimeError\)"):
-        load(newest(tmp_path)[0], "state")
+        load(find_newest(tmp_path)[0], "state")
 
 
 OTHERS = ["../../x.pt", "/etc/passwd", "a/b.pt", "..", ".pt", MANIFEST, "x.pt\n", "é.pt", ""]
@@ -143,11 +143,11 @@ def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
         folder = forged(tmp_path / "root", saved({}), files={name: {"size": 1, "sha256": "0" * 64}})
     if name == MANIFEST:  # `forged` has overwritten it
         (folder / MANIFEST).write_bytes(
-            checkpoint._sealed(
+            checkpoint._seal(
                 {"format": checkpoint.FORMAT, "step": 7, "about": {}, "files": {name: {"size": 1, "sha256": ""}}}
             )
         )
-    found, [reason] = newest(tmp_path / "root")
+    found, [reason] = find_newest(tmp_path / "root")
     assert found is None
     assert f"names {name!r}" in reason
     assert "\n" not in reason
@@ -175,7 +175,7 @@ def test_a_manifest_that_names_other_files_is_refused(tmp_path, name):
 )
 def test_a_manifest_that_is_sealed_but_wrong_is_refused(tmp_path, change):
     forged(tmp_path, b"abc", **change)
-    found, [reason] = newest(tmp_path)
+    found, [reason] = find_newest(tmp_path)
     assert found is None
     assert "\n" not in reason
 
@@ -184,7 +184,7 @@ def test_a_manifest_that_is_sealed_but_wrong_is_refused(tmp_path, change):
 def test_content_that_is_not_a_manifest_is_refused(tmp_path, content):
     folder = forged(tmp_path, b"abc")
     (folder / MANIFEST).write_bytes(content)
-    found, [reason] = newest(tmp_path)
+    found, [reason] = find_newest(tmp_path)
     assert found is None
     assert f"{folder / MANIFEST} is damaged" in reason
 
@@ -194,7 +194,7 @@ def test_symbolic_links_are_refused(tmp_path, name):
     [folder] = put(tmp_path / "root", 7)
     (folder / name).rename(tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
-    found, [reason] = newest(tmp_path / "root")
+    found, [reason] = find_newest(tmp_path / "root")
     assert found is None
     assert "is a symbolic link" in reason or "is not a regular file" in reason
 
@@ -204,13 +204,13 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
     [folder] = put(tmp_path, 7)
     (folder / "state.pt").unlink()
     os.mkfifo(folder / "state.pt")
-    assert newest(tmp_path) == (None, [f"{folder / 'state.pt'} is not a regular file"])
+    assert find_newest(tmp_path) == (None, [f"{folder / 'state.pt'} is not a regular file"])
 
 
 def test_a_missing_document_is_named(tmp_path):
     put(tmp_path, 7)
     with pytest.raises(BadInput, match=r"has no other\.pt"):
-        load(newest(tmp_path)[0], "other")
+        load(find_newest(tmp_path)[0], "other")
 
 
 def test_being_out_of_memory_is_not_taken_for_damage(tmp_path, monkeypatch):
@@ -221,4 +221,4 @@ def test_being_out_of_memory_is_not_taken_for_damage(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "load", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        load(newest(tmp_path)[0], "state")
+        load(find_newest(tmp_path)[0], "state")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.files import MANIFEST, load, newest, open_one
+from hvdtrain.checkpoint.files import MANIFEST, find_newest, load, open_one
 from hvdtrain.safety.guard import CHECKPOINT_WRITE
 from tests.unit.checkpoint.checkpoints import CALLS, Small, break_call, files_under, is_whole, names, put
 
@@ -38,7 +38,7 @@ def test_the_writer_keeps_the_newest(tmp_path, start, keep):
     run.all(2, 4, 6, 8)
     assert names(tmp_path) == [f"step-{step:09d}" for step in (2, 4, 6, 8)[-keep:]]
     assert (run.steps, run.counts) == ([2, 4, 6, 8], {})
-    assert is_whole(newest(tmp_path)[0], 8)
+    assert is_whole(find_newest(tmp_path)[0], 8)
 
 
 def test_steps_of_a_history_that_was_given_up_are_removed(tmp_path, start):
@@ -60,15 +60,15 @@ def test_later_changes_are_not_in_what_was_saved(tmp_path, start, monkeypatch):
     monkeypatch.setattr(checkpoint, "commit", late)
     run = start(tmp_path)
     run.begin(5)
-    assert run.writer.busy
+    assert run.writer.is_busy
     with torch.no_grad():
         run.model.weight.fill_(6)
     run.model.step.fill_(6)
     run.facts["epoch"] = 6
     go_on.set()
     run.wait(5)
-    assert not run.writer.busy
-    assert is_whole(newest(tmp_path)[0], 5)
+    assert not run.writer.is_busy
+    assert is_whole(find_newest(tmp_path)[0], 5)
 
 
 def test_a_save_waits_for_the_one_before(tmp_path, start, monkeypatch):
@@ -108,7 +108,7 @@ def test_the_best_is_kept_apart_and_alone(tmp_path, start):
     assert load(best, "weights")["weight"].eq(3).all()
     for folder in tmp_path.glob("step-*"):
         (folder / MANIFEST).unlink()
-    assert newest(tmp_path)[0] is None
+    assert find_newest(tmp_path)[0] is None
 
 
 def test_an_error_that_is_not_an_os_error_is_raised_once_by_the_next_call(tmp_path, start):
@@ -130,7 +130,7 @@ def test_a_callback_that_fails_on_disk_is_counted(tmp_path, start):
         raise NO_ROOM
 
     run = start(tmp_path)
-    run.writer._committed = report
+    run.writer._on_commit = report
     run.all(1)
     assert (names(tmp_path), run.counts) == (["step-000000001"], {CHECKPOINT_WRITE: 1})
 
@@ -227,7 +227,7 @@ def test_a_full_disk_at_any_moment_changes_nothing(small_disk, monkeypatch, room
         assert names(root) == ["step-000000001", "step-000000002"]
         assert os.statvfs(root).f_bavail == pages
     assert pages > 10
-    assert is_whole(newest(root)[0], 3)
+    assert is_whole(find_newest(root)[0], 3)
 
 
 @pytest.mark.parametrize("room_is_checked", [True, False])
@@ -241,7 +241,7 @@ def test_the_oldest_makes_room_on_a_full_disk(small_disk, start, monkeypatch, ca
         leave(pages)
         run.all(3, kib=40)
         assert (run.steps, run.counts) == ([1, 2, 3], {}), pages
-        assert is_whole(newest(root)[0], 3)
+        assert is_whole(find_newest(root)[0], 3)
         assert names(root) == (["step-000000002", "step-000000003"])
         checkpoint.remove(root)
         leave(200)
@@ -258,7 +258,7 @@ def test_all_but_the_last_good_checkpoint_are_removed_for_room(small_disk, start
         assert names(root) == [f"step-{number:09d}" for number in left]
         assert files_under(root).items() <= before.items()
     assert (run.steps, run.counts) == ([1, 2, 3], {CHECKPOINT_WRITE: 3})
-    assert is_whole(newest(root)[0], 3)
+    assert is_whole(find_newest(root)[0], 3)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
         f"hvdtrain: warning: checkpoint write failed: {root}: No space left on device, 2.1 MB needed"

@@ -12,14 +12,14 @@ from PIL import Image
 from hvdtrain.compare import __main__ as compare
 from hvdtrain.compare import drawings, groups
 from hvdtrain.compare import runs as runfolder
-from hvdtrain.compare.tables import shortened
+from hvdtrain.compare.tables import shorten
 from hvdtrain.safety.exits import BadInput
 
 from .runfolders import make_run
 
 
 def runs_of(folder):
-    return runfolder.read_all(runfolder.find([folder]), [])
+    return runfolder.read_runs(runfolder.find_folders([folder]), [])
 
 
 def rows(text):
@@ -52,7 +52,7 @@ def recipes(tmp_path_factory):
 @pytest.fixture
 def as_svg_only(monkeypatch):
     """The picture is drawn for the page, and not once more as PNG."""
-    monkeypatch.setattr(drawings, "png", lambda _: b"")
+    monkeypatch.setattr(drawings, "to_png", lambda _: b"")
 
 
 def compared(folder, out):
@@ -106,8 +106,8 @@ def test_a_terminal_gets_ten_columns_at_most_with_the_chosen_settings_first(tmp_
 def test_settings_that_follow_from_others_are_shown_if_no_others_differ(tmp_path):
     for steps in (1, 2):
         make_run(tmp_path / str(steps), config={"derived": {"global_batch": 64, "steps_per_epoch": steps}})
-    run_groups = groups.grouped(runs_of(tmp_path))
-    assert groups.differing_by_choice(run_groups) == ["steps_per_epoch"]
+    run_groups = groups.group_runs(runs_of(tmp_path))
+    assert groups.chosen_settings(run_groups) == ["steps_per_epoch"]
     assert groups.labels(run_groups) == ["1: steps_per_epoch 1", "2: steps_per_epoch 2"]
 
 
@@ -125,7 +125,7 @@ def test_settings_that_follow_from_others_are_shown_if_no_others_differ(tmp_path
     ],
 )
 def test_long_settings_are_shortened_as_far_as_they_stay_different(texts, short):
-    assert shortened(texts) == short
+    assert shorten(texts) == short
 
 
 @pytest.mark.parametrize(("apart", "judged"), [(0.02, "outside"), (0.001, "inside")])
@@ -184,16 +184,16 @@ def test_nothing_is_claimed_of_a_single_run(tmp_path):
 def test_what_is_no_average_is_refused_with_the_reason(tmp_path, change, why):
     make_run(tmp_path / "a", seed=0)
     make_run(tmp_path / "b", seed=1, **change)
-    run_groups = groups.grouped(runs_of(tmp_path))
+    run_groups = groups.group_runs(runs_of(tmp_path))
     assert len(run_groups) == 2
-    assert groups.refusal(run_groups) == f"Not averaged over each other: 2 groups, which differ in {why}."
+    assert groups.separation_reason(run_groups) == f"Not averaged over each other: 2 groups, which differ in {why}."
 
 
 def test_one_average_needs_no_refusal(tmp_path):
     make_run(tmp_path / "x" / "a", seed=0, environment={"host": "one"}, hosts=["one"])
     make_run(tmp_path / "y" / "b", seed=1, environment={"host": "two"}, hosts=["two"])
-    (group,) = groups.grouped(runs_of(tmp_path))
-    assert groups.refusal([group]) is None
+    (group,) = groups.group_runs(runs_of(tmp_path))
+    assert groups.separation_reason([group]) is None
     assert groups.remarks([group]) == ["a and 1 more: on different hosts (one; two): times include their difference."]
 
 
@@ -201,7 +201,7 @@ def test_a_group_is_named_by_a_pattern_that_matches_no_other_run(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path / f"x-seed{seed}", seed=seed)
         make_run(tmp_path / f"x-seed{seed}-lr", seed=seed, config={"lr": 0.5})
-    assert [group.name for group in groups.grouped(runs_of(tmp_path))] == [
+    assert [group.name for group in groups.group_runs(runs_of(tmp_path))] == [
         "x-seed0 and 1 more",
         "x-seed0-lr and 1 more",
     ]
@@ -210,7 +210,7 @@ def test_a_group_is_named_by_a_pattern_that_matches_no_other_run(tmp_path):
 def test_a_seed_run_twice_is_no_spread_over_seeds(tmp_path):
     for name in ("a1", "a2"):
         make_run(tmp_path / name, seed=3)
-    (line,) = groups.remarks(groups.grouped(runs_of(tmp_path)))
+    (line,) = groups.remarks(groups.group_runs(runs_of(tmp_path)))
     assert line == "a*: 2 runs, but seed 3 more than once: not the spread over seeds."
 
 
@@ -219,7 +219,7 @@ def test_runs_that_did_not_finish_stay_alone_and_are_compared_with_nothing(tmp_p
     for seed in (1, 2):
         make_run(tmp_path / f"b{seed}", seed=seed, result={"exit_reason": "interrupted"})
         (make_run(tmp_path / f"c{seed}", seed=seed) / "result.json").unlink()
-    run_groups = groups.grouped(runs_of(tmp_path))
+    run_groups = groups.group_runs(runs_of(tmp_path))
     assert [group.name for group in run_groups] == ["a", "b1", "b2", "c1", "c2"]
     assert groups.verdicts(run_groups) == []
 
@@ -277,8 +277,8 @@ def test_names_are_drawn_as_they_are(tmp_path):
     names = [r"a$\frac$", "_b", "c"]
     for name in names:
         make_run(tmp_path / name, config={"model": name})
-    figure = drawings.curves(groups.grouped(runs_of(tmp_path)))
-    drawings.svg(figure)
+    figure = drawings.draw_curves(groups.group_runs(runs_of(tmp_path)))
+    drawings.to_svg(figure)
     entries = [text.get_text() for text in figure.legends[0].get_texts()]
     assert sorted(entries) == sorted(f"{name}: model {name}" for name in names)
 
@@ -329,7 +329,7 @@ def test_settings_that_fill_the_page_have_a_table_of_their_own(tmp_path):
 
 def test_curves_are_drawn_over_steps_epochs_and_seconds(tmp_path):
     two_recipes(tmp_path)
-    figure = drawings.curves(groups.grouped(runs_of(tmp_path)))
+    figure = drawings.draw_curves(groups.group_runs(runs_of(tmp_path)))
     loss, *_, accuracy = figure.axes
     assert [axes.get_xlabel() for axes in figure.axes[3:]] == ["steps", "epochs", "seconds"]
     assert len(loss.lines) == 2 * (3 + 1)  # each run, and the mean
@@ -345,7 +345,7 @@ def test_curves_are_drawn_over_steps_epochs_and_seconds(tmp_path):
 
 def test_runs_without_metrics_say_so_in_the_picture(tmp_path):
     (make_run(tmp_path / "a") / "metrics.jsonl").unlink()
-    figure = drawings.curves(groups.grouped(runs_of(tmp_path)))
+    figure = drawings.draw_curves(groups.group_runs(runs_of(tmp_path)))
     assert figure.texts[0].get_text().startswith("no learning curves")
 
 

@@ -12,27 +12,27 @@ from .runfolders import make_run
 
 def read(folder):
     complaints = []
-    return runfolder.read(folder, complaints), complaints
+    return runfolder.read_run(folder, complaints), complaints
 
 
 def test_runs_are_found_below_once_each_in_the_order_given(tmp_path):
     a, b, c = (make_run(tmp_path / "runs" / name) for name in ("x/a", "x/b", "y/c"))
     make_run(a / "checkpoints" / "step-8")
     (tmp_path / "runs" / "z").mkdir()
-    assert runfolder.find([tmp_path / "runs" / "y", tmp_path / "runs", b]) == [c, a, b]
+    assert runfolder.find_folders([tmp_path / "runs" / "y", tmp_path / "runs", b]) == [c, a, b]
 
 
 @pytest.mark.parametrize(("place", "line"), [("gone", "gone is not a folder"), ("empty", "no run in")])
 def test_nothing_found_is_one_line(tmp_path, place, line):
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=line):
-        runfolder.find([tmp_path / place])
+        runfolder.find_folders([tmp_path / place])
 
 
 def test_a_whole_run_is_read_without_complaint(tmp_path):
     run, complaints = read(make_run(tmp_path / "a", np=2, seed=7, hosts=["one", "two"]))
     assert not complaints
-    assert (run.name, run.seed, run.ended, run.hosts) == ("a", 7, "finished", ("one", "two"))
+    assert (run.name, run.seed, run.exit_reason, run.hosts) == ("a", 7, "finished", ("one", "two"))
     assert run.number("train_images_per_s") == 1000
     assert run.number("memory.resident_mib") == 612.4
     assert run.number("no_such_key") is None
@@ -92,7 +92,7 @@ def test_a_run_without_result_is_named_and_keeps_its_settings(tmp_path):
     folder = make_run(tmp_path / "a", np=2)
     (folder / "result.json").unlink()
     run, complaints = read(folder)
-    assert (run.result, run.ended, run.settings["np"], run.hosts) == ({}, "-", "2", ("one",))
+    assert (run.result, run.exit_reason, run.settings["np"], run.hosts) == ({}, "-", "2", ("one",))
     (line,) = complaints
     assert line.startswith(f"{folder} has no result.json: it is still running")
 
@@ -117,5 +117,5 @@ def test_unknown_settings_are_reported(tmp_path):
 
 def test_runs_of_the_same_name_are_told_apart_by_the_end_of_their_paths(tmp_path):
     places = ("one/x/run", "two/x/run", "three/y/run", "three/y/other")
-    runs = runfolder.read_all([make_run(tmp_path / place) for place in places], [])
+    runs = runfolder.read_runs([make_run(tmp_path / place) for place in places], [])
     assert [run.name for run in runs] == ["one/x/run", "two/x/run", "y/run", "other"]

@@ -1,6 +1,6 @@
 import pytest
 
-from hvdtrain.compare.spread import Mean, difference, mean_of
+from hvdtrain.compare.spread import Mean, compare_means, compute_mean
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from hvdtrain.compare.spread import Mean, difference, mean_of
 def test_interval_is_that_of_welchs_test(here, there, kind):
     from scipy import stats  # half a second
 
-    found = difference(mean_of(here), mean_of(there))
+    found = compare_means(compute_mean(here), compute_mean(there))
     low, high = stats.ttest_ind(here, there, equal_var=False).confidence_interval(0.95)
     assert found.change - found.half_width == pytest.approx(low)
     assert found.change + found.half_width == pytest.approx(high)
@@ -22,14 +22,18 @@ def test_interval_is_that_of_welchs_test(here, there, kind):
 
 
 def test_nothing_is_claimed_of_one_run_or_of_runs_without_spread():
-    several = mean_of([1.0, 2.0, 3.0])
-    for here, base in ((several, mean_of([9.0])), (mean_of([9.0]), several), (mean_of([1, 1]), mean_of([9, 9]))):
-        found = difference(here, base)
+    several = compute_mean([1.0, 2.0, 3.0])
+    for here, base in (
+        (several, compute_mean([9.0])),
+        (compute_mean([9.0]), several),
+        (compute_mean([1, 1]), compute_mean([9, 9])),
+    ):
+        found = compare_means(here, base)
         assert (found.kind, found.half_width) == ("unknown", None)
         assert found.change == here.mean - base.mean
 
 
 def test_mean_and_deviation():
-    assert mean_of([]) is None
-    assert mean_of([3.0]) == Mean(mean=3.0, deviation=None, n=1)
-    assert mean_of([1.0, 3.0]) == Mean(mean=2.0, deviation=pytest.approx(2**0.5), n=2)
+    assert compute_mean([]) is None
+    assert compute_mean([3.0]) == Mean(mean=3.0, deviation=None, n=1)
+    assert compute_mean([1.0, 3.0]) == Mean(mean=2.0, deviation=pytest.approx(2**0.5), n=2)

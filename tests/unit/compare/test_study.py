@@ -24,7 +24,7 @@ def three_sizes(tmp_path, *, accuracies=(0.97, 0.968, 0.95), seeds=(0, 1), **cha
 
 
 def read(file):
-    return study.read(file, [])
+    return study.read_study(file, [])
 
 
 def test_speed_up_and_efficiency_against_the_smallest_size(tmp_path):
@@ -259,14 +259,14 @@ def test_the_picture_marks_what_is_advised_and_what_has_no_result(tmp_path):
     file = three_sizes(tmp_path, min_efficiency=80)
     (tmp_path / "runs/np4-seed0/result.json").unlink()
     (tmp_path / "runs/np4-seed1/result.json").unlink()
-    figure = drawings.scaling(read(file))
+    figure = drawings.draw_scaling(read(file))
     labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
     assert labels == ["1\n", "2\nadvised", "4\nno result"]
-    drawings.png(figure)
+    drawings.to_png(figure)
 
 
 def test_a_study_without_results_is_drawn(tmp_path):
-    drawings.png(drawings.scaling(read(make_study(tmp_path / "s", [(1, 0, None, "no GPU")]))))
+    drawings.to_png(drawings.draw_scaling(read(make_study(tmp_path / "s", [(1, 0, None, "no GPU")]))))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"sizes": [1], "runs": [{}], "program": [], "mode": "weak"}'])

@@ -7,18 +7,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed, Resident
-from hvdtrain.core.loop import Limits, evaluate, measures_of, train_epoch
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.core.reports import Reports
+from hvdtrain.core.position import Position
 from hvdtrain.core.task import Sums
+from hvdtrain.feed.feed import Feed, Resident
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.reports import Reports
 from hvdtrain.profiling.verdict import REMEDIES
-from hvdtrain.ranks.sync import NoSync
-from hvdtrain.safety.faults import Faults
-from hvdtrain.tracking.gauges import Gauges, none
+from hvdtrain.program.assembly import measures_of
+from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.safety.faults import NONE, Faults
+from hvdtrain.tracking.gauges import Gauges, read_nothing
+from hvdtrain.witnesses.injected import InjectedFaults
 from tests.ranks import Rank
-from tests.steps import CPU, rate_of, step_of
+from tests.steps import CPU, loop_of, rate_of, step_of
 
 SENTENCES, LONGEST, WORDS = 21, 9, 5
 PAD = -100
@@ -70,7 +73,7 @@ def predictor():
     return nn.Sequential(nn.Embedding(WORDS, 4), nn.Linear(4, WORDS))
 
 
-class Kept(NoSync):
+class Kept(GradientSync):
     """Keeps the gradients of each step; the weights stay, for the learning rate is 0."""
 
     def __init__(self, model):
@@ -80,7 +83,7 @@ class Kept(NoSync):
         self.steps.append(torch.cat([weight.grad.flatten() for weight in self.model.parameters()]))
 
 
-def epoch_of(rank, size, *, micro_batch, epoch=0, max_skipped_steps=1, **options):
+def epoch_of(rank, size, *, micro_batch, epoch=0, max_skipped_steps=1, faults=NONE, **options):
     """One rank's gradients of each step, its task and its reports."""
     split, model = sentences(), predictor()
     task, comm, sync = NextWords(split.tensors["length"]), Rank(rank, size), Kept(model)
@@ -89,9 +92,13 @@ def epoch_of(rank, size, *, micro_batch, epoch=0, max_skipped_steps=1, **options
         split, task, comm, BatchSizes(micro_batch=micro_batch, global_batch=8, steps_per_epoch=3), seed=0, device=CPU
     )
     lr = rate_of(0.0, 3)
-    limits = Limits(max_skipped_steps=max_skipped_steps, check_replicas_every=0)
-    reports = Reports(comm, Gauges(none), task, every_steps=100, device=CPU)
-    made = list(train_epoch(step, feed, Position(epoch=epoch), lr=lr, limits=limits, reports=reports, **options))
+    limits = Limits(step, max_skipped_steps=max_skipped_steps, check_replicas_every=0)
+    reports = Reports(comm, lambda _: Gauges(read_nothing), task, every_steps=100, device=CPU)
+    injected = InjectedFaults(faults, model)
+    step.slots.witnesses.append(injected)
+    loop = loop_of(step, feed, rate=lr, reports=reports, **options)
+    loop.hooks = [limits, injected]
+    made = list(loop.steps(Position(epoch=epoch)))
     return sync.steps, task, made
 
 

@@ -12,27 +12,27 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain import bert, effnet
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.checkpoint.save_points import AgreedSavePoints
 from hvdtrain.checkpoint.saves import Saves, resume
-from hvdtrain.core.feed import Feed
-from hvdtrain.core.loop import Limits, measures_of
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.core.reports import Reports
-from hvdtrain.elastic.progress import Progress
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Reports
+from hvdtrain.loop.save_points import AgreedSavePoints
+from hvdtrain.program.assembly import measures_of
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety import exits, watchdog
+from hvdtrain.safety import exits
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.task import Labels
 from hvdtrain.tracking.console import SILENT
-from hvdtrain.tracking.gauges import Gauges, none
+from hvdtrain.tracking.gauges import Gauges, read_nothing
 from hvdtrain.tracking.tracker import Tracker
 from tests.steps import CPU, rate_of, step_of
-from tests.unit.core.trainings import Begun, begun, same
+from tests.unit.loop.trainings import Begun, begun, same, train
 from tests.unit.text.berts import classifier
 
 SEP = 3
@@ -40,7 +40,7 @@ SEP = 3
 
 def images():
     """With batch norm; 4 steps per epoch."""
-    return effnet.train, begun(epochs=2)
+    return begun(epochs=2)
 
 
 def texts():
@@ -51,14 +51,15 @@ def texts():
     split = Sequences(tokens, starts=starts, lengths=lengths, labels=np.arange(len(lengths)) % 3)
     task, model, comm = Labels(split.lengths, classes=3, end=SEP), classifier(), SerialComm()
     sizes = BatchSizes(micro_batch=2, global_batch=2, steps_per_epoch=4)
-    return bert.train, Begun(
+    step = step_of(model, task=task, comm=comm)
+    return Begun(
         config=SimpleNamespace(epochs=2, max_steps=None, seed=0),
         images=SimpleNamespace(train=split, test=split),
-        step=step_of(model, task=task, comm=comm),
+        step=step,
         feed=Feed(split, task, comm, sizes, seed=0, device=CPU),
         lr=rate_of(0.01, 8),
-        limits=Limits(max_skipped_steps=1, check_replicas_every=0),
-        reports=Reports(comm, Gauges(none), task, every_steps=100, device=CPU),
+        limits=Limits(step, max_skipped_steps=1, check_replicas_every=0),
+        reports=Reports(comm, lambda _: Gauges(read_nothing), task, every_steps=100, device=CPU),
     )
 
 
@@ -67,25 +68,27 @@ class Asking(Faults):
 
     def __init__(self, number, place, leave):
         super().__init__(None, ())
-        self._number, self._place, self._leave = number, place, leave
+        self._number, self._place, self._stop_requested = number, place, leave
 
-    def at(self, place, number=0, *, model=None):
+    def inflict_at(self, place, number=0, *, model=None):
         if f"{place}{number}" == self._place:
             os.kill(os.getpid(), self._number)
-            assert self._leave.wait(10)
+            assert self._stop_requested.wait(10)
 
 
 @pytest.fixture(scope="module")
 def set_up(tmp_path_factory):
-    handlers, files, ends = {number: signal.getsignal(number) for number in exits.STOPS}, [], []
+    handlers, files, ends = {number: signal.getsignal(number) for number in exits.STOP_SIGNALS}, [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setattr(faulthandler, "enable", lambda file, **_: files.append(file))
-        patch.setattr(exits, "_end", ends.append)
-        patch.setattr(exits, "_SAME_S", 0.0)  # one test asks soon after another
+        patch.setattr(exits, "_exit_on_failure", ends.append)
+        patch.setattr(exits, "_DUPLICATE_S", 0.0)  # one test asks soon after another
         for name in exits.RANK_VARIABLES:
             patch.delenv(name, raising=False)
-        leave = exits.on_early_end(tmp_path_factory.mktemp("stops") / "rank-0.err", ends.append, step=lambda: None)
+        leave = exits.install_stop_handlers(
+            tmp_path_factory.mktemp("stops") / "rank-0.err", ends.append, step=lambda: None
+        )
         yield leave, ends
     files[0].close()
     signal.set_wakeup_fd(-1)
@@ -104,11 +107,11 @@ def stops(set_up):
 def trained(folder, kind, leave, faults=NONE):
     """A run to its end or until it has left: the training."""
     torch.manual_seed(0)
-    train, training = kind()
-    found, _ = checkpoint.newest(folder / "checkpoints")
+    training = kind()
+    found, _ = checkpoint.find_newest(folder / "checkpoints")
     position = Position() if found is None else resume(training.parts, found)
     (folder / "ranks").mkdir(exist_ok=True)
-    tracker = Tracker(folder, writes=False, measures=measures_of(training.step.task), result={})
+    tracker = Tracker(folder, is_writer=False, measures=measures_of(training.step.task), result={})
     saves = Saves(
         training.parts,
         folder / "checkpoints",
@@ -121,26 +124,13 @@ def trained(folder, kind, leave, faults=NONE):
     )
     run = SimpleNamespace(
         folder=folder,
-        watch=watchdog.OFF,
         faults=faults,
-        profile=lambda *_, **__: None,
         console=SILENT,
         tracker=tracker,
     )
     try:
-        train(
-            training.config,
-            training.step,
-            training.feed,
-            training.images,
-            Progress(position),
-            lr=training.lr,
-            limits=training.limits,
-            reports=training.reports,
-            saves=saves,
-            points=AgreedSavePoints(training.step.comm, leave, every_s=0, every_steps=3),
-            run=run,
-        )
+        points = AgreedSavePoints(training.step.slots.comm, leave, every_s=0, every_steps=3)
+        train(training, Progress(position), saves=saves, points=points, run=run)
     finally:
         saves._writer.wait()
     return training
@@ -152,7 +142,7 @@ def uninterrupted(request, tmp_path_factory):
     return request.param, trained(tmp_path_factory.mktemp("whole"), request.param, threading.Event())
 
 
-@pytest.mark.parametrize("number", exits.STOPS)
+@pytest.mark.parametrize("number", exits.STOP_SIGNALS)
 @pytest.mark.parametrize("place", [("step6", 6), ("save2", 7), ("eval1", 4)], ids=lambda place: place[0])
 def test_a_run_that_is_asked_saves_where_it_stands_and_goes_on_to_the_same_weights(
     tmp_path, stops, uninterrupted, place, number
@@ -161,14 +151,14 @@ def test_a_run_that_is_asked_saves_where_it_stands_and_goes_on_to_the_same_weigh
     with pytest.raises(EndOfRun) as left:
         trained(tmp_path, kind, leave, Asking(number, place, leave))
     assert (left.value.status, left.value.reason, ends) == (0, "preempted", [])
-    assert checkpoint.newest(tmp_path / "checkpoints")[0].step == step
+    assert checkpoint.find_newest(tmp_path / "checkpoints")[0].step == step
     leave.clear()
     assert same(trained(tmp_path, kind, leave), whole)
 
 
 def test_a_signal_that_comes_twice_at_once_is_one(stops, monkeypatch):
     """As timeout(1) sends it to its program and then to the group; a later one ends the run."""
-    monkeypatch.setattr(exits, "_SAME_S", 0.3)
+    monkeypatch.setattr(exits, "_DUPLICATE_S", 0.3)
     leave, ends = stops
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGINT)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.position import Position
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.tracking.console import Console
@@ -17,7 +17,7 @@ from hvdtrain.vision import models
 from tests.ranks import Rank
 from tests.steps import step_of
 from tests.terminal import Terminal
-from tests.unit.core.trainings import begun
+from tests.unit.loop.trainings import begun
 
 HOST_READ = "aten._local_scalar_dense.default"  # what .item(), bool() and float() of a tensor come down to
 
@@ -70,7 +70,7 @@ def our_step(name, *, average=False, **options):
         model,
         optimizer=optimizer_for(name, model),
         average=MovingAverage(model, horizon_steps=10.0) if average else None,
-        find_nan=False,
+        witnesses=[],
         **options,
     )
     kept = {"backward_passes": 1, "global_count": 2, "lr": 0.01}
@@ -108,8 +108,8 @@ def test_a_bar_adds_no_operation_and_no_collective(monkeypatch):
         rank = Rank(0, 2, answers=lambda value: [value] * 2)
         training = begun(rank, train=32, report_every_steps=3)
         with Counted() as counted:
-            reports = list(training.epoch(Position(), console=Console(shown=True)))
-            training.evaluate(2, console=Console(shown=True))
+            reports = list(training.epoch(Position(), bar=Console(is_shown=True).progress_bar))
+            training.evaluate(2, bar=Console(is_shown=True).progress_bar)
         assert len(reports) == 1
         asked.append((counted.operations, len(rank.said), rank.names))
         assert ("epoch 1: " in stderr.getvalue()) == ("test: " in stderr.getvalue()) == stderr.isatty()

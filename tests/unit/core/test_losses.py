@@ -7,18 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain import effnet
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.checkpoint.save_points import NEVER
-from hvdtrain.core.feed import Feed
-from hvdtrain.core.loop import after, measures_of, train_epoch
-from hvdtrain.elastic.progress import Progress, Unreported
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed
+from hvdtrain.loop.loop import position_after
+from hvdtrain.loop.progress import Progress, Unreported
+from hvdtrain.loop.save_points import NEVER
+from hvdtrain.program.assembly import measures_of
 from hvdtrain.recipe.schedule import learning_rate
-from hvdtrain.safety import faults, watchdog
+from hvdtrain.safety import faults
 from hvdtrain.tracking.console import SILENT
 from hvdtrain.tracking.tracker import Tracker
-from tests.steps import CPU, task_of
-from tests.unit.core.test_loop import (
+from tests.steps import CPU, loop_of, task_of
+from tests.unit.loop.test_loop import (
     LOSS_OF_2,
     TRAIN,
     Watching,
@@ -28,7 +28,7 @@ from tests.unit.core.test_loop import (
     reports_of,
     sizes_of,
 )
-from tests.unit.core.trainings import SMALL, begun
+from tests.unit.loop.trainings import SMALL, begun, train
 
 BY_STEPS = replace(SMALL, warmup_epochs=1.0, schedule="cosine")
 
@@ -54,15 +54,15 @@ def lost(*_, **__):
 
 def epoch_of(step, progress, *, every_steps=2, ends=None):
     images = random_images()
-    return train_epoch(
+    loop = loop_of(
         step,
         Feed(images.train, task_of(images), step.comm, sizes_of(12, 12), seed=7, device=CPU),
-        progress.position,
-        lr=learning_rate(SMALL, samples=TRAIN, steps_per_epoch=5),
+        rate=learning_rate(SMALL, samples=TRAIN, steps_per_epoch=5),
         limits=ends or limits(),
         reports=reports_of(step.comm, every_steps),
         progress=progress,
     )
+    return loop.steps(progress.position)
 
 
 def test_nothing_of_what_was_reported_is_left_to_count_while_it_is_saved_or_others_join():
@@ -70,7 +70,7 @@ def test_nothing_of_what_was_reported_is_left_to_count_while_it_is_saved_or_othe
     coming = epoch_of(Torn(skips={1: LOSS_OF_2}), progress)
     report = next(coming)
     assert report.counts()["skipped_steps"] == 1
-    progress.told(after(progress.position, report, train_s=0.0))
+    progress.mark_reported(position_after(progress.position, report, train_s=0.0))
     assert progress.unreported() == Unreported()
     assert [one.step for one in coming] == [4, 5]
 
@@ -79,7 +79,7 @@ def test_nothing_of_what_was_reported_is_left_to_count_while_it_is_saved_or_othe
 def test_a_skipped_step_is_left_to_count_once_where_a_rank_is_lost_as_it_is_read(torn, checked):
     ends = limits()
     if checked:
-        ends.after_step = lambda *of: lost() if of[3] == 2 else None
+        ends.step_known = lambda number, _: lost() if number == 2 else None
     progress = Progress(Position())
     coming = epoch_of(Torn(skips={1: LOSS_OF_2}, torn=torn), progress, every_steps=1000, ends=ends)
     with pytest.raises(ConnectionError):
@@ -90,12 +90,10 @@ def test_a_skipped_step_is_left_to_count_once_where_a_rank_is_lost_as_it_is_read
 
 def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is_lost_meanwhile(tmp_path):
     training, kept = begun(epochs=2, ema_epochs=0.0), []
-    tracker = Tracker(tmp_path, writes=True, measures=measures_of(training.step.task), result={})
+    tracker = Tracker(tmp_path, is_writer=True, measures=measures_of(training.step.task), result={})
     run = SimpleNamespace(
         folder=tmp_path,
-        watch=watchdog.OFF,
         faults=faults.NONE,
-        profile=lambda *_, **__: None,
         console=SILENT,
         tracker=tracker,
     )
@@ -105,26 +103,15 @@ def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is
         if len(kept) == 1:
             lost()
 
-    def train():
-        effnet.train(
-            training.config,
-            training.step,
-            training.feed,
-            training.images,
-            progress,
-            lr=training.lr,
-            limits=training.limits,
-            reports=training.reports,
-            saves=SimpleNamespace(save=lambda _: None, save_best=save_best, wait=lambda _: True),
-            points=NEVER,
-            run=run,
-        )
+    def train_on():
+        saves = SimpleNamespace(save=lambda _: None, save_best=save_best, wait=lambda _: True)
+        train(training, progress, saves=saves, points=NEVER, run=run)
 
     progress = Progress(Position())
     with pytest.raises(ConnectionError):
-        train()
+        train_on()
     progress.go_on(progress.stopped())
-    train()
+    train_on()
     tracker.conclude("finished")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     epochs = [line for line in lines if "epoch" in line]
@@ -144,17 +131,15 @@ def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps_whatever_the_batch(l
     lr = learning_rate(BY_STEPS, steps_per_epoch=sizes.steps_per_epoch, **schedule)
     position, shares = Position(), []
     while position.step < max_steps:
-        coming = train_epoch(
-            step, feed, position, lr=lr, limits=limits(), reports=reports_of(step.comm, 1), max_steps=max_steps
-        )
-        for report in coming:
-            position = after(position, report, train_s=1.0)
+        loop = loop_of(step, feed, rate=lr, limits=limits(), reports=reports_of(step.comm, 1), max_steps=max_steps)
+        for report in loop.steps(position):
+            position = position_after(position, report, train_s=1.0)
             shares.append(report.lr / lr.peak * lr.batch / step.calls[-1]["global_count"])
             if report.step == lost_after:
                 sizes = sizes_of(6, 6)
                 feed.cut(sizes)
                 lr = learning_rate(BY_STEPS, steps_per_epoch=sizes.steps_per_epoch, before=lr, **schedule)
-                position = feed.placed(position)
+                position = feed.align(position)
                 break
         if position.visited == TRAIN:
             position = Position(step=position.step, epoch=position.epoch + 1)

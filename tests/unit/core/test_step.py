@@ -9,7 +9,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from hvdtrain.core.finite import SUM, Skipped
-from hvdtrain.ranks.sync import NoSync
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.vision import models
@@ -85,7 +85,7 @@ def test_fp32_steps_equal_a_plain_torch_loop(build):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
-class Recording(NoSync):
+class Recording(GradientSync):
     """A sync that keeps what it was told and the gradients at the end, or puts others in their place."""
 
     def __init__(self, model, gradients=None):
@@ -102,7 +102,7 @@ class Recording(NoSync):
                 parameter.grad = gradient.clone()
         self.found = [None if one.grad is None else one.grad.clone() for one in self.model.parameters()]
 
-    def update(self, *, overflowed):
+    def end_step(self, *, overflowed):
         self.overflows.append(overflowed)
 
 
@@ -602,7 +602,7 @@ def test_unless_asked_nobody_looks_for_gradients_a_second_time(micro_batch, othe
     model.register_forward_hook(lambda *_: forwards.append(1))
     bad = [torch.full_like(one, math.nan) for one in model.parameters()]
     before = copy.deepcopy(floats(model))
-    done = take(step_of(model, comm=comm, sync=Recording(model, bad), find_nan=False), micro_batch, global_count=16)
+    done = take(step_of(model, comm=comm, sync=Recording(model, bad), witnesses=[]), micro_batch, global_count=16)
     assert done.skipped == found
     assert len(forwards) == 1
     assert all(torch.equal(old, new) for old, new in zip(before, floats(model), strict=True))
@@ -697,7 +697,7 @@ def test_accumulation_frees_each_micro_batch_before_it_takes_the_next_but_one():
             yield {"images": images, "labels": labels}
             del images, labels
 
-    step_of(small().train(), find_nan=False)(micro_batches(), backward_passes=16, global_count=64, lr=0.1)
+    step_of(small().train(), witnesses=[])(micro_batches(), backward_passes=16, global_count=64, lr=0.1)
     assert max(most) <= 2
 
 

@@ -23,8 +23,8 @@ def test_a_tensor_that_horovod_sums_has_an_owner_besides_python(values):
 def test_horovod_logs_no_error_of_its_own_at_a_loss_unless_the_environment_says_otherwise(monkeypatch, given, level):
     monkeypatch.setattr(os, "environ", dict(given))
     monkeypatch.setattr(comm, "ElasticComm", lambda *_: SimpleNamespace(abort=None))
-    monkeypatch.setattr(comm.exits, "end_by", lambda _: None)
+    monkeypatch.setattr(comm.exits, "set_failure_exit", lambda _: None)
     of_mpi = object.__new__(HorovodComm)
     of_mpi._mpi = object()
-    comm.outliving(of_mpi, {}, {})
+    comm.make_elastic(of_mpi, {}, {})
     assert os.environ["HOROVOD_LOG_LEVEL"] == level

@@ -8,15 +8,15 @@ import time
 import pytest
 
 from hvdtrain.elastic import newcomers
-from hvdtrain.elastic.newcomers import Invitation, Newcomers, invited, program, wait_to_join
+from hvdtrain.elastic.newcomers import Invitation, Newcomers, make_command, read_invitation, wait_to_join
 from hvdtrain.safety import exits
 
 VALUE = "of the owner alone"
 
 
 def invitation(run, number=3, place=1):
-    hosts, alike = ["h0", "h1", "h2"], {"--seed": "1"}
-    return Invitation(number=number, place=place, hosts=hosts, run=str(run), alike=alike, by=os.getpid())
+    hosts, facts = ["h0", "h1", "h2"], {"--seed": "1"}
+    return Invitation(number=number, place=place, hosts=hosts, run=str(run), facts=facts, parent_pid=os.getpid())
 
 
 def test_a_newcomer_is_this_program_in_this_environment(tmp_path, monkeypatch):
@@ -31,7 +31,7 @@ def test_a_newcomer_is_this_program_in_this_environment(tmp_path, monkeypatch):
         "OMPI_COMM_WORLD_RANK": "1",
         "PMIX_RANK": "1",
     }
-    words = program(invitation(tmp_path), given)
+    words = make_command(invitation(tmp_path), given)
     assert VALUE not in " ".join(words)
     own = {"PATH": os.environ["PATH"], "OMPI_COMM_WORLD_RANK": "0"}
     done = subprocess.run(words, env=own, cwd="/", capture_output=True, text=True, check=True, timeout=60)
@@ -49,12 +49,12 @@ def test_a_newcomer_is_this_program_in_this_environment(tmp_path, monkeypatch):
         }.items()
     )
     assert "PMIX_RANK" not in environment
-    assert invited(environment) == invitation(tmp_path)
+    assert read_invitation(environment) == invitation(tmp_path)
     assert int((tmp_path / "newcomer-3.json").read_text()) > 0  # its process id, and nothing of the environment
 
 
 def test_without_an_invitation_nobody_is_invited():
-    assert invited({}) is None
+    assert read_invitation({}) is None
 
 
 class Bridge:
@@ -93,8 +93,8 @@ def starts(monkeypatch):
             raise found
         return found
 
-    monkeypatch.setattr(newcomers.connect, "started", start)
-    monkeypatch.setattr(newcomers.connect, "port", lambda: "a port")
+    monkeypatch.setattr(newcomers.connect, "start_newcomers", start)
+    monkeypatch.setattr(newcomers.connect, "open_port", lambda: "a port")
     monkeypatch.setattr(newcomers, "_is_alive", lambda file: file.exists())
     monkeypatch.setattr(newcomers, "LEAST_PAUSE_S", 0.01)
     return coming, started
@@ -115,7 +115,7 @@ def test_those_who_are_ready_are_told_where_to_join(starts, tmp_path):
     these.invite(lambda: [invitation(tmp_path, 3, 1), invitation(tmp_path, 4, 2)])
     assert these.ready.wait(10)
     assert started == [(2, ["h1", "h2"])]
-    assert these.go() == "a port"
+    assert these.send_port() == "a port"
     assert [(value, whom) for value, whom, _ in bridge.sent] == [("a port", 0), ("a port", 1)]
     assert (these.ready.is_set(), bridge.freed, said) == (False, True, [])
     assert list(tmp_path.iterdir()) == []
@@ -166,12 +166,12 @@ def ends(monkeypatch):
     def kill(_):
         raise Ended
 
-    monkeypatch.setattr(exits, "kill", kill)
+    monkeypatch.setattr(exits, "kill_self", kill)
 
 
 def test_a_newcomer_waits_until_it_is_told(monkeypatch):
     bridge = Bridge()
-    monkeypatch.setattr(newcomers.connect, "starter", lambda: bridge)
+    monkeypatch.setattr(newcomers.connect, "parent_comm", lambda: bridge)
     threading.Timer(0.1, bridge.tags.append, [newcomers._GO]).start()
     began = time.monotonic()
     assert wait_to_join((ConnectionError,), os.getpid()) == "the port"
@@ -180,15 +180,15 @@ def test_a_newcomer_waits_until_it_is_told(monkeypatch):
 
 
 def test_a_newcomer_ends_where_who_has_invited_it_is_lost(monkeypatch, ends):
-    monkeypatch.setattr(newcomers.connect, "starter", lambda: Bridge(fails=ConnectionError()))
+    monkeypatch.setattr(newcomers.connect, "parent_comm", lambda: Bridge(fails=ConnectionError()))
     with pytest.raises(Ended):
         wait_to_join((ConnectionError,), os.getpid())
 
 
 def test_a_newcomer_ends_with_the_process_that_has_invited_it_though_mpi_does_not_tell(monkeypatch):
     bridge, ended = Bridge(), threading.Event()
-    monkeypatch.setattr(newcomers.connect, "starter", lambda: bridge)
-    monkeypatch.setattr(exits, "kill", lambda _: ended.set() or bridge.tags.append(newcomers._GO))
+    monkeypatch.setattr(newcomers.connect, "parent_comm", lambda: bridge)
+    monkeypatch.setattr(exits, "kill_self", lambda _: ended.set() or bridge.tags.append(newcomers._GO))
     other = subprocess.Popen(["sleep", "0.2"])
     threading.Thread(target=other.wait).start()
     wait_to_join((ConnectionError,), other.pid)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.checkpoint.position import Position
 from hvdtrain.checkpoint.state import State
+from hvdtrain.core.position import Position
 from hvdtrain.elastic import recovery
 from hvdtrain.elastic.comm import Member
-from hvdtrain.elastic.progress import Progress, Unreported
-from hvdtrain.elastic.recovery import Grows, Survivors
+from hvdtrain.elastic.recovery import RanksJoin, Survivors
+from hvdtrain.loop.progress import Progress, Unreported
 from hvdtrain.safety.exits import FAILED, EndOfRun
 from hvdtrain.safety.faults import NONE
 from hvdtrain.safety.watchdog import OFF
@@ -19,7 +19,7 @@ from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank, together
 from tests.steps import CPU
-from tests.unit.core.reported import IMAGES
+from tests.unit.loop.reported import IMAGES
 
 LOST = Member(number=2, place=2, host="two", pid=12)
 NEXT = Member(number=4, place=0, host="one", pid=14)
@@ -30,26 +30,26 @@ NEWCOMER = Member(number=5, place=2, host="one", pid=15)
 class Left:
     """In place of an ElasticComm: ranks that hear each other, or are said to."""
 
-    losses = (ConnectionError,)
+    loss_errors = (ConnectionError,)
     part = "all"
 
-    def __init__(self, comm, *close_ups):
-        """`close_ups` are whom its calls lose, or what they raise."""
-        self._comm, self._close_ups = comm, list(close_ups)
-        self.rank, self.size, self.data, self.near, self.replica = comm.rank, comm.size, self, self, Rank()
-        self.me = Member(number=comm.rank, place=comm.rank, host="one", pid=10 + comm.rank)
-        self.members, self.aborted, self.invitation = [self.me, LOST, NEXT], [], None
+    def __init__(self, comm, *shrinks):
+        """`shrinks` are whom its calls lose, or what they raise."""
+        self._comm, self._shrinks = comm, list(shrinks)
+        self.rank, self.size, self.data, self.sync_group, self.replica = comm.rank, comm.size, self, self, Rank()
+        self.own_member = Member(number=comm.rank, place=comm.rank, host="one", pid=10 + comm.rank)
+        self.members, self.aborted, self.invitation = [self.own_member, LOST, NEXT], [], None
 
-    def close_up(self):
-        found = self._close_ups.pop(0)
+    def shrink(self):
+        found = self._shrinks.pop(0)
         if callable(found):
             found = found()
         if isinstance(found, Exception):
             raise found
         self.members = [one for one in self.members if one not in found]
 
-    def take_in(self, newcomers):
-        self.close_up()
+    def admit(self, newcomers):
+        self.shrink()
         self.members = [*self.members, NEWCOMER]
 
     def allgather(self, value):
@@ -61,7 +61,7 @@ class Left:
     def broadcast(self, content, root=0):
         return self._comm._exchange(content)[root]
 
-    def meet(self):
+    def barrier(self):
         pass
 
     def abort(self, status):
@@ -80,7 +80,7 @@ class Scale:
     def load_state_dict(self, state):
         self.value = state["value"]
 
-    def begin_anew(self, ranks):
+    def restart(self, ranks):
         self.ranks = ranks
 
 
@@ -109,7 +109,7 @@ def training_of(comm, value):
         optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, value)
     return State(
         comm=comm, device=CPU, seed=0, model=model, average=None, optimizer=optimizer,
-        shared={"scale": Scale(value)}, own={},
+        shared={"scale": Scale(value)}, per_rank={},
     )  # fmt: skip
 
 
@@ -123,23 +123,23 @@ def values_of(parts, sync):
 @pytest.fixture
 def survivors(tmp_path, monkeypatch):
     """One of the ranks that are left, at a position; and what it has."""
-    monkeypatch.setattr(recovery.exits, "end_by", lambda _: None)
-    monkeypatch.setattr(recovery.exits, "never_finalize", lambda: None)
-    monkeypatch.setattr(recovery.folder, "taken_over", lambda _: [])
+    monkeypatch.setattr(recovery.exits, "set_failure_exit", lambda _: None)
+    monkeypatch.setattr(recovery.exits, "skip_mpi_finalize", lambda: None)
+    monkeypatch.setattr(recovery.folder, "take_over", lambda _: [])
     trackers = []
 
     def make(comm, position=None, *, value=1.0, reported=0, unreported=None, counted=None, min_np=1):
         tracker = Tracker(
             tmp_path,
-            writes=False,
+            is_writer=False,
             measures=IMAGES,
             result={},
             counts=("lost_ranks", "joined_ranks", "recoveries"),
         )
         trackers.append(tracker)
         tracker.result |= counted or {}
-        run = SimpleNamespace(tracker=tracker, watch=OFF, faults=NONE, folder=tmp_path, console=Console(shown=False))
-        run.lead = lambda: (tracker.lead(), run.console.show())
+        run = SimpleNamespace(tracker=tracker, watch=OFF, faults=NONE, folder=tmp_path, console=Console(is_shown=False))
+        run.become_rank_zero = lambda: (tracker.become_rank_zero(), run.console.turn_on())
         progress = Progress(position or Position())
         progress.reported = reported
         progress.unreported = lambda: unreported or Unreported()
@@ -162,7 +162,7 @@ def survivors(tmp_path, monkeypatch):
 
     yield make
     for tracker in trackers:
-        if tracker.writes:
+        if tracker.is_writer:
             tracker._lines.close()
             tracker._events.close()
 
@@ -184,7 +184,7 @@ def test_the_furthest_gives_the_others_its_state(survivors, standings, furthest)
         step, epoch, reported = standings[rank.rank]
         position = Position(step=step, epoch=epoch, visited=10 * step, cut_from=rank.rank)
         one = survivors(Left(rank), position, value=float(step), reported=reported)
-        _, agreed, _ = one.recovery._agree(one.recovery._standing())
+        _, agreed, _ = one.recovery._agree(one.recovery._current_standing())
         return agreed, values_of(one.parts, one.sync)
 
     step, epoch, _ = standings[furthest]
@@ -214,7 +214,7 @@ def test_what_was_not_reported_comes_together(survivors, reported, counts, expec
         one = survivors(
             Left(rank), before, reported=step, unreported=known, counted={"steps": step, "skipped_steps": step}
         )
-        there, position, found = one.recovery._agree(one.recovery._standing())
+        there, position, found = one.recovery._agree(one.recovery._current_standing())
         return position.totals, found, there["tracker"]["result"]
 
     asked = [rank for rank, step in enumerate(reported) if step == max(reported)]
@@ -235,7 +235,7 @@ def test_what_a_rank_has_reported_that_is_lost_in_the_agreement_is_counted_once(
     def on(rank):
         before = Position(step=8, totals={"count": 12.0} if rank.rank == 1 else {})
         one = survivors(Left(rank), before, reported=8 if rank.rank == 1 else 0, unreported=unreported(6))
-        there, _, _ = one.recovery._agree(one.recovery._standing())
+        there, _, _ = one.recovery._agree(one.recovery._current_standing())
         return there
 
     first, _, third = together(3, on)
@@ -255,7 +255,7 @@ class Alone(Rank):
 
 def test_the_lowest_leads_and_counts(survivors, tmp_path):
     one = survivors(Left(Alone(), [LOST]), Position(step=5), unreported=unreported(3, loss_spikes=1))
-    assert one.recovery.go_on(ConnectionError()).totals == {"loss": 6.0, "count": 3.0}
+    assert one.recovery.recover(ConnectionError()).totals == {"loss": 6.0, "count": 3.0}
     assert (one.undone, one.sync.ranks, one.saves.calls) == ([True], 1, [("go on", {"np": 1})])
     result = one.run.tracker.result
     assert (result["lost_ranks"], result["recoveries"], result["loss_spikes"], result["steps"]) == (1, 1, 1, 5)
@@ -264,7 +264,7 @@ def test_the_lowest_leads_and_counts(survivors, tmp_path):
 
 def test_another_one_lost_meanwhile_is_a_second_try(survivors):
     one = survivors(Left(Alone(), ConnectionError(), ConnectionError(), [LOST]), Position(step=5))
-    assert one.recovery.go_on(ConnectionError()).step == 5
+    assert one.recovery.recover(ConnectionError()).step == 5
     assert one.undone == [True]
     assert one.run.tracker.result["recoveries"] == 1
 
@@ -280,7 +280,7 @@ def test_ranks_that_are_lost_in_the_agreement_are_counted_too(survivors, monkeyp
         return agree(here)
 
     monkeypatch.setattr(one.recovery, "_agree", torn)
-    assert one.recovery.go_on(ConnectionError()).step == 5
+    assert one.recovery.recover(ConnectionError()).step == 5
     assert len(calls) == 2
     assert one.run.tracker.result["lost_ranks"] == 2
     assert '"ranks": [2, 4], "hosts": ["one", "two"]' in (tmp_path / "metrics.jsonl").read_text()
@@ -289,7 +289,7 @@ def test_ranks_that_are_lost_in_the_agreement_are_counted_too(survivors, monkeyp
 def test_sums_that_fail_though_nobody_is_lost_end_the_run(survivors):
     one = survivors(Left(Alone(), []))
     with pytest.raises(EndOfRun, match="no rank was lost: no route") as ended:
-        one.recovery.go_on(ConnectionError("no route"))
+        one.recovery.recover(ConnectionError("no route"))
     assert ended.value.status == FAILED
 
 
@@ -297,10 +297,10 @@ def test_sums_that_fail_though_nobody_is_lost_end_the_run(survivors):
 def test_too_few_ranks_save_and_end(survivors, min_np, ends):
     one = survivors(Left(Alone(), [LOST]), Position(step=5), min_np=min_np)
     if not ends:
-        one.recovery.go_on(ConnectionError())
+        one.recovery.recover(ConnectionError())
         return
     with pytest.raises(EndOfRun, match=r"1 rank is left, fewer than --min-np 2: .* goes on from step 5") as ended:
-        one.recovery.go_on(ConnectionError())
+        one.recovery.recover(ConnectionError())
     assert (ended.value.status, ended.value.reason) == (FAILED, "too few ranks")
     assert one.saves.calls[1:] == [("save", 5), ("wait", 5)]
 
@@ -309,7 +309,7 @@ def test_too_few_ranks_save_and_end(survivors, min_np, ends):
 def test_ranks_that_do_not_close_up_in_time_end(survivors, monkeypatch, capsys, takes_s, aborted):
     monkeypatch.setattr(recovery, "LIMIT_S", 0.2)
     one = survivors(Left(Alone(), lambda: time.sleep(takes_s) or [LOST]))
-    one.recovery.go_on(ConnectionError())
+    one.recovery.recover(ConnectionError())
     time.sleep(0.3 - takes_s)
     assert one.recovery._comm.aborted == aborted
     assert ("have not closed up in 0 s: all of them end" in capsys.readouterr().err) == bool(aborted)
@@ -321,13 +321,13 @@ def test_ranks_meet_anew_once_after_each_loss(survivors):
     def torn():
         raise ConnectionError
 
-    one.recovery.settle(torn)
+    one.recovery.finish(torn)
     for _ in range(2):
-        one.recovery.go_on(ConnectionError())
+        one.recovery.recover(ConnectionError())
         with pytest.raises(ConnectionError):
-            one.recovery.settle(torn)
-        one.recovery.settle(lambda: met.append(1))
-        one.recovery.settle(torn)
+            one.recovery.finish(torn)
+        one.recovery.finish(lambda: met.append(1))
+        one.recovery.finish(torn)
     assert met == [1, 1]
 
 
@@ -335,7 +335,7 @@ def test_a_newcomer_takes_over_what_the_furthest_has(survivors):
     def on(rank):
         one = survivors(Left(rank), Position(step=4 + rank.rank), value=float(4 + rank.rank), reported=3)
         one.parts.model.register_buffer("mean", torch.tensor(10.0 * rank.rank))
-        stands = None if rank.rank == 2 else one.recovery._standing()
+        stands = None if rank.rank == 2 else one.recovery._current_standing()
         there, position, _ = one.recovery._agree(stands)
         return position.step, there["reported"], values_of(one.parts, one.sync), one.parts.model.mean.item()
 
@@ -349,7 +349,7 @@ def test_where_only_newcomers_are_left_they_end(survivors, monkeypatch):
     def kill(status):
         raise SystemExit(status)
 
-    monkeypatch.setattr(recovery.exits, "kill", kill)
+    monkeypatch.setattr(recovery.exits, "kill_self", kill)
     one = survivors(Left(Alone()))
     with pytest.raises(SystemExit):
         one.recovery._agree(None)
@@ -360,7 +360,7 @@ def test_where_only_newcomers_are_left_they_end(survivors, monkeypatch):
 )
 def test_newcomers_are_taken_in_or_lost_at_the_end_of_a_step(survivors, tmp_path, taken_in, lost, joined):
     one = survivors(Left(Alone(), *taken_in), Position(step=5))
-    assert one.recovery.go_on(Grows()).step == 5
+    assert one.recovery.recover(RanksJoin()).step == 5
     result = one.run.tracker.result
     assert (result["lost_ranks"], result["joined_ranks"]) == (len(lost), len(joined))
     told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -370,5 +370,5 @@ def test_newcomers_are_taken_in_or_lost_at_the_end_of_a_step(survivors, tmp_path
 
 def test_a_join_that_fails_without_a_loss_is_none(survivors):
     one = survivors(Left(Alone(), ConnectionError(), []), Position(step=5))
-    assert one.recovery.go_on(Grows()).step == 5
+    assert one.recovery.recover(RanksJoin()).step == 5
     assert one.run.tracker.result["recoveries"] == 0

@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.profiling.gains import Summed, gains_of
-from hvdtrain.profiling.phases import HostClock
-from hvdtrain.profiling.profile import Profile, over_ranks
+from hvdtrain.profiling.clocks import HostClock
+from hvdtrain.profiling.gains import SentGradients, compute_gains
+from hvdtrain.profiling.profile import Profile, gather_profile
 from tests.ranks import Rank
 from tests.unit.profiling.test_verdict import rank
 
-FLAT = Summed(gradient_bytes=16_000_000, sync="flat", compression="none")
+FLAT = SentGradients(gradient_bytes=16_000_000, sync="flat", compression="none")
 
 
 def ranks(hosts, per_host, *, sync=60.0, sent=64e6):
@@ -27,7 +27,7 @@ TWO_LEVEL, LOCAL, FP16 = "--sync two-level", "--sync local --sync-every 16", "--
 
 
 def test_each_way_saves_its_share_of_what_is_waited_for():
-    found = gains_of(ranks(2, 8), FLAT)
+    found = compute_gains(ranks(2, 8), FLAT)
     assert (found.exposed_s, found.step_s) == (0.06, 0.1)  # the least wait; others wait longer for ranks
     # 2 hosts must send the gradients once, 16 MB, and send 64
     assert by_option(found) == pytest.approx({TWO_LEVEL: 100 / 55, LOCAL: 100 / 47.5, FP16: 100 / 70})
@@ -40,7 +40,7 @@ def test_each_way_saves_its_share_of_what_is_waited_for():
 
 
 @pytest.mark.parametrize(
-    ("summed", "options"),
+    ("gradient_sync", "options"),
     [
         (FLAT, [TWO_LEVEL, LOCAL, FP16]),
         (replace(FLAT, sync="two-level"), [LOCAL]),
@@ -48,43 +48,43 @@ def test_each_way_saves_its_share_of_what_is_waited_for():
         (replace(FLAT, compression="fp16"), [TWO_LEVEL, LOCAL]),
     ],
 )
-def test_what_is_done_already_is_not_named(summed, options):
-    assert list(by_option(gains_of(ranks(2, 8), summed))) == options
+def test_what_is_done_already_is_not_named(gradient_sync, options):
+    assert list(by_option(compute_gains(ranks(2, 8), gradient_sync))) == options
 
 
 def test_a_host_that_sends_no_more_than_it_must_gains_nothing_by_two_levels():
-    assert TWO_LEVEL not in by_option(gains_of(ranks(2, 8, sent=16e6), FLAT))
-    assert TWO_LEVEL not in by_option(gains_of(ranks(2, 8, sent=1e6), FLAT))
+    assert TWO_LEVEL not in by_option(compute_gains(ranks(2, 8, sent=16e6), FLAT))
+    assert TWO_LEVEL not in by_option(compute_gains(ranks(2, 8, sent=1e6), FLAT))
     # 4 hosts must send 1.5 times the gradients
-    assert by_option(gains_of(ranks(4, 2, sent=48e6), FLAT))[TWO_LEVEL] == pytest.approx(100 / 70)
+    assert by_option(compute_gains(ranks(4, 2, sent=48e6), FLAT))[TWO_LEVEL] == pytest.approx(100 / 70)
 
 
 def test_the_host_that_sends_most_counts_and_all_must_be_known():
     uneven = ranks(2, 2, sent=16e6)
     uneven[3] = replace(uneven[3], sent_bytes=32e6)
-    assert by_option(gains_of(uneven, FLAT))[TWO_LEVEL] == pytest.approx(100 / 70)
-    unknown = gains_of([*uneven[:3], replace(uneven[3], sent_bytes=None)], FLAT)
+    assert by_option(compute_gains(uneven, FLAT))[TWO_LEVEL] == pytest.approx(100 / 70)
+    unknown = compute_gains([*uneven[:3], replace(uneven[3], sent_bytes=None)], FLAT)
     assert list(by_option(unknown)) == [LOCAL, FP16]
     assert "sent by a host" not in unknown.sentence
 
 
 def test_on_one_host_nothing_crosses_a_link():
-    assert by_option(gains_of(ranks(1, 8), FLAT)) == pytest.approx({FP16: 100 / 70})
+    assert by_option(compute_gains(ranks(1, 8), FLAT)) == pytest.approx({FP16: 100 / 70})
 
 
 def test_no_gain_is_more_than_all_of_the_wait():
     for sync in (5.0, 60.0, 4000.0):
-        found = gains_of(ranks(2, 8, sync=sync, sent=1e12), FLAT)
+        found = compute_gains(ranks(2, 8, sync=sync, sent=1e12), FLAT)
         assert all(times <= (40 + sync) / 40 for times in by_option(found).values())
 
 
 def test_where_hardly_anything_is_waited_for_nothing_is_said():
-    assert gains_of(ranks(2, 8, sync=1.0), FLAT) is None
-    assert list(by_option(gains_of(ranks(2, 8, sync=2.5), FLAT))) == [LOCAL]  # a twentieth of a step, but for fp16
+    assert compute_gains(ranks(2, 8, sync=1.0), FLAT) is None
+    assert list(by_option(compute_gains(ranks(2, 8, sync=2.5), FLAT))) == [LOCAL]  # a twentieth of a step, but for fp16
 
 
 def test_it_is_said_after_the_verdict_and_kept():
-    profile = Profile(ranks(2, 8), summed=FLAT)
+    profile = Profile(ranks(2, 8), gradient_sync=FLAT)
     assert profile.lines()[-1] == profile.gains.sentence
     assert profile.document()["gains"]["sent_bytes"] == 64e6
     assert profile.document()["ranks"][0]["sent_bytes"] == 64e6
@@ -97,6 +97,6 @@ def test_every_rank_tells_what_its_host_has_sent():
     clock = HostClock(unmeasured_steps=1)
     for _ in range(2):
         clock.enter("forward")
-        clock.step_done()
-    found = over_ranks(Rank(0, 2), clock, sent_bytes=5.0)
+        clock.end_step()
+    found = gather_profile(Rank(0, 2), clock, sent_bytes=5.0)
     assert [means.sent_bytes for means in found.ranks] == [5.0, 5.0]

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from hvdtrain.core.phases import PHASES
 from hvdtrain.profiling import picture
-from hvdtrain.profiling.parts import PARTS, WAITING, parts_of
-from hvdtrain.profiling.phases import PHASES
+from hvdtrain.profiling.parts import PARTS, WAITING, compute_parts
 from hvdtrain.profiling.profile import Profile
 from hvdtrain.profiling.verdict import REMEDIES, RankMeans
 
@@ -43,21 +43,21 @@ def test_the_parts_are_those_of_the_phases():
 
 
 def test_without_the_second_pass_on_every_rank_there_are_none():
-    assert parts_of([rank(alone=None)]) is None
-    assert parts_of([rank(0), rank(1, alone=None)]) is None
+    assert compute_parts([rank(alone=None)]) is None
+    assert compute_parts([rank(0), rank(1, alone=None)]) is None
 
 
 def test_own_exposed_hidden_and_what_is_to_gain():
-    parts = parts_of([rank(0, sync=5), rank(1, sync=5)])
+    parts = compute_parts([rank(0, sync=5), rank(1, sync=5)])
     assert parts.step_s == pytest.approx(0.101)
     assert parts.compute_s == pytest.approx(0.091)
     found = named(parts)
     assert list(found) == [*PARTS, WAITING]
     read, sync = found["read"], found["sync"]
-    assert (read.own_s, read.exposed_s) == (pytest.approx(0.011), pytest.approx(0.002))
+    assert (read.isolated_s, read.exposed_s) == (pytest.approx(0.011), pytest.approx(0.002))
     assert read.hidden == pytest.approx(1 - 2 / 11)
     assert read.gain_at_most == pytest.approx(2 / 101)
-    assert (sync.own_s, sync.exposed_s) == (pytest.approx(0.020), pytest.approx(0.005))
+    assert (sync.isolated_s, sync.exposed_s) == (pytest.approx(0.020), pytest.approx(0.005))
     assert sync.hidden == pytest.approx(0.75)
     assert found["forward"].hidden is found["record"].hidden is None
     assert found[WAITING].exposed_s == 0
@@ -65,16 +65,16 @@ def test_own_exposed_hidden_and_what_is_to_gain():
 
 
 def test_a_wait_that_is_longer_than_the_sum_is_for_other_ranks():
-    assert named(parts_of([rank(alone={**ALONE, "sync": 0.9})]))["sync"].hidden is None  # under 1 % of a step
-    assert named(parts_of([rank(alone={**ALONE, "sync": 1.0})]))["sync"].hidden == 1
-    found = named(parts_of([rank(0, sync=80), rank(1, sync=50)]))
+    assert named(compute_parts([rank(alone={**ALONE, "sync": 0.9})]))["sync"].hidden is None  # under 1 % of a step
+    assert named(compute_parts([rank(alone={**ALONE, "sync": 1.0})]))["sync"].hidden == 1
+    found = named(compute_parts([rank(0, sync=80), rank(1, sync=50)]))
     assert found["sync"].exposed_s == pytest.approx(0.020)
     assert found["sync"].hidden == 0
     assert found[WAITING].exposed_s == pytest.approx(0.060)  # the longest wait less the sum
 
 
 def test_one_rank_alone_sums_nothing():
-    found = named(parts_of([rank(alone={**ALONE, "sync": 0.001})]))
+    found = named(compute_parts([rank(alone={**ALONE, "sync": 0.001})]))
     assert found["sync"].hidden is None
     assert found["sync"].gain_at_most == found[WAITING].gain_at_most == 0
 
@@ -100,7 +100,7 @@ def test_one_rank_alone_sums_nothing():
     ],
 )
 def test_outcomes(ranks, outcome, words):
-    parts = parts_of(ranks)
+    parts = compute_parts(ranks)
     assert parts.outcome == outcome, parts.sentence
     assert "\n" not in parts.sentence
     assert all(word in parts.sentence for word in words), parts.sentence
@@ -111,7 +111,7 @@ milliseconds = some.dictionaries(some.sampled_from(PHASES), some.floats(0.001, 1
 
 @given(some.lists(some.tuples(milliseconds, milliseconds), min_size=1, max_size=5))
 def test_any_numbers_have_parts(numbers):
-    parts = parts_of([rank(n, alone=alone, **whole) for n, (whole, alone) in enumerate(numbers)])
+    parts = compute_parts([rank(n, alone=alone, **whole) for n, (whole, alone) in enumerate(numbers)])
     for one in parts.parts:
         assert one.exposed_s >= 0
         assert one.hidden is None or 0 <= one.hidden <= 1
@@ -119,7 +119,7 @@ def test_any_numbers_have_parts(numbers):
 
 
 def test_the_table_is_markdown():
-    lines = parts_of([rank(sync=5)]).table()
+    lines = compute_parts([rank(sync=5)]).table()
     assert len(lines) == 2 + 8 + 1
     assert len({len(line) for line in lines}) == 1
     assert len({line.count("|") for line in lines}) == 1

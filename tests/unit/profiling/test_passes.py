@@ -3,10 +3,11 @@ from collections import Counter
 import pytest
 import torch
 
-from hvdtrain.profiling import phases
-from hvdtrain.profiling.passes import BLOCK_STEPS, TwoPasses, clock, least_steps
-from hvdtrain.profiling.phases import COMPUTE, OFF, PHASES, DeviceClock, HostClock
-from hvdtrain.ranks.sync import NoSync
+from hvdtrain.core.phases import COMPUTE, OFF, PHASES
+from hvdtrain.profiling import clocks
+from hvdtrain.profiling.clocks import DeviceClock, HostClock
+from hvdtrain.profiling.passes import BLOCK_STEPS, TwoPasses, make_clock, min_steps
+from hvdtrain.ranks.sync import GradientSync
 from tests.steps import CPU
 from tests.unit.profiling.test_phases import Stream, Watch, real_epoch, take_steps
 
@@ -15,17 +16,17 @@ MEASURED = BLOCK_STEPS - 1  # of each block
 
 @pytest.fixture
 def watch(monkeypatch):
-    monkeypatch.setattr(phases, "time", Watch())
-    return phases.time
+    monkeypatch.setattr(clocks, "time", Watch())
+    return clocks.time
 
 
-def passes(unmeasured_steps=2, meet=lambda: None):
-    return clock("exact", CPU, meet, unmeasured_steps=unmeasured_steps)
+def passes(unmeasured_steps=2, barrier=lambda: None):
+    return make_clock("exact", CPU, barrier, unmeasured_steps=unmeasured_steps)
 
 
 def test_a_clock_for_each_mode():
-    assert clock("off", CPU, list) is OFF
-    assert isinstance(clock("on", CPU, list), HostClock)
+    assert make_clock("off", CPU, list) is OFF
+    assert isinstance(make_clock("on", CPU, list), HostClock)
     assert isinstance(passes(), TwoPasses)
 
 
@@ -33,14 +34,14 @@ def test_the_passes_take_turns_in_blocks_that_see_the_same_machine(watch):
     one = passes(unmeasured_steps=3)
     seen = []
     for _ in range(3 + 8 * BLOCK_STEPS):
-        seen.append((one.alone, one.steps_alike))
+        seen.append((one.isolated, one.uniform_steps))
         take_steps(one, watch, 1, forward=1.0)
     assert seen[:3] == [(False, 3), (False, 2), (False, 1)]
     blocks = [seen[3 + start * BLOCK_STEPS :][:BLOCK_STEPS] for start in range(8)]
     assert [block[0][0] for block in blocks] == [False, True, True, False, True, False, False, True]
     for block in blocks:
         assert [left for _, left in block] == list(range(BLOCK_STEPS, 0, -1))
-        assert len({alone for alone, _ in block}) == 1
+        assert len({isolated for isolated, _ in block}) == 1
 
 
 @pytest.mark.parametrize("every", [10, 20, 40, 60, 80])
@@ -48,8 +49,8 @@ def test_what_recurs_is_in_both_passes(every):
     one, seen = passes(), Counter()
     for step in range(1, 16 * BLOCK_STEPS + 1):
         if step % every == 0:
-            seen[one.alone] += 1
-        one.step_done()
+            seen[one.isolated] += 1
+        one.end_step()
     assert seen[False] > 0
     assert seen[True] > 0
 
@@ -57,8 +58,8 @@ def test_what_recurs_is_in_both_passes(every):
 def run(one, watch, steps):
     """A forward pass takes 2 s and 1 s alone, and four times that in the first step of a block."""
     for _ in range(steps):
-        fresh = 4.0 if one.steps_alike == BLOCK_STEPS else 1.0
-        take_steps(one, watch, 1, forward=fresh * (1.0 if one.alone else 2.0), sync=0.5)
+        fresh = 4.0 if one.uniform_steps == BLOCK_STEPS else 1.0
+        take_steps(one, watch, 1, forward=fresh * (1.0 if one.isolated else 2.0), sync=0.5)
 
 
 def test_each_pass_has_means_of_its_own_without_the_first_step_of_a_block(watch):
@@ -75,7 +76,7 @@ def test_each_pass_has_means_of_its_own_without_the_first_step_of_a_block(watch)
 
 def test_a_block_that_is_not_at_its_end_counts_too(watch):
     one = passes()
-    run(one, watch, least_steps(2) - 1)
+    run(one, watch, min_steps(2) - 1)
     assert one.means().alone_s is None
     run(one, watch, 1)
     assert one.means().alone_s["forward"] == 1.0
@@ -101,14 +102,14 @@ def test_the_error_comes_from_the_spread_over_blocks(watch):
 
 def test_ranks_meet_in_one_pass_alone(watch):
     meetings = []
-    one = passes(unmeasured_steps=1, meet=lambda: meetings.append(one.alone))
+    one = passes(unmeasured_steps=1, barrier=lambda: meetings.append(one.isolated))
     take_steps(one, watch, 1 + BLOCK_STEPS, forward=1.0)
     assert meetings == []
     take_steps(one, watch, 1, forward=1.0)
     assert meetings == [True, True]  # before the phase, and at the step's end
 
 
-class Overlap(NoSync):
+class Overlap(GradientSync):
     """Notes for each step whether gradients may travel during backward."""
 
     def __init__(self):
@@ -124,13 +125,13 @@ class EveryOther:
     def __init__(self):
         self.done = 0
 
-    alone = property(lambda self: self.done % 3 != 0)
-    steps_alike = property(lambda self: 1 if self.done % 3 == 0 else 3 - self.done % 3)
+    isolated = property(lambda self: self.done % 3 != 0)
+    uniform_steps = property(lambda self: 1 if self.done % 3 == 0 else 3 - self.done % 3)
 
     def enter(self, phase):
         pass
 
-    def step_done(self):
+    def end_step(self):
         self.done += 1
 
     def means(self):

@@ -6,17 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.checkpoint.position import Position
-from hvdtrain.core.feed import Feed
-from hvdtrain.core.loop import Limits, train_epoch
-from hvdtrain.core.order import BatchSizes
-from hvdtrain.core.reports import Reports
-from hvdtrain.profiling import phases
-from hvdtrain.profiling.phases import OFF, PHASES, WARMUP_STEPS, DeviceClock, HostClock
-from hvdtrain.ranks.sync import NoSync
-from hvdtrain.tracking.gauges import Gauges, none
+from hvdtrain.core.phases import OFF, PHASES
+from hvdtrain.core.position import Position
+from hvdtrain.feed.feed import Feed
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.reports import Reports
+from hvdtrain.profiling import clocks
+from hvdtrain.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
+from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.tracking.gauges import Gauges, read_nothing
 from hvdtrain.vision.augment import Augmentations
-from tests.steps import CPU, images_of, rate_of, split, step_of, task_of
+from tests.steps import CPU, images_of, loop_of, rate_of, split, step_of, task_of
 
 
 class Watch:
@@ -31,8 +32,8 @@ class Watch:
 
 @pytest.fixture
 def watch(monkeypatch):
-    monkeypatch.setattr(phases, "time", Watch())
-    return phases.time
+    monkeypatch.setattr(clocks, "time", Watch())
+    return clocks.time
 
 
 class Stream:
@@ -69,7 +70,7 @@ def take_steps(clock, watch, count, **seconds):
         for phase, duration in seconds.items():
             clock.enter(phase)
             watch.now += duration
-        clock.step_done()
+        clock.end_step()
         watch.now += 1.0
 
 
@@ -94,7 +95,7 @@ def test_a_phase_that_comes_again_is_added(any_clock, watch):
     for phase in ("forward", "backward", "forward", "backward"):
         any_clock.enter(phase)
         watch.now += 1.5
-    any_clock.step_done()
+    any_clock.end_step()
     assert any_clock.means().phases_s["forward"] == any_clock.means().phases_s["backward"] == 3.0
 
 
@@ -125,7 +126,7 @@ def test_ranks_that_meet_before_a_phase_count_that_in_no_phase(watch):
     def meet():
         watch.now += 10.0
 
-    exact = HostClock(meet=meet, unmeasured_steps=0)
+    exact = HostClock(barrier=meet, unmeasured_steps=0)
     take_steps(exact, watch, 2, forward=2.0, backward=3.0)
     assert exact.means().step_s == 5.0
     assert (exact.means().phases_s["forward"], exact.means().phases_s["backward"]) == (2.0, 3.0)
@@ -133,16 +134,16 @@ def test_ranks_that_meet_before_a_phase_count_that_in_no_phase(watch):
 
 def test_off_is_nothing():
     OFF.enter("read")
-    OFF.step_done()
+    OFF.end_step()
     assert OFF.means() is None
-    assert not OFF.alone
+    assert not OFF.isolated
 
 
-# --- the phases of a real epoch
+# --- the clocks of a real epoch
 
 
 class Recording(HostClock):
-    """Keeps the phases of each step."""
+    """Keeps the clocks of each step."""
 
     def __init__(self):
         super().__init__(unmeasured_steps=0)
@@ -152,13 +153,13 @@ class Recording(HostClock):
         super().enter(phase)
         self.steps[-1].append(phase)
 
-    def step_done(self):
-        super().step_done()
+    def end_step(self):
+        super().end_step()
         self.steps[-1].pop()
         self.steps.append([])
 
 
-class SlowSync(NoSync):
+class SlowSync(GradientSync):
     def finish(self):
         time.sleep(0.05)
 
@@ -172,16 +173,15 @@ def real_epoch(recording, *, every_steps=1000, bad=None, sync=None):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = step_of(model, task=task, optimizer=optimizer, sync=sync, phases=recording)
     sizes = BatchSizes(micro_batch=4, global_batch=8, steps_per_epoch=3)
-    return list(
-        train_epoch(
-            step,
-            Feed(train, task, step.comm, sizes, seed=0, device=CPU, phases=recording),
-            Position(),
-            lr=rate_of(0.1, 3),
-            limits=Limits(max_skipped_steps=100, check_replicas_every=0),
-            reports=Reports(step.comm, Gauges(none), task, every_steps=every_steps, device=CPU),
-        )
+    comm = step.slots.comm
+    loop = loop_of(
+        step,
+        Feed(train, task, comm, sizes, seed=0, device=CPU, phases=recording),
+        rate=rate_of(0.1, 3),
+        limits=Limits(step, max_skipped_steps=100, check_replicas_every=0),
+        reports=Reports(comm, lambda _: Gauges(read_nothing), task, every_steps=every_steps, device=CPU),
     )
+    return list(loop.steps(Position()))
 
 
 PASS = ["read", "augment", "forward", "loss", "backward"]

@@ -4,8 +4,9 @@ import json
 import pytest
 import torch
 
-from hvdtrain.profiling.phases import OFF, HostClock
-from hvdtrain.profiling.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, nsight_looks, unmeasured_steps
+from hvdtrain.core.phases import OFF
+from hvdtrain.profiling.clocks import HostClock
+from hvdtrain.profiling.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
 
 CPU = torch.device("cpu")
 
@@ -15,7 +16,7 @@ def run(trace, steps):
         for phase in ("read", "forward", "sync"):
             trace.enter(phase)
             torch.ones(8) @ torch.ones(8)
-        trace.step_done()
+        trace.end_step()
     trace.close()
 
 
@@ -85,14 +86,14 @@ def test_nsight_sees_each_phase_as_a_range_that_ends_with_it(monkeypatch):
 @pytest.mark.parametrize("around", [NvtxRanges, lambda clock: TorchTrace(clock, None, steps=1, device=CPU)])
 def test_what_the_clock_says_of_a_step_is_heard_through_the_ranges(monkeypatch, tmp_path, around):
     class Alone(HostClock):
-        alone, steps_alike = True, 7
+        isolated, uniform_steps = True, 7
 
     ranges = around(Alone())
-    assert (ranges.alone, ranges.steps_alike) == (True, 7)
+    assert (ranges.isolated, ranges.uniform_steps) == (True, 7)
 
 
 def test_nsight_is_known_by_the_variable_that_it_sets(monkeypatch):
     monkeypatch.delenv("NSYS_PROFILING_SESSION_ID", raising=False)
-    assert not nsight_looks()
+    assert not is_run_by_nsight()
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "123")
-    assert nsight_looks()
+    assert is_run_by_nsight()

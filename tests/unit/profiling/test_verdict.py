@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from hvdtrain.core.phases import INPUT, OFF, PHASES
 from hvdtrain.profiling import picture as phase_picture
-from hvdtrain.profiling.phases import INPUT, OFF, PHASES, HostClock
-from hvdtrain.profiling.profile import Profile, over_ranks
+from hvdtrain.profiling.clocks import HostClock
+from hvdtrain.profiling.profile import Profile, gather_profile
 from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge
 from tests.ranks import Rank
 
@@ -152,16 +153,16 @@ def pair():
 
 def test_the_means_of_all_clocks_are_gathered():
     clock = HostClock(unmeasured_steps=0)
-    assert over_ranks(pair(), clock) is None
+    assert gather_profile(pair(), clock) is None
     clock.enter("forward")
-    clock.step_done()
-    profile = over_ranks(pair(), clock)
+    clock.end_step()
+    profile = gather_profile(pair(), clock)
     assert [means.rank for means in profile.ranks] == [0, 1]
     assert (profile.verdict.kind, profile.verdict.host) == ("straggler", "far")
 
 
 def test_without_a_clock_nothing_is_gathered():
-    assert over_ranks(pair(), OFF) is None
+    assert gather_profile(pair(), OFF) is None
 
 
 @pytest.mark.parametrize(("count", "bars"), [(1, 1), (2, 2), (16, 16), (40, 16)])

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from hvdtrain.ranks.agree import agreed, require_equal
+from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from tests.ranks import saying
@@ -18,32 +18,32 @@ def raising(text):
 
 def test_agreed_gives_the_decision_of_this_rank():
     ranks = saying(["one", None], ["two", None])
-    assert agreed(ranks, lambda: 42) == 42
+    assert agree(ranks, lambda: 42) == 42
     assert ranks.said == [[socket.gethostname(), None]]
 
 
 def test_agreed_raises_on_ranks_that_had_no_problem():
     ranks = saying(["one", None], ["two", "no such file"], ["three", "other"])
-    assert refused(lambda: agreed(ranks, lambda: 42)) == "rank 1 on two: no such file"
+    assert refused(lambda: agree(ranks, lambda: 42)) == "rank 1 on two: no such file"
 
 
 def test_agreed_tells_all_ranks_what_this_one_found():
     ranks = saying(["one", "broken"], ["two", None])
-    assert refused(lambda: agreed(ranks, raising("broken"))) == "rank 0 on one: broken"
+    assert refused(lambda: agree(ranks, raising("broken"))) == "rank 0 on one: broken"
     assert ranks.said == [[socket.gethostname(), "broken"]]
 
 
 def test_agreed_leaves_the_rank_out_where_all_say_the_same():
-    assert refused(lambda: agreed(saying(["one", "bad"], ["two", "bad"]), raising("bad"))) == "bad"
+    assert refused(lambda: agree(saying(["one", "bad"], ["two", "bad"]), raising("bad"))) == "bad"
     differently = saying(["one", "bad a"], ["two", "bad b"])
-    assert refused(lambda: agreed(differently, raising("bad a"))) == "rank 0 on one: bad a"
-    assert refused(lambda: agreed(SerialComm(), raising("bad"))) == "bad"
+    assert refused(lambda: agree(differently, raising("bad a"))) == "rank 0 on one: bad a"
+    assert refused(lambda: agree(SerialComm(), raising("bad"))) == "bad"
 
 
 def test_agreed_lets_other_errors_through():
     ranks = saying(["one", None])
     with pytest.raises(ZeroDivisionError):
-        agreed(ranks, lambda: 1 / 0)
+        agree(ranks, lambda: 1 / 0)
 
 
 def test_equal_facts_are_fine():

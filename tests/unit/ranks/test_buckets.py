@@ -22,7 +22,7 @@ class Sync(BucketSync):
             model,
             wire=Wire(compression, comm.size),
             bucket_mb=bucket_mb,
-            rank_zeros=lambda names: comm.allgather(names)[0],
+            broadcast_names=lambda names: comm.allgather(names)[0],
             begin_sum=self.begin,
         )
 
@@ -140,7 +140,7 @@ def test_a_bucket_waits_for_the_last_pass():
         sync.expect(2)
         model(inputs_of(0)).backward()
         after_first = list(sync.sent)
-        places = [part.parameter.grad is part.place for part in sync._parts]
+        places = [part.parameter.grad is part.view for part in sync._parts]
         model(inputs_of(1)).backward()
         after_second = len(sync.sent)
         sync.finish()
@@ -250,7 +250,7 @@ def test_the_scale_falls_after_a_sum_that_is_not_finite():
         for _ in range(3):
             large = step(sync, [lambda: torch.sum(model.weight * 20000.0)])["weight"]
             found.append(large[0, 0].item())
-            sync.update(overflowed=not torch.isfinite(large).all())
+            sync.end_step(overflowed=not torch.isfinite(large).all())
         later = Sync(comm, model, compression="fp16")
         later.load_state_dict(sync.state_dict())
         return found, later.state_dict()

@@ -65,7 +65,7 @@ def test_a_wait_is_noted_once_it_is_not_short(monkeypatch, takes_s, noted):
             self.now_s += max(seconds, takes_s / 1000)
 
     @contextmanager
-    def waiting():
+    def wait_context():
         told.append("begins")
         yield
         told.append("ends")
@@ -81,6 +81,6 @@ def test_a_wait_is_noted_once_it_is_not_short(monkeypatch, takes_s, noted):
     monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
     monkeypatch.setattr(comm, "time", clock)
     ranks = object.__new__(comm.HorovodComm)
-    ranks.waiting = waiting
+    ranks.wait_context = wait_context
     assert ranks.begin_sum(torch.ones(1), "some")().item() == 2
     assert told == noted

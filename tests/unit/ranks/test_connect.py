@@ -8,7 +8,7 @@ import torch
 from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import RANK_VARIABLES
-from hvdtrain.safety.watchdog import PATIENCE_S, slow_s
+from hvdtrain.safety.watchdog import WAIT_MARGIN_S, slow_limit_s
 from tests.refusals import refused
 
 
@@ -53,7 +53,7 @@ def test_horovod_ends_a_stalled_job_later_than_any_watchdog_unless_the_environme
     environment = dict(given)
     monkeypatch.setattr(os, "environ", environment)
     connect.connect(fusion_threshold_mb=None, cycle_time_ms=None, hang_timeout_s=hang_timeout_s)
-    longest_s = slow_s(hang_timeout_s) + PATIENCE_S
+    longest_s = slow_limit_s(hang_timeout_s) + WAIT_MARGIN_S
     assert given or float(expected) > longest_s
     assert environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == expected
 

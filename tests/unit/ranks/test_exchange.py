@@ -3,17 +3,17 @@ from itertools import combinations
 import pytest
 import torch
 
-from hvdtrain.ranks.exchange import MOST_ROUNDS, rounds, time_exchanges
+from hvdtrain.ranks.exchange import MOST_ROUNDS, pair_rounds, time_exchanges
 
 
 def test_on_one_host_one_pair_after_the_other():
-    assert rounds(["h1"] * 4) == [[pair] for pair in combinations(range(4), 2)]
+    assert pair_rounds(["h1"] * 4) == [[pair] for pair in combinations(range(4), 2)]
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 5, 8, 16])
 def test_of_several_hosts_every_two_once_and_no_host_twice_in_a_round(hosts):
     names = [f"h{number}" for number in range(hosts) for _ in range(2)]
-    found = rounds(names)
+    found = pair_rounds(names)
     assert len(found) == (hosts if hosts % 2 else hosts - 1)
     assert sorted(pair for pairs in found for pair in pairs) == list(combinations(range(0, 2 * hosts, 2), 2))
     for pairs in found:
@@ -22,7 +22,7 @@ def test_of_several_hosts_every_two_once_and_no_host_twice_in_a_round(hosts):
 
 
 def test_of_many_hosts_each_is_measured_with_some():
-    found = rounds([f"h{number}" for number in range(100)])
+    found = pair_rounds([f"h{number}" for number in range(100)])
     assert len(found) == MOST_ROUNDS
     counts = [sum(rank in pair for pairs in found for pair in pairs) for rank in range(100)]
     assert set(counts) == {MOST_ROUNDS}

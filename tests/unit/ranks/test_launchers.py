@@ -47,7 +47,7 @@ def test_the_others_leave_the_line_to_the_first_one_and_time_for_it(monkeypatch,
     monkeypatch.setattr(launchers.time, "sleep", slept.append)
     with pytest.raises(SystemExit) as left:
         alone(monkeypatch, environment)
-    assert (left.value.code, slept) == (2, [launchers.FIRST_S])
+    assert (left.value.code, slept) == (2, [launchers.FIRST_ERROR_S])
 
 
 @pytest.mark.parametrize(

@@ -70,14 +70,14 @@ def test_an_overflow_halves_the_scale_until_the_sum_fits():
     sums = []
     for _ in range(5):
         sums.append(travelled(wire, *of_ranks)[0].item())
-        wire.update(overflowed=sums[-1] == torch.inf)
+        wire.end_step(overflowed=sums[-1] == torch.inf)
     assert sums == [torch.inf, torch.inf, 20480.0, 20480.0, 20480.0]
 
 
 def test_a_scale_may_fall_below_one():
     wire = Wire("fp16", 2)
     for _ in range(3):
-        wire.update(overflowed=True)
+        wire.end_step(overflowed=True)
     assert travelled(wire, *[torch.full((1,), 98304.0)] * 2).item() == 2 * 98304.0  # more than fp16 holds
 
 
@@ -85,7 +85,7 @@ def scales(wire, *overflows):
     """The scale after each of these steps."""
     found = []
     for overflowed in overflows:
-        wire.update(overflowed=overflowed)
+        wire.end_step(overflowed=overflowed)
         found.append(wire.compress(torch.ones(()))[0].item())
     return found
 

@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.checkpoint.position import Position
+from hvdtrain.core.position import Position
 from hvdtrain.recipe.average import averages_of_run
-from hvdtrain.vision import config, images
-from tests.unit.core.trainings import begun
+from hvdtrain.vision import images
+from hvdtrain.vision import settings as vision_settings
+from tests.unit.loop.trainings import begun
 
 
 def momenta(epochs, steps_per_epoch, *, momentum=0.1, accumulate_steps=1):
     model = nn.Sequential(nn.BatchNorm2d(2, momentum=momentum), nn.BatchNorm2d(2, momentum=None))
-    settings = replace(config.scaled(), epochs=epochs, accumulate_steps=accumulate_steps)
+    settings = replace(vision_settings.scaled(), epochs=epochs, accumulate_steps=accumulate_steps)
     averages_of_run(model, settings, steps_per_epoch=steps_per_epoch)
     assert model[1].momentum is None  # the mean of all passes
     return model[0].momentum
@@ -45,7 +46,7 @@ def test_with_accumulation_they_remember_forward_passes():
 @pytest.mark.parametrize(("epochs", "ema_epochs", "memory"), [(25, 2.0, 46.0), (4, 2.0, 9.2), (1, 2.0, 2.3)])
 def test_the_moving_average_remembers_a_tenth_of_the_run_at_most(epochs, ema_epochs, memory):
     model = nn.Linear(1, 1)
-    settings = replace(config.scaled(), epochs=epochs, ema_epochs=ema_epochs)
+    settings = replace(vision_settings.scaled(), epochs=epochs, ema_epochs=ema_epochs)
     average = averages_of_run(model, settings, steps_per_epoch=23)
     average.n_averaged.fill_(1_000_000)
     with torch.no_grad():

@@ -5,12 +5,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from hvdtrain.core.batch_norm import layers
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.connect import CACHE_CAPACITY
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.recipe.batch_norm import SyncBatchNorm2d, convert, layers
+from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d, convert
 from hvdtrain.vision import models
-from hvdtrain.vision.config import MODELS
+from hvdtrain.vision.settings import MODELS
 from tests.ranks import Rank, together
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

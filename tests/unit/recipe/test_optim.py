@@ -7,7 +7,7 @@ from torch import nn
 
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.settings.optimizers import OPTIMIZERS
+from hvdtrain.recipe.optimizers import OPTIMIZERS
 from hvdtrain.vision import models
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from hvdtrain.recipe.optimizers import OPTIMIZERS
 from hvdtrain.recipe.schedule import LearningRate, learning_rate, scaled_lr
-from hvdtrain.settings.optimizers import OPTIMIZERS
-from hvdtrain.vision import config
+from hvdtrain.vision import settings as images
 
 BATCH = 100.0
 
@@ -102,24 +102,24 @@ def test_the_rate_follows_the_batch_at_hand(scaling, samples, expected):
 
 
 def test_scaled_recipe_follows_the_global_batch():
-    lr = learning_rate(config.scaled(), samples=10 * 1024, steps_per_epoch=10)
+    lr = learning_rate(images.scaled(), samples=10 * 1024, steps_per_epoch=10)
     assert lr.peak == pytest.approx(4 * OPTIMIZERS["sgd"].base_lr)
     assert (lr.batch, lr.scaling) == (1024, "linear")
     assert (lr.warmup_steps, lr.total_steps, lr.shape) == (50, 250, "cosine")
 
 
 def test_the_peak_is_that_of_the_batches_that_are_taken_not_of_the_largest_that_are_allowed():
-    lr = learning_rate(config.scaled(), samples=1438, steps_per_epoch=5)  # of at most 359
+    lr = learning_rate(images.scaled(), samples=1438, steps_per_epoch=5)  # of at most 359
     assert lr.peak == pytest.approx(0.1 * 287.6 / 256)
 
 
 def test_book_recipe_has_one_rate_whatever_the_global_batch():
-    lr = learning_rate(config.book(), samples=10 * 4096, steps_per_epoch=10)
+    lr = learning_rate(images.book(), samples=10 * 4096, steps_per_epoch=10)
     assert {lr(step, samples) for step in range(250) for samples in (1, 4096)} == {1e-4}
 
 
 def test_a_given_rate_is_scaled():
-    settings = replace(config.scaled(), lr=0.02, optimizer="adamw")
+    settings = replace(images.scaled(), lr=0.02, optimizer="adamw")
     assert learning_rate(settings, samples=5 * 1024, steps_per_epoch=5).peak == pytest.approx(0.04)
 
 
@@ -129,6 +129,6 @@ def test_a_line_falls_evenly_from_the_peak():
 
 
 def test_a_run_of_so_many_steps_warms_up_and_falls_within_them():
-    settings = replace(config.scaled(), epochs=3, warmup_epochs=1.0)
+    settings = replace(images.scaled(), epochs=3, warmup_epochs=1.0)
     rates = [learning_rate(settings, samples=100, steps_per_epoch=10, max_steps=steps) for steps in (25, 12, 1)]
     assert [(lr.warmup_steps, lr.total_steps) for lr in rates] == [(10, 25), (6, 12), (0, 1)]

@@ -56,8 +56,8 @@ def asked(monkeypatch, tmp_path):
 
 
 def test_a_rank_that_leads_is_shown_from_then_on(monkeypatch, asked):
-    monkeypatch.setattr(exits, "_leads", False)
-    exits.lead()
+    monkeypatch.setattr(exits, "_is_acting_rank_zero", False)
+    exits.become_rank_zero()
     assert asked()
 
 
@@ -73,9 +73,9 @@ def test_a_rank_that_fails_is_shown_where_others_go_on_without_it(monkeypatch, c
     def leave(_):
         raise Left
 
-    monkeypatch.setattr(exits, "_end", leave)
+    monkeypatch.setattr(exits, "_exit_on_failure", leave)
     if others_go_on:
-        monkeypatch.setattr(exits, "kill", leave)
+        monkeypatch.setattr(exits, "kill_self", leave)
     with pytest.raises(ValueError, match="broken"):
         exits.run(raising(ValueError("broken")))
     with pytest.raises(Left):

@@ -28,14 +28,14 @@ def model():
 def test_without_the_variable_there_are_none(environment):
     assert Faults.parse(environment, 0) is NONE
     assert NONE.announcement is None
-    NONE.at("step", 1)
-    assert not NONE.poisons_loss(1)
+    NONE.inflict_at("step", 1)
+    assert not NONE.injects_nan(1)
 
 
 @pytest.mark.parametrize(("attempt", "fires"), [("0", True), ("1", False), ("12", False)])
 def test_only_the_first_attempt_has_faults(attempt, fires):
     faults = parse("nan@rank0:step3", HVDLAUNCH_ATTEMPT=attempt)
-    assert faults.poisons_loss(3) == fires
+    assert faults.injects_nan(3) == fires
     assert (faults.announcement is not None) == fires
 
 
@@ -47,7 +47,7 @@ def test_every_rank_announces_what_any_rank_will_suffer():
 
 @pytest.mark.parametrize(("where", "struck"), [("0", [0]), ("1", [1]), ("12", [12]), ("all", [0, 1, 2, 12])])
 def test_a_fault_strikes_its_rank(where, struck):
-    assert [rank for rank in (0, 1, 2, 12) if parse(f"nan@rank{where}:step1", rank).poisons_loss(1)] == struck
+    assert [rank for rank in (0, 1, 2, 12) if parse(f"nan@rank{where}:step1", rank).injects_nan(1)] == struck
 
 
 @pytest.mark.parametrize(("place", "number"), [("start", 0), ("step", 7), ("save", 7), ("recover", 7)])
@@ -56,10 +56,10 @@ def test_a_fault_fires_at_its_place_and_once(place, number):
     faults = parse(f"{spelled}, raise@rank0:step77")
     for other_place, other_number in [("start", 0), ("step", 7), ("save", 7), ("eval", 7), (place, 8)]:
         if (other_place, other_number) != (place, number):
-            faults.at(other_place, other_number)
+            faults.inflict_at(other_place, other_number)
     with pytest.raises(RuntimeError, match=f"injected fault {spelled}"):
-        faults.at(place, number)
-    faults.at(place, number)
+        faults.inflict_at(place, number)
+    faults.inflict_at(place, number)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_a_step_s_faults_strike_steps_only(kind, place):
 def test_nan_poisons_one_step(model):
     faults = parse("nan@rank0:step3,bitflip@rank0:step4")
     for step in (1, 2, 3):
-        faults.at("step", step, model=model)
-    assert [faults.poisons_loss(step) for step in (1, 2, 3, 3, 4)] == [False, False, True, False, False]
+        faults.inflict_at("step", step, model=model)
+    assert [faults.injects_nan(step) for step in (1, 2, 3, 3, 4)] == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -116,7 +116,7 @@ def test_nan_poisons_one_step(model):
 def test_bitflip_changes_one_bit_of_one_weight(model, dtype, memory_format):
     model = model.to(dtype=dtype, memory_format=memory_format)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    parse("bitflip@rank0:step4").at("step", 4, model=model)
+    parse("bitflip@rank0:step4").inflict_at("step", 4, model=model)
     flipped = 0
     for name, value in model.state_dict().items():
         old, new = (weights.contiguous().flatten().view(torch.uint8) for weights in (before[name], value))
@@ -138,9 +138,9 @@ if sys.argv[1] in ("gil", "sleep"):
 if sys.argv[1] == "oom":
     resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
 faults = Faults.parse({"HVDTRAIN_FAULT": f"{sys.argv[1]}@rankall:step7"}, 1)
-faults.at("step", 6)
+faults.inflict_at("step", 6)
 print("before", flush=True)
-faults.at("step", 7)
+faults.inflict_at("step", 7)
 print("after", flush=True)
 """
 

@@ -37,15 +37,15 @@ def no_room(path="f"):
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def fail(guard, error, what="log write", where="here", **options):
-    with guard(what, where, **options):
+def fail(guard, error, action="log write", target="here", **options):
+    with guard(action, target, **options):
         raise error
 
 
 def test_an_os_error_is_counted_reported_and_passed_to_the_callback(capsys, tmp_path):
     guard, seen = Guard(), []
     error = no_room()
-    fail(guard, error, where=tmp_path, failed=seen.append)
+    fail(guard, error, target=tmp_path, on_failure=seen.append)
     assert guard.counts == {"log write": 1}
     assert seen == [error]
     assert capsys.readouterr() == (
@@ -56,7 +56,7 @@ def test_an_os_error_is_counted_reported_and_passed_to_the_callback(capsys, tmp_
 
 def test_what_succeeds_is_not_counted(capsys):
     guard, seen = Guard(), []
-    with guard("log write", "here", failed=seen.append):
+    with guard("log write", "here", on_failure=seen.append):
         pass
     assert guard("remote read")(lambda a, *, b: a + b)(1, b=2) == 3
     assert (guard.counts, seen, capsys.readouterr().err) == ({}, [], "")
@@ -88,7 +88,7 @@ def test_each_cause_is_reported_once_a_minute(capsys, clock):
     ]
     for error in errors:
         fail(guard, error)
-    fail(guard, no_room(), what="checkpoint write")
+    fail(guard, no_room(), action="checkpoint write")
     lines = capsys.readouterr().err.splitlines()
     reported = (
         "log write failed: here: No space",
@@ -117,7 +117,7 @@ def test_a_warning_is_one_line(capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "also", "caught"),
+    ("error", "also_catch", "caught"),
     [
         (no_room(), (), True),
         (BrokenPipeError(), (), True),
@@ -137,13 +137,13 @@ def test_a_warning_is_one_line(capsys):
         (MpiError(), (RuntimeError, MpiError), False),
     ],
 )
-def test_what_is_caught(error, also, caught):
+def test_what_is_caught(error, also_catch, caught):
     guard, seen = Guard(), []
     if caught:
-        fail(guard, error, also=also, failed=seen.append)
+        fail(guard, error, also_catch=also_catch, on_failure=seen.append)
     else:
         with pytest.raises(type(error)):
-            fail(guard, error, also=also, failed=seen.append)
+            fail(guard, error, also_catch=also_catch, on_failure=seen.append)
     assert (seen, guard.counts["log write"]) == (([error], 1) if caught else ([], 0))
 
 
@@ -156,7 +156,7 @@ def test_mpis_errors_have_that_name():
 
 def test_cpu_memory_that_torch_cannot_get_is_not_caught():
     guard = Guard()
-    with pytest.raises(RuntimeError, match="memory"), guard("log write", also=(RuntimeError,)):
+    with pytest.raises(RuntimeError, match="memory"), guard("log write", also_catch=(RuntimeError,)):
         torch.empty(2**60, dtype=torch.uint8)
     assert guard.counts == {}
 

@@ -40,7 +40,7 @@ V1 = "7:pids:/\n4:cpu,cpuacct:/docker/3bf3\n2:cpuset:/docker/3bf3\n"
     ],
 )
 def test_the_quota_is_that_of_the_strictest_group(tmp_path, line, files, quota):
-    assert limits.quota(group(tmp_path, line, **files)) == quota
+    assert limits.cpu_quota(group(tmp_path, line, **files)) == quota
 
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    2000000 kB\n"
@@ -66,4 +66,4 @@ def test_the_memory_is_that_of_the_strictest_group_however_much_of_it_is_free(tm
 
 
 def test_without_proc_no_limit_is_known(tmp_path):
-    assert (limits.memory_bytes(tmp_path), limits.quota(tmp_path)) == (math.inf, math.inf)
+    assert (limits.memory_bytes(tmp_path), limits.cpu_quota(tmp_path)) == (math.inf, math.inf)

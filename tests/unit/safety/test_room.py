@@ -46,7 +46,7 @@ def test_ranks_that_do_not_fit_their_host_leave_and_its_first_one_says_why(capsy
     )
     assert capsys.readouterr().err == f"{line}\n"
     assert reports == [line]
-    assert slept == [exits.FIRST_S] * 4  # its launcher ends all once one has left
+    assert slept == [exits.FIRST_ERROR_S] * 4  # its launcher ends all once one has left
 
 
 @pytest.mark.parametrize(("ranks", "memory"), [(4, 1_600_000_000), (1, 1)])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.safety import watchdog
-from hvdtrain.safety.watchdog import FIRST_STEPS, LEAST_S, OFF, SLOW_S, watch
+from hvdtrain.safety.watchdog import FIRST_STEPS, MIN_LIMIT_S, OFF, SLOW_S, make_watchdog
 
 
 class Timer:
@@ -29,7 +29,7 @@ class Timer:
 @pytest.fixture
 def timer(monkeypatch):
     monkeypatch.setattr(watchdog, "faulthandler", Timer())
-    monkeypatch.setattr(watchdog, "TOO_EARLY", 0.0)
+    monkeypatch.setattr(watchdog, "EARLY_SHARE", 0.0)
     return watchdog.faulthandler
 
 
@@ -46,7 +46,7 @@ def rank(tmp_path, timer):
     made = []
 
     def make(hang_timeout_s=None):
-        made.append(watch(tmp_path, 3, hang_timeout_s=hang_timeout_s))
+        made.append(make_watchdog(tmp_path, 3, hang_timeout_s=hang_timeout_s))
         return made[-1]
 
     yield make
@@ -64,9 +64,9 @@ def line_in(run_folder, number=3):
 def take_steps(dog, clock, durations):
     """Take steps of these durations and begin the next one."""
     for number, seconds in enumerate(durations, start=1):
-        dog.working(number)
+        dog.begin_step(number)
         clock.now += seconds
-    dog.working(len(durations) + 1)
+    dog.begin_step(len(durations) + 1)
 
 
 # --- the line
@@ -74,44 +74,53 @@ def take_steps(dog, clock, durations):
 
 def test_each_call_is_in_the_line(rank, tmp_path):
     dog = rank()
-    dog.starting()
+    dog.begin_setup()
     assert line_in(tmp_path) == "start working"
     assert dog.step is None
     with dog.collective():
         assert line_in(tmp_path) == "start waiting"
-    for step, doing in ((1, "working"), (17, "evaluating"), (1234567, "saving"), (2, "waiting"), (2, "left")):
-        getattr(dog, doing)(step)
-        assert line_in(tmp_path) == f"step {step} {doing}"
+    for step, begin, activity in (
+        (1, dog.begin_step, "working"),
+        (17, dog.begin_evaluation, "evaluating"),
+        (1234567, dog.begin_checkpoint, "saving"),
+        (2, dog.begin_wait, "waiting"),
+        (2, dog.disarm, "left"),
+    ):
+        begin(step)
+        assert line_in(tmp_path) == f"step {step} {activity}"
     assert dog.step == 1234567
     assert [file.name for file in (tmp_path / "ranks").glob("*.at*")] == ["rank-3.at"]
 
 
-@pytest.mark.parametrize("doing", ["working", "evaluating", "saving"])
-def test_after_a_collective_the_rank_goes_on_with_what_it_did(rank, tmp_path, doing):
+@pytest.mark.parametrize(
+    ("method", "activity"),
+    [("begin_step", "working"), ("begin_evaluation", "evaluating"), ("begin_checkpoint", "saving")],
+)
+def test_after_a_collective_the_rank_goes_on_with_what_it_did(rank, tmp_path, method, activity):
     dog = rank()
-    getattr(dog, doing)(5)
+    getattr(dog, method)(5)
     with dog.collective():
         assert line_in(tmp_path) == "step 5 waiting"
         with dog.collective():
             assert line_in(tmp_path) == "step 5 waiting"
         assert line_in(tmp_path) == "step 5 waiting"
-    assert line_in(tmp_path) == f"step 5 {doing}"
+    assert line_in(tmp_path) == f"step 5 {activity}"
 
 
 def test_a_rank_that_fails_in_a_collective_was_waiting(rank, tmp_path, timer):
     dog = rank()
-    dog.working(5)
+    dog.begin_step(5)
     with pytest.raises(RuntimeError), dog.collective():
         raise RuntimeError
     assert line_in(tmp_path) == "step 5 waiting"
-    dog.working(6)
+    dog.begin_step(6)
     with dog.collective():
         assert line_in(tmp_path) == "step 6 waiting"
 
 
 def test_close_is_the_end(rank, tmp_path, timer):
     dog = rank()
-    dog.working(9)
+    dog.begin_step(9)
     dog.close()
     assert timer.limits[-1] is None
     armed = len(timer.limits)
@@ -123,13 +132,13 @@ def test_close_is_the_end(rank, tmp_path, timer):
 
 def test_a_former_attempts_line_is_replaced_and_its_errors_stay(rank, tmp_path):
     first = rank()
-    first.working(7)
+    first.begin_step(7)
     (tmp_path / "ranks" / "rank-3.err").write_text("before\n")
     second = rank()
     assert line_in(tmp_path) == "start working"
-    first.working(8)
+    first.begin_step(8)
     assert line_in(tmp_path) == "start working"
-    second.working(9)
+    second.begin_step(9)
     assert line_in(tmp_path) == "step 9 working"
     assert (tmp_path / "ranks" / "rank-3.err").read_text() == "before\n"
 
@@ -138,8 +147,8 @@ def test_without_a_folder_or_a_thread_the_rank_goes_on(tmp_path, timer, monkeypa
     def no_thread(*_, **__):
         raise RuntimeError("unable to start watchdog thread")
 
-    dog = watch(tmp_path / "missing", 0, hang_timeout_s=5.0)
-    dog.working(1)
+    dog = make_watchdog(tmp_path / "missing", 0, hang_timeout_s=5.0)
+    dog.begin_step(1)
     monkeypatch.setattr(timer, "dump_traceback_later", no_thread)
     with dog.collective():
         pass
@@ -154,22 +163,22 @@ def test_a_full_disk_leaves_no_half_line(rank, tmp_path):
         dog = rank()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    dog.working(1)
+    dog.begin_step(1)
     assert [file.name for file in (tmp_path / "ranks").iterdir()] == ["rank-3.err"]
 
 
 def test_a_timeout_of_0_is_off(tmp_path, timer, monkeypatch):
     monkeypatch.setattr(OFF, "step", None)
-    assert watch(tmp_path, 0, hang_timeout_s=0.0) is OFF
-    OFF.starting()
-    for number, method in enumerate((OFF.working, OFF.evaluating, OFF.saving), start=1):
+    assert make_watchdog(tmp_path, 0, hang_timeout_s=0.0) is OFF
+    OFF.begin_setup()
+    for number, method in enumerate((OFF.begin_step, OFF.begin_evaluation, OFF.begin_checkpoint), start=1):
         method(number)
         assert OFF.step == number
-    OFF.waiting(3)
-    OFF.left(3)
+    OFF.begin_wait(3)
+    OFF.disarm(3)
     with OFF.collective(), OFF.collective():
         pass
-    assert [*OFF.reading(iter("ab"))] == ["a", "b"]
+    assert [*OFF.time_reads(iter("ab"))] == ["a", "b"]
     OFF.close()
     assert timer.limits == []
     assert list(tmp_path.iterdir()) == []
@@ -187,7 +196,7 @@ def test_the_first_steps_have_limits_of_their_own(rank, timer, clock):
     ("durations", "limit"),
     [
         ([0.1, 0.1], SLOW_S),
-        ([0.1, 0.1, 0.1], LEAST_S),
+        ([0.1, 0.1, 0.1], MIN_LIMIT_S),
         ([400.0, 10.0, 12.0, 9.0], 110.0),  # the even median
         ([100.0] * 60 + [20.0] * 26, 200.0),
         ([100.0] * 60 + [20.0] * 24, 1000.0),
@@ -202,14 +211,14 @@ def test_a_second_call_in_a_step_is_not_another_step(rank, timer, clock):
     dog = rank()
     for number in (1, 2, 3, 4):
         for _ in range(10):
-            dog.working(number)
+            dog.begin_step(number)
             clock.now += 2.0
     assert timer.limits[-1] == 200.0
 
 
 def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, timer, clock):
     dog = rank(7.0)
-    dog.starting()
+    dog.begin_setup()
     with dog.collective():
         pass
     assert timer.limits == [70.0, 70.5]
@@ -218,27 +227,27 @@ def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, tim
     for _ in range(2):  # the second time in the same step
         with dog.collective(), dog.collective():
             pass
-    dog.saving(4)
+    dog.begin_checkpoint(4)
     with dog.collective():
         pass
     assert timer.limits == [7.5, 70.0, 70.5]
 
 
 def test_the_timer_is_set_again_only_where_it_would_fire_too_early_or_too_late(rank, timer, clock, monkeypatch):
-    monkeypatch.setattr(watchdog, "TOO_EARLY", 0.01)
+    monkeypatch.setattr(watchdog, "EARLY_SHARE", 0.01)
     dog = rank(100.0)
     take_steps(dog, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
     for step in range(5, 25):  # 4 seconds from step 4 on
         clock.now += 0.2
-        dog.working(step)
+        dog.begin_step(step)
     assert timer.limits == [100.0] * 4
     with dog.collective():
         pass
-    dog.working(25)
+    dog.begin_step(25)
     assert timer.limits[4:] == [100.5, 100.0]
-    dog.saving(25)
-    dog.working(26)
+    dog.begin_checkpoint(25)
+    dog.begin_step(26)
     assert timer.limits[6:] == [1000.0, 100.0]
 
 
@@ -247,11 +256,11 @@ def test_only_the_first_batch_of_an_evaluation_may_take_longer(rank, timer, cloc
     take_steps(dog, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
     for _ in range(3):
-        dog.evaluating(4)
+        dog.begin_evaluation(4)
         with dog.collective():
             pass
-    dog.working(5)
-    dog.evaluating(5)
+    dog.begin_step(5)
+    dog.begin_evaluation(5)
     assert timer.limits == [70.0, 70.5, *[7.0, 7.5] * 2, 7.0, 70.0]
 
 
@@ -262,18 +271,18 @@ def test_a_rank_that_goes_on_too_late_leaves_its_line_and_its_timer_alone(rank, 
     clock.now += 7.1  # stopped; its timer has not fired yet
     with dog.collective():
         pass
-    dog.working(5)
+    dog.begin_step(5)
     assert line_in(tmp_path) == "step 4 working"
     assert len(timer.limits) == armed
-    dog.left(5)
+    dog.disarm(5)
     assert line_in(tmp_path) == "step 5 left"
 
 
 def test_nothing_is_given_less_time_than_a_step(rank, timer, clock):
     dog = rank()
     take_steps(dog, clock, [100.0] * FIRST_STEPS)
-    dog.evaluating(4)
-    dog.saving(4)
+    dog.begin_evaluation(4)
+    dog.begin_checkpoint(4)
     assert timer.limits[-3:] == [1000.0] * 3
 
 
@@ -288,7 +297,7 @@ def test_reading_may_take_longer_than_a_step_and_then_the_step_has_its_limit_ane
             yield batch
 
     timer.limits.clear()
-    coming = dog.reading(batches())
+    coming = dog.time_reads(batches())
     assert next(coming) == "a"
     assert line_in(tmp_path) == "step 4 working"
     with dog.collective():
@@ -302,13 +311,18 @@ def test_reading_may_take_longer_than_a_step_and_then_the_step_has_its_limit_ane
 def test_where_files_are_read_the_ranks_that_wait_have_the_limit_of_reading_and_a_little_more(rank, timer, clock):
     dog = rank(7.0)
     take_steps(dog, clock, [0.1] * FIRST_STEPS)
-    assert [*dog.reading(iter("a"))] == ["a"]
-    for begin, others_s in ((dog.working, 70.5), (dog.evaluating, 70.5), (dog.evaluating, 70.5), (dog.saving, 70.5)):
+    assert [*dog.time_reads(iter("a"))] == ["a"]
+    for begin, wait_s in (
+        (dog.begin_step, 70.5),
+        (dog.begin_evaluation, 70.5),
+        (dog.begin_evaluation, 70.5),
+        (dog.begin_checkpoint, 70.5),
+    ):
         begin(5)
         with dog.collective():
             pass
-        assert timer.limits[-1] == others_s
-    dog.waiting(5)
+        assert timer.limits[-1] == wait_s
+    dog.begin_wait(5)
     assert timer.limits[-1] == 70.5
 
 
@@ -316,22 +330,22 @@ def test_each_batch_of_an_evaluation_may_be_read_as_slowly(rank, timer, clock, t
     dog = rank(7.0)
     take_steps(dog, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
-    for _ in dog.reading(iter("abc")):
-        dog.evaluating(4)
+    for _ in dog.time_reads(iter("abc")):
+        dog.begin_evaluation(4)
     assert line_in(tmp_path) == "step 4 evaluating"
     assert timer.limits == [70.0, 7.0, 70.0, *[70.0, 70.0, 7.0], *[70.0, 7.0, 7.0], 70.0, 7.0]
 
 
 def test_a_rank_that_fails_while_it_reads_was_reading(rank, tmp_path):
     dog = rank()
-    dog.working(5)
+    dog.begin_step(5)
 
     def torn():
         raise OSError
         yield
 
     with pytest.raises(OSError):  # noqa: PT011
-        next(dog.reading(torn()))
+        next(dog.time_reads(torn()))
     assert line_in(tmp_path) == "step 5 reading"
 
 
@@ -340,11 +354,11 @@ def test_a_rank_that_fails_while_it_reads_was_reading(rank, tmp_path):
 PRELUDE = """
 import collections, ctypes, itertools, multiprocessing, os, signal, sys, time
 from pathlib import Path
-from hvdtrain.safety.watchdog import watch
+from hvdtrain.safety.watchdog import make_watchdog
 
-dog = watch(Path(sys.argv[1]), 0, hang_timeout_s=float(sys.argv[2]))
+dog = make_watchdog(Path(sys.argv[1]), 0, hang_timeout_s=float(sys.argv[2]))
 for step in (1, 2, 3, 4):
-    dog.working(step)
+    dog.begin_step(step)
 """
 
 
@@ -398,7 +412,7 @@ def test_without_an_error_file_the_stack_is_on_stderr(process, tmp_path):
 
 
 def test_steps_near_the_limit_are_not_a_hang(process, tmp_path):
-    body = "for step in (5, 6):\n    dog.working(step)\n    time.sleep(1.2)\ndog.close()"
+    body = "for step in (5, 6):\n    dog.begin_step(step)\n    time.sleep(1.2)\ndog.close()"
     rank = process(body, 2.0)
     assert rank.communicate(timeout=30) == ("", "")
     assert rank.returncode == 0
@@ -439,7 +453,7 @@ def test_a_forked_worker_has_no_limit_and_leaves_the_line_alone(process, tmp_pat
 worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1.0,))
 worker.start()
 for step in (5, 6, 7, 8):
-    dog.working(step)
+    dog.begin_step(step)
     worker.join(0.3)
 worker.join(1.0)
 sys.exit(worker.exitcode + 40)

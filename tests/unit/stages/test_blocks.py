@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from hvdtrain.stages.blocks import keep_only, run_all
+from hvdtrain.stages.blocks import keep_blocks, run_all
 from hvdtrain.text import model as berts
 from hvdtrain.vision import models
 
@@ -71,7 +71,7 @@ def test_parts_have_what_their_blocks_need_under_the_names_of_the_whole(kind):
     expected, hidden, held = whole(*inputs), None, []
     for first, end in [(0, 2), (2, 3), (3, len(blocks))]:
         part = copy.deepcopy(whole)
-        keep_only(part, blocks.row[first:end])
+        keep_blocks(part, blocks.row[first:end])
         held.append(part.state_dict())
         for block in blocks.row[first:end]:
             hidden = block.run(part, hidden, inputs)

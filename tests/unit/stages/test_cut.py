@@ -4,8 +4,8 @@ import random
 import pytest
 import torch
 
-from hvdtrain.recipe import batch_norm
-from hvdtrain.stages.cut import fastest, measure
+from hvdtrain.core import batch_norm
+from hvdtrain.stages.cut import choose_cuts, measure_blocks
 from tests.unit.stages.test_blocks import MODELS
 
 
@@ -19,7 +19,7 @@ def test_no_other_cut_has_a_faster_slowest_stage(stages):
     draw = random.Random(stages)  # noqa: S311 (no secret)
     for _ in range(20):
         times_ms = [draw.choice([0.1, 1.0, draw.random(), 5.0]) for _ in range(8)]
-        found = fastest(times_ms, stages)
+        found = choose_cuts(times_ms, stages)
         assert len(found) == stages - 1
         best = min(slowest(times_ms, cuts) for cuts in itertools.combinations(range(1, 8), stages - 1))
         assert slowest(times_ms, found) == pytest.approx(best)
@@ -32,7 +32,7 @@ def test_measuring_leaves_the_model_as_it_is_and_tells_what_is_handed_on(kind, l
     if kind == "effnet":
         inputs = [inputs[0].contiguous(memory_format=lies)]
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    passages = measure(model, blocks, inputs, torch.device("cpu"), torch.autocast("cpu", enabled=False))
+    passages = measure_blocks(model, blocks, inputs, torch.device("cpu"), torch.autocast("cpu", enabled=False))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(one.is_contiguous() for one in model.parameters())
     assert all(one.grad is None for one in model.parameters())
@@ -42,7 +42,7 @@ def test_measuring_leaves_the_model_as_it_is_and_tells_what_is_handed_on(kind, l
     with torch.no_grad():
         for block, passage in zip(blocks.row[:-1], passages, strict=False):
             hidden = block.run(model, hidden, [one.to(memory_format=lies) if one.dim() == 4 else one for one in inputs])
-            room = passage.room(inputs, blocks.batch_dims, torch.device("cpu"))
+            room = passage.make_buffer(inputs, blocks.batch_dims, torch.device("cpu"))
             assert (room.shape, room.dtype) == (hidden.shape, hidden.dtype)
             if kind == "effnet" and hidden.shape[2] > 1:
                 assert room.is_contiguous(memory_format=lies)

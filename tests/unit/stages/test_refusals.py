@@ -1,13 +1,13 @@
 import pytest
 
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.replica.parts import require_groups, require_parts, split_replicas
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.comm import in_parts, require_groups, require_parts
-from hvdtrain.stages.part import require_stages
-from hvdtrain.text import config as texts
-from hvdtrain.vision import config as images
+from hvdtrain.stages.stage import require_stages
+from hvdtrain.text import settings as texts
+from hvdtrain.vision import settings as images
 from tests.ranks import Rank
-from tests.refusals import refused
+from tests.refusals import options_refused_together, refused
 from tests.unit.stages.test_blocks import effnet
 
 
@@ -21,12 +21,12 @@ from tests.unit.stages.test_blocks import effnet
     ],
 )
 def test_ranks_that_are_no_replicas_of_so_many_stages(ranks, stages, message):
-    assert refused(lambda: in_parts(Rank(0, ranks), stages, "stage")) == message
+    assert refused(lambda: split_replicas(Rank(0, ranks), stages, "--stages")) == message
 
 
 def test_without_stages_all_is_as_it_was():
     alone = SerialComm()
-    assert in_parts(alone, 1, "all") is alone
+    assert split_replicas(alone, 1, "--stages") is alone
 
 
 @pytest.mark.parametrize(
@@ -67,21 +67,30 @@ TWO = ["--stages", "2", "--accumulate-steps", "2"]
             "--pipeline-schedule gpipe requires --stages 2 and --accumulate-",
         ),
         (images.parse, ["--stages-at", "3"], "--stages-at 3 requires --stages 2 and --accumulate-steps 2 or more"),
-        (images.parse, ["--stages", "2", "--sync-bn"], "--sync-bn does not work with --stages 2"),  # nor with more
         (images.parse, ["--stages", "0"], "--stages 0 must be at least 1"),
-        (images.parse, [*TWO, "--sync-bn"], "--sync-bn does not work with --stages 2: leave one of them out"),
-        (images.parse, [*TWO, "--compile"], "--compile does not work with --stages 2: leave one of them out"),
-        (images.parse, [*TWO, "--find-nan"], "--find-nan does not work with --stages 2"),
-        (images.parse, [*TWO, "--precision", "fp16"], "--precision fp16 does not work with --stages 2"),
-        (images.parse, [*TWO, "--profile=exact"], "--profile exact does not work with --stages 2"),
-        (images.parse, [*TWO, "--timeline"], "--timeline does not work with --stages 2"),
-        (images.parse, ["--recompute", "--compile"], "--recompute runs the model block by block, --compile all of it"),
-        (images.parse, ["--recompute", "--sync-bn"], "--sync-bn sums over ranks inside the model, which --recompute"),
-        (texts.parse, ["--stages", "2", "--freeze-embeddings"], "--freeze-embeddings does not work with --stages 2"),
     ],
 )
-def test_what_does_not_go_with_stages(parse, words, message):
+def test_what_stages_lack(parse, words, message):
     assert refused(lambda: parse(words)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("parse", "words", "pair"),
+    [
+        (images.parse, ["--stages", "2", "--sync-bn"], {"--sync-bn", "--stages 2"}),  # nor with more
+        (images.parse, [*TWO, "--sync-bn"], {"--sync-bn", "--stages 2"}),
+        (images.parse, [*TWO, "--compile"], {"--compile", "--stages 2"}),
+        (images.parse, [*TWO, "--find-nan"], {"--find-nan", "--stages 2"}),
+        (images.parse, [*TWO, "--precision", "fp16"], {"--precision fp16", "--stages 2"}),
+        (images.parse, [*TWO, "--profile=exact"], {"--profile exact", "--stages 2"}),
+        (images.parse, [*TWO, "--timeline"], {"--timeline", "--stages 2"}),
+        (images.parse, ["--recompute", "--compile"], {"--recompute", "--compile"}),
+        (images.parse, ["--recompute", "--sync-bn"], {"--recompute", "--sync-bn"}),
+        (texts.parse, ["--stages", "2", "--freeze-embeddings"], {"--freeze-embeddings", "--stages 2"}),
+    ],
+)
+def test_what_does_not_go_with_stages(parse, words, pair):
+    assert options_refused_together(lambda: parse(words)) == pair
 
 
 def plan(ranks_per_replica):
@@ -97,22 +106,22 @@ def plan(ranks_per_replica):
     ],
 )
 def test_other_groups_than_the_launchers(stages, placed, message):
-    assert refused(lambda: require_groups("stage" if stages > 1 else "all", stages, plan(placed))) == message
+    assert refused(lambda: require_groups("--stages", stages, plan(placed))) == message
 
 
 def test_all_that_stages_require_is_named_at_once():
     alone = refused(lambda: images.parse(["--stages", "4"]))
     assert alone == "--stages 4 requires --accumulate-steps 4 or more"
-    line = refused(lambda: require_parts("stage", 4, ranks=6, placed=plan(None), besides=BadInput(alone)))
+    line = refused(lambda: require_parts("--stages", 4, ranks=6, placement=plan(None), other_error=BadInput(alone)))
     assert line.split("; ") == [
         alone,
         "--stages 4: hvdlaunch was started without --ranks-per-replica: give it --ranks-per-replica 4",
         "--stages 4: 6 ranks cannot be replicas of 4 ranks each: start 4 or 8",
     ]
-    require_parts("stage", 4, ranks=8, placed=plan(4))
+    require_parts("--stages", 4, ranks=8, placement=plan(4))
 
 
 def test_the_launchers_groups_and_no_launcher():
-    require_groups("slice", 4, plan(4))
-    require_groups("all", 1, plan(None))
-    require_groups("stage", 4, None)
+    require_groups("--tensor", 4, plan(4))
+    require_groups("--stages", 1, plan(None))
+    require_groups("--stages", 4, None)

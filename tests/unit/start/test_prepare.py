@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.tracking.placement import planned
+from hvdtrain.tracking.placement import read_plan
 from launch.errors import CommandError, HostError, HostfileError, PlacementError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
@@ -108,7 +108,7 @@ def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
     assert (run.plan.network, run.plan.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24")
     nics = [("eth0", UNFIT), ("eth0", UNFIT), ("ens5", UNFIT)]
     assert [(slot.interface, slot.unfit_ports) for slot in run.plan.slots] == nics
-    ranks = planned(run.environment["HVDLAUNCH_PLAN"])["ranks"]
+    ranks = read_plan(run.environment["HVDLAUNCH_PLAN"])["ranks"]
     assert [rank["hostname"] for rank in ranks] == ["h1.local", "h1.local", "h2.local"]
     assert [rank["environment"]["NCCL_SOCKET_IFNAME"] for rank in ranks] == ["eth0", "eth0", "ens5"]
     assert {rank["environment"]["NCCL_IB_HCA"] for rank in ranks} == {"^=mlx5_0:2,mlx5_1:1"}
@@ -210,7 +210,7 @@ def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
     assert world["questions"] == []
     assert [slot.gpu for slot in run.plan.slots] == [0, 1, 2]
     assert run.argv[0] == "mpirun"
-    assert planned(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
+    assert read_plan(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
     other = prepared(tmp_path, launcher="horovodrun", topologies={"far": machine()})
     assert other.argv[0] == "horovodrun"
     with pytest.raises(HostError, match="no saved topology of h2: add --topology h2=FILE, or leave --topology out"):
@@ -303,7 +303,7 @@ def test_inside_an_image_it_is_the_image_that_must_have_nsight_systems(tmp_path,
 
 def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_path):
     run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-    assert planned(run.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
+    assert read_plan(run.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
     assert run.argv[run.argv.index("NCCL_DEBUG") - 1] == "-x"
     assert "MY_TOKEN" not in run.environment
     assert HIDDEN not in " ".join([*run.argv, *run.environment.values()])
@@ -311,13 +311,13 @@ def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_p
     other = prepared(tmp_path, exports=("MY_TOKEN",))
     assert other.argv[other.argv.index("MY_TOKEN") - 1] == "-x"
     assert other.environment["MY_TOKEN"] == HIDDEN
-    assert HIDDEN not in json.dumps(planned(other.environment["HVDLAUNCH_PLAN"])) + " ".join(other.argv)
+    assert HIDDEN not in json.dumps(read_plan(other.environment["HVDLAUNCH_PLAN"])) + " ".join(other.argv)
     assert prepared(tmp_path).plan.remarks == ()  # on one host ranks inherit all
 
 
 def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path, world):
     def met(environment=None, **changes):
-        return planned(prepared(tmp_path, environment, **changes).environment["HVDLAUNCH_PLAN"])["rendezvous"]
+        return read_plan(prepared(tmp_path, environment, **changes).environment["HVDLAUNCH_PLAN"])["rendezvous"]
 
     assert met(np=3, hosts=hosts(h2=2, h1=1)) == {"MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "20003"}
     assert met(np=2) == {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20000"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.tracking.placement import planned
+from hvdtrain.tracking.placement import read_plan
 from launch.errors import CommandError
 from launch.rank import bind
 from launch.start.render import render
@@ -19,7 +19,7 @@ from tests.unit.start.specs import HOROVODRUN, THREE, TRAIN, launcher, plan, ren
 
 
 def by_rank(run):
-    return planned(run.environment["HVDLAUNCH_PLAN"])
+    return read_plan(run.environment["HVDLAUNCH_PLAN"])
 
 
 def test_the_plan_tells_each_rank_its_place():
@@ -83,7 +83,7 @@ def test_each_rank_and_the_run_folder_read_the_same_place(data):
     ]
     made = plan(THREE, slots=tuple(slots), hostnames=dict.fromkeys(["h1", "h2.cluster.example"], here))
     text = render(made, launcher()).environment["HVDLAUNCH_PLAN"]
-    for slot, rank in zip(slots, planned(text)["ranks"], strict=True):
+    for slot, rank in zip(slots, read_plan(text)["ranks"], strict=True):
         for name in ("rank", "host", "local_rank", "gpu", "gpu_uuid", "threads", "environment"):
             assert rank[name] == getattr(slot, name)
         assert tuple(rank["numa"]) == slot.numa

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
+from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.sync.comm import Between, in_groups
-from hvdtrain.sync.members import MpiMembers
+from hvdtrain.sync.comm import GroupSums, group_ranks
 from tests.ranks import Mpi, together
 
 
@@ -20,7 +20,7 @@ def test_each_rank_carries_its_part_and_all_get_the_sum_over_groups(ranks, group
         sent = []
         allreduce = across.Allreduce
         across.Allreduce = lambda own, total: (sent.append(len(own)), allreduce(own, total))
-        between = Between(MpiMembers(mpi.Split(group, place)), MpiMembers(across))
+        between = GroupSums(MpiMembers(mpi.Split(group, place)), MpiMembers(across))
         values = (torch.arange(count) + 100**group).to(dtype)
         between.sum_(values)
         return between.groups, sent, values.tolist()
@@ -55,4 +55,4 @@ class Hosts(HorovodComm):
 )
 def test_groups_that_cannot_be_are_one_line(comm, group_size, line):
     with pytest.raises(BadInput, match=f"^{line}"):
-        in_groups(comm, group_size)
+        group_ranks(comm, group_size)

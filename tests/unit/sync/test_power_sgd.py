@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import _should_compress
 
-from hvdtrain.sync.power_sgd import PowerSGD, largest_rank, sent_elements
+from hvdtrain.sync.power_sgd import PowerSGD, count_sent_elements, max_rank
 
 RANKS = 2
 
@@ -63,8 +63,8 @@ def test_matrices_of_that_rank_come_through_and_little_is_sent():
     model, sent = net(), Sent()
     own = gradients(1, thin=2)
     assert farthest(sums(model, sync_of(model, 2, sent), own), [2 * one for one in own]) < 1e-4
-    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40) == sent_elements(model, 2)
-    assert sent_elements(model, None) == sum(one.numel() for one in model.parameters())
+    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40) == count_sent_elements(model, 2)
+    assert count_sent_elements(model, None) == sum(one.numel() for one in model.parameters())
     assert model[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -146,9 +146,9 @@ def test_a_parameter_without_a_gradient_sends_zeros():
 
 def test_the_largest_rank_is_the_last_that_the_hook_takes():
     model = net()
-    most = largest_rank(model)
+    most = max_rank(model)
     assert most == (30 * 40 - 1) // (2 * 70)
     shapes = [one.flatten(1).shape for one in model.parameters() if one.dim() > 1]
     worth = [any(_should_compress(*shape, min(*shape, rank), 2)[0] for shape in shapes) for rank in (most, most + 1)]
     assert worth == [True, False]
-    assert largest_rank(nn.BatchNorm1d(3)) == 0
+    assert max_rank(nn.BatchNorm1d(3)) == 0

@@ -5,13 +5,14 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.ranks.sync import NoSync
+from hvdtrain.core.slots import EveryStep
+from hvdtrain.ranks.members import MpiMembers
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.sync.comm import Between, Every
-from hvdtrain.sync.members import MpiMembers
-from hvdtrain.sync.rounds import EVERY_STEP, LocalRounds
+from hvdtrain.sync.comm import GroupSums, SyncSchedule
+from hvdtrain.sync.rounds import LocalRounds
 from hvdtrain.sync.two_level import TwoLevelSync
 from tests.ranks import Mpi, together
 
@@ -22,7 +23,7 @@ class Groups:
     def __init__(self, comm):
         mpi = Mpi(comm)
         self.allgather = MpiMembers(mpi).allgather
-        self.between = Between(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi))
+        self.group_sums = GroupSums(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi))
 
 
 class One:
@@ -34,11 +35,11 @@ class One:
         self.model = nn.Linear(2, 1)
         self.average = MovingAverage(self.model, horizon_steps=5)
         self.optimizer = optim.BUILD[optimizer]([{"params": list(self.model.parameters())}], 0.1)
-        sync = TwoLevelSync(NoSync(), self.model, lambda _: None)
+        sync = TwoLevelSync(GradientSync(), self.model, lambda _: None)
         self.rounds = LocalRounds(
             Groups(comm),
             sync,
-            every=Every(steps=every, from_epoch=from_epoch),
+            schedule=SyncSchedule(steps=every, from_epoch=from_epoch),
             optimizer=self.optimizer,
             average=self.average,
             scaler=scaler or GradScaler("cpu", enabled=False),
@@ -69,11 +70,11 @@ def test_groups_meet_after_so_many_steps_of_the_run_and_at_the_end_of_an_epoch(e
     def program(comm):
         one = One(comm, every=every, from_epoch=1)
         one.rounds.begin(epoch, 10)
-        assert one.sync.apart == one.rounds.apart == (epoch == 1)
-        return [step for step in range(11, 22) if one.rounds.meets(step, last=21)]
+        assert one.sync.is_apart == one.rounds.is_apart == (epoch == 1)
+        return [step for step in range(11, 22) if one.rounds.syncs_after(step, last=21)]
 
     assert together(1, program) == [met]
-    assert all(EVERY_STEP.meets(step, last=21) for step in range(11, 22))
+    assert all(EveryStep().syncs_after(step, last=21) for step in range(11, 22))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rmsprop", "lamb"])
@@ -84,7 +85,7 @@ def test_where_they_meet_parameters_and_what_the_optimizer_remembers_become_mean
         for _ in range(3):
             one.step(1.0 + comm.rank)
         before = one.numbers()
-        assert one.rounds.meet(4, None) is None
+        assert one.rounds.sync(4, None) is None
         return before, one.numbers()
 
     (first, met), (second, also) = together(2, program)
@@ -95,18 +96,21 @@ def test_where_they_meet_parameters_and_what_the_optimizer_remembers_become_mean
         assert mean == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-6)
 
 
-def test_a_group_that_has_skipped_all_steps_is_equal_too():
+@pytest.mark.parametrize("steps_on", [0, 1])
+def test_a_group_that_has_skipped_all_steps_is_equal_too(steps_on):
+    """All but one rank, a group by itself, have."""
+
     def program(comm):
         one = One(comm, optimizer="adamw")
         one.rounds.begin(0, 0)
-        if comm.rank == 1:
+        if comm.rank == steps_on:
             one.step(1.0)
-        one.rounds.meet(4, None)
+        one.rounds.sync(4, None)
         return one.numbers()
 
-    skipped, stepped = together(2, program)
-    assert skipped == stepped
-    assert all(math.isfinite(number) for numbers in stepped for number in numbers)
+    one, other = together(2, program)
+    assert one == other
+    assert all(math.isfinite(number) for numbers in one for number in numbers)
 
 
 def test_a_parameter_that_is_not_trained_keeps_its_bits():
@@ -114,7 +118,7 @@ def test_a_parameter_that_is_not_trained_keeps_its_bits():
         one = One(comm)
         one.model.frozen = nn.Parameter(torch.tensor([0.1]), requires_grad=False)
         one.rounds.begin(0, 0)
-        one.rounds.meet(4, None)
+        one.rounds.sync(4, None)
         return one.model.frozen.item()
 
     assert together(3, program) == [torch.tensor(0.1).item()] * 3
@@ -125,8 +129,8 @@ def test_the_moving_average_goes_as_far_as_in_the_steps_since_they_met():
         one = One(comm)
         one.rounds.begin(0, 10)
         one.step(1.0)
-        one.rounds.meet(12, None)
-        one.rounds.meet(16, None)
+        one.rounds.sync(12, None)
+        one.rounds.sync(16, None)
         return int(one.average.n_averaged), one.average.module.weight.tolist(), one.model.weight.tolist()
 
     def stepwise():
@@ -153,7 +157,7 @@ def test_all_go_on_with_the_smallest_loss_scale():
         one = One(comm, scaler=scaler)
         scaler.scale(torch.ones(()))  # which makes its tensors
         one.rounds.begin(0, 0)
-        one.rounds.meet(4, None)
+        one.rounds.sync(4, None)
         return scaler.get_scale()
 
     assert together(3, program) == [64.0] * 3
@@ -164,7 +168,7 @@ def test_the_run_ends_for_all_where_it_does_for_one():
         one = One(comm)
         one.rounds.begin(0, 0)
         end = EndOfRun("too many", status=3, reason="why") if comm.rank == 1 else None
-        ended = one.rounds.meet(4, end)
+        ended = one.rounds.sync(4, end)
         return str(ended), ended.status, ended.reason
 
     assert together(2, program) == [("too many", 3, "why")] * 2
@@ -176,7 +180,7 @@ def test_together_nothing_is_averaged():
         one.rounds.begin(0, 0)
         one.step(1.0 + comm.rank)
         end = EndOfRun("too many", status=3, reason="why")
-        assert one.rounds.meet(4, end) is end
+        assert one.rounds.sync(4, end) is end
         return one.numbers()
 
     first, second = together(2, program)

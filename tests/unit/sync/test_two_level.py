@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.ranks.sync import NoSync
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.sync.two_level import TwoLevelSync
 
 
-class Near(NoSync):
+class Near(GradientSync):
     """Inside the group: what is asked of it, and a sum that doubles each gradient."""
 
     def __init__(self, model):
@@ -23,7 +23,7 @@ class Near(NoSync):
             if parameter.grad is not None:
                 parameter.grad *= 2
 
-    def update(self, *, overflowed):
+    def end_step(self, *, overflowed):
         self.asked.append(("update", overflowed))
 
     def state_dict(self):
@@ -66,7 +66,7 @@ def test_gradients_are_summed_in_the_group_and_then_between_groups(model):
 def test_apart_nothing_leaves_the_group(model):
     sums = []
     sync = synced(model, sums)
-    sync.apart = True
+    sync.is_apart = True
     model[0].weight.grad = torch.ones(3, 2)
     sync.finish()
     assert sums == []
@@ -84,10 +84,10 @@ def test_parameters_that_come_later_are_summed_too(model):
 
 def test_what_else_is_asked_of_it_is_the_groups(model):
     sync = synced(model, [])
-    sync.expect(3)
-    sync.include(iter([("more", nn.Parameter(torch.zeros(5)))]))
-    sync.update(overflowed=True)
-    sync.load_state_dict(sync.state_dict())
     sync.overlap = False
-    assert sync._near.overlap is sync.overlap is False
-    assert sync._near.asked == [("expect", 3), ("include", ["more"]), ("update", True), ("load", {"scale": 4.0})]
+    sync.expect(3)
+    assert sync._in_group.overlap is False
+    sync.include(iter([("more", nn.Parameter(torch.zeros(5)))]))
+    sync.end_step(overflowed=True)
+    sync.load_state_dict(sync.state_dict())
+    assert sync._in_group.asked == [("expect", 3), ("include", ["more"]), ("update", True), ("load", {"scale": 4.0})]

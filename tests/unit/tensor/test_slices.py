@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import state
-from hvdtrain.ranks.comm import stream
-from hvdtrain.ranks.replicas import check_replicas, held_before, parameter_sums
+from hvdtrain.core.replicas import check_replicas, parameter_sums
+from hvdtrain.core.slots import Layout
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.tensor import linear
-from hvdtrain.tensor.linear import own_draws, slices_of
-from hvdtrain.text import config as texts
+from hvdtrain.tensor.layout import Slices
+from hvdtrain.tensor.linear import per_rank_draws, sliced_parameters
 from hvdtrain.text import model as berts
+from hvdtrain.text import settings as texts
 from tests.ranks import Rank
-from tests.refusals import refused
+from tests.refusals import options_refused_together, refused
 from tests.unit.stages.test_blocks import bert
 
 
@@ -75,7 +76,7 @@ def test_slices_together_are_the_whole_forward_and_backward(monkeypatch, kind, p
     assert torch.equal(*outputs)
     torch.testing.assert_close(outputs[0], expected.detach(), **near)
     assert sums.count == 2 * 4  # layers; attention and what is between, forward and backward
-    dims = slices_of(slices[0])
+    dims = sliced_parameters(slices[0])
     for name, parameter in model.named_parameters():
         gradients = [one.get_parameter(name).grad for one in slices]
         torch.testing.assert_close(whole(gradients, dims, name), parameter.grad, **near)
@@ -84,15 +85,15 @@ def test_slices_together_are_the_whole_forward_and_backward(monkeypatch, kind, p
 
 def test_a_slice_holds_its_share_under_the_names_of_the_whole():
     model, _, slices = sliced("mlm", 2)
-    dims = slices_of(slices[0])
+    dims = sliced_parameters(slices[0])
     assert list(slices[0].state_dict()) == list(model.state_dict())
     for name, value in model.state_dict().items():
         assert torch.equal(whole([one.state_dict()[name] for one in slices], dims, name), value)
     per_layer = sum(value.numel() for name, value in model.named_parameters() if ".layer.0." in name)
     own = sum(value.numel() for name, value in slices[0].named_parameters() if ".layer.0." in name)
     assert own < 0.51 * per_layer
-    assert slices_of(copy.deepcopy(slices[0])) == dims
-    assert slices_of(model) == {}
+    assert sliced_parameters(copy.deepcopy(slices[0])) == dims
+    assert sliced_parameters(model) == {}
 
 
 def test_a_batch_without_samples_asks_nobody():
@@ -104,9 +105,9 @@ def test_ranks_draw_apart_and_then_alike_again():
     drawn = []
     for rank in (0, 1, 1):
         torch.manual_seed(5)
-        with own_draws(rank):
+        with per_rank_draws(rank):
             apart = torch.rand(3)
-        with own_draws(rank):
+        with per_rank_draws(rank):
             later = torch.rand(3)
         drawn.append((apart, later, torch.rand(3)))
     assert not torch.equal(drawn[0][0], drawn[1][0])
@@ -123,13 +124,11 @@ def test_without_slices_attention_draws_as_ever():
     own = copy.deepcopy(model)(*inputs)
     torch.set_rng_state(before)
     assert torch.equal(model(*inputs), own)
-    assert model.bert.encoder["layer"][0].attention["self"].own_draws().__class__.__name__ == "nullcontext"
+    assert model.bert.encoder["layer"][0].attention["self"].per_rank_draws().__class__.__name__ == "nullcontext"
 
 
 class Slice(Rank):
     """Rank `rank` of two, of one replica."""
-
-    part = "slice"
 
     @property
     def data(self):
@@ -141,17 +140,18 @@ class Slice(Rank):
 
 
 def test_random_numbers_are_those_of_the_replica():
-    assert [stream(Slice(rank, 2)) for rank in (0, 1)] == [0, 0]
-    assert [stream(Rank(rank, 2)) for rank in (0, 1)] == [0, 1]
+    _, _, slices = sliced("mlm", 2)
+    ranks = [Slice(rank, 2) for rank in (0, 1)]
+    assert [Slices(rank, model).stream(rank) for rank, model in zip(ranks, slices, strict=True)] == [0, 0]
+    assert [Layout().stream(Rank(rank, 2)) for rank in (0, 1)] == [0, 1]
 
 
 def test_what_is_whole_is_counted_once_in_the_norm():
     _, _, slices = sliced("mlm", 2)
-    assert held_before(Slice(0, 2), slices[0]) == set()
+    assert Slices(Slice(0, 2), slices[0])._counted_before == set()
     names = {id(parameter): name for name, parameter in slices[1].named_parameters()}
-    before = {names[number] for number in held_before(Slice(1, 2), slices[1])}
-    assert before == set(names.values()) - slices_of(slices[1]).keys()
-    assert held_before(Rank(1, 2), slices[1]) == set()
+    before = {names[number] for number in Slices(Slice(1, 2), slices[1])._counted_before}
+    assert before == set(names.values()) - sliced_parameters(slices[1]).keys()
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_what_is_whole_must_have_the_same_bits_on_all_slices(name, differs):
 
     ranks = Slice(0, 2, answers=answers)
     if not differs:
-        check_replicas(ranks, slices[0], 3)
+        check_replicas(ranks, Slices(ranks, slices[0]), slices[0], 3)
         return
     with pytest.raises(EndOfRun, match=rf"^replicas differ after step 3: rank 1 from the others, first in {name};"):
-        check_replicas(ranks, slices[0], 3)
+        check_replicas(ranks, Slices(ranks, slices[0]), slices[0], 3)
 
 
 @pytest.mark.parametrize(("saved", "now"), [(2, 2), (2, 1), (1, 2)])
@@ -187,7 +187,8 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
     def parts(one, rank, count):
         optimizer = torch.optim.AdamW(one.parameters(), lr=0.01)
         comm = Slice(rank, 2) if count == 2 else Rank()
-        return SimpleNamespace(model=one, average=None, optimizer=optimizer, comm=comm)
+        where = Slices(comm, one) if count == 2 else Layout()
+        return SimpleNamespace(model=one, average=None, optimizer=optimizer, comm=comm, where=where)
 
     def stepped(one):
         for name, parameter in one.model.named_parameters():
@@ -200,11 +201,11 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
     expected = [stepped(parts(copy.deepcopy(one), rank, now)) for rank, one in enumerate(sliced("mlm", 2)[2])]
     if now == 1:
         expected = [stepped(parts(sliced("mlm", 2)[0], 0, 1))]
-    owns = [{"part": state._of_part(one)} for one in before]
+    owns = [{"part": state._part_state(one)} for one in before]
     for rank, one in enumerate(expected):
         fits = saved == now
-        found = state.joined([owns[rank]] if fits else owns, one, fits=fits)
-        wanted = state._of_part(one)
+        found = state.join_parts([owns[rank]] if fits else owns, one, fits=fits)
+        wanted = state._part_state(one)
         assert found["model"].keys() == wanted["model"].keys()
         assert found["average"] is None
         for name, value in wanted["model"].items():
@@ -215,21 +216,24 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "option"),
     [
-        (["--stages", "2"], "--tensor 2 does not work with --stages 2: leave one of them out"),
-        (["--compile"], "--compile does not work with --tensor 2: leave one of them out"),
-        (["--find-nan"], "--find-nan does not work with --tensor 2: leave one of them out"),
-        (["--precision", "fp16"], "--precision fp16 does not work with --tensor 2"),
-        (["--sync", "two-level"], "--sync two-level does not work with --tensor 2"),
-        (["--profile=exact"], "--profile exact does not work with --tensor 2"),
-        (["--timeline"], "--timeline does not work with --tensor 2"),
-        (["--optimizer", "lamb"], "--optimizer lamb divides by the norms of whole layers, of which --tensor 2"),
-        (["--tensor", "0"], "--tensor 0 must be at least 1"),
+        (["--stages", "2"], "--stages 2"),
+        (["--compile"], "--compile"),
+        (["--find-nan"], "--find-nan"),
+        (["--precision", "fp16"], "--precision fp16"),
+        (["--sync", "two-level"], "--sync two-level"),
+        (["--profile=exact"], "--profile exact"),
+        (["--timeline"], "--timeline"),
+        (["--optimizer", "lamb"], "--optimizer lamb"),
     ],
 )
-def test_what_does_not_go_with_slices(words, message):
-    assert refused(lambda: texts.parse(["--tensor", "2", *words])).startswith(message)
+def test_what_does_not_go_with_slices(words, option):
+    assert options_refused_together(lambda: texts.parse(["--tensor", "2", *words])) == {"--tensor 2", option}
+
+
+def test_layers_have_a_slice_at_least():
+    assert refused(lambda: texts.parse(["--tensor", "0"])).startswith("--tensor 0 must be at least 1")
 
 
 @pytest.mark.parametrize(

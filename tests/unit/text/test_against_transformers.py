@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.text.pretrained import pretrained_on_all
-from hvdtrain.text.weights import load
+from hvdtrain.text.weights import load_pretrained
 from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, batch, classifier, masked_lm, saved, unlike
 
 pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours
@@ -69,7 +69,7 @@ def folder_of(model, folder):
 
 
 def ours(folder, model):
-    load(model, pretrained_on_all(SerialComm(), str(folder)))
+    load_pretrained(model, pretrained_on_all(SerialComm(), str(folder)))
     return model
 
 

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.text.config import tiny
-from hvdtrain.text.corpus import corpus_of
+from hvdtrain.text.corpus import make_corpus
 from hvdtrain.text.formats import Row
+from hvdtrain.text.settings import tiny
 from tests.refusals import refused
 
 
 def corpus(folder, data, **options):
-    return corpus_of(replace(tiny(), data=data, data_dir=folder, **options))
+    return make_corpus(replace(tiny(), data=data, data_dir=folder, **options))
 
 
 def texts(rows):

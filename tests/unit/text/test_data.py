@@ -4,9 +4,9 @@ import pytest
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.text import data, tokens
-from hvdtrain.text.config import tiny
 from hvdtrain.text.model import sizes_of
 from hvdtrain.text.pretrained import Pretrained
+from hvdtrain.text.settings import tiny
 from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
 from tests import texts
 from tests.ranks import Rank, together
@@ -30,8 +30,8 @@ def pretrained(folder, words):
 
 def test_one_rank_of_a_host_makes_what_all_of_them_map(tmp_path, monkeypatch):
     made = []
-    prepared = tokens.prepared
-    monkeypatch.setattr(tokens, "prepared", lambda *given: made.append(given) or prepared(*given))
+    prepared = tokens.prepare
+    monkeypatch.setattr(tokens, "prepare", lambda *given: made.append(given) or prepared(*given))
     config = settings(tmp_path)
     found = together(3, lambda comm: data.load_on_all(comm, config, None))
     assert len(made) == 1
@@ -73,9 +73,9 @@ def test_a_vocabulary_of_other_case_or_accents_than_the_models_is_refused(tmp_pa
     folder.mkdir()
     (folder / "vocab.txt").write_text("\n".join([*SPECIALS, "cat", "dog"]) + "\n")
     config, known = settings(tmp_path, tokenizer=folder), pretrained(tmp_path, ["cat", "dog"])
-    assert data.vocabulary_of(config, known) == known.vocabulary
+    assert data.choose_vocabulary(config, known) == known.vocabulary
     (folder / "tokenizer_config.json").write_text(settings_beside)
-    line = refused(lambda: data.vocabulary_of(config, known))
+    line = refused(lambda: data.choose_vocabulary(config, known))
     assert line.startswith(f"--tokenizer {folder}: another vocabulary than that of --pretrained p (by its tokenizer_co")
 
 
@@ -86,7 +86,7 @@ def test_a_vocabulary_of_other_case_or_accents_than_the_models_is_refused(tmp_pa
 def test_a_tokenizer_says_what_becomes_of_case_and_accents(tmp_path, given, words):
     (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "e", "é", "E", "É"]) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(given)
-    found = data.vocabulary_of(settings(tmp_path, tokenizer=tmp_path), None)
+    found = data.choose_vocabulary(settings(tmp_path, tokenizer=tmp_path), None)
     [numbers] = found.encoder()(["é É"])
     assert " ".join(found.tokens[number] for number in numbers) == words
 

@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import export as exported
-from hvdtrain.text.export import FILES, require_free
+from hvdtrain.text.export import FILES, require_exportable
 from hvdtrain.text.pretrained import pretrained_on_all
-from hvdtrain.text.weights import load
+from hvdtrain.text.weights import load_pretrained
 from tests.unit.text.berts import LABELS, VOCABULARY, classifier, masked_lm, saved
 
 
@@ -41,7 +41,7 @@ def test_a_former_export_is_replaced(tmp_path):
     saved(tmp_path / "out", masked_lm(seed=1))
     folder = saved(tmp_path / "out", classifier(seed=2), labels=LABELS)
     model = classifier(seed=3)
-    load(model, pretrained_on_all(SerialComm(), str(folder)))
+    load_pretrained(model, pretrained_on_all(SerialComm(), str(folder)))
     assert torch.equal(model.classifier.weight, classifier(seed=2).classifier.weight)
     assert list(tmp_path.iterdir()) == [folder]
 
@@ -89,7 +89,7 @@ def test_what_a_killed_process_has_left_is_no_hindrance(tmp_path):
 
 
 def free(folder, *, replace=False, runs=Path("runs")):
-    require_free(folder, runs=runs, replace=replace)
+    require_exportable(folder, runs=runs, replace=replace)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import torch
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.text.pretrained import fetched, pretrained_on_all
-from hvdtrain.text.weights import load
+from hvdtrain.text.pretrained import fetch_folder, pretrained_on_all
+from hvdtrain.text.weights import load_pretrained
 from tests.unit.text.berts import VOCABULARY, masked_lm, saved
 
 COMMIT = "c0ffee" * 6 + "c0ff"
@@ -97,7 +97,7 @@ def hub(tmp_path, monkeypatch):
 def test_a_model_is_downloaded_once(hub):
     model = masked_lm(seed=1)
     found = pretrained_on_all(SerialComm(), NAME)
-    load(model, found)
+    load_pretrained(model, found)
     assert found.vocabulary.tokens == VOCABULARY
     assert torch.equal(model.cls["predictions"].bias, masked_lm().cls["predictions"].bias)
     assert sorted(hub.asked) == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
@@ -110,7 +110,7 @@ def test_a_model_may_have_pickled_weights_and_no_word_of_its_tokenizer(hub):
     (hub.folder / "model.safetensors").unlink()
     torch.save(masked_lm(seed=3).state_dict(), hub.folder / "pytorch_model.bin")
     model = masked_lm(seed=1)
-    load(model, pretrained_on_all(SerialComm(), NAME))
+    load_pretrained(model, pretrained_on_all(SerialComm(), NAME))
     assert torch.equal(model.cls["predictions"].bias, masked_lm(seed=3).cls["predictions"].bias)
     assert sorted(hub.asked) == ["config.json", "pytorch_model.bin", "vocab.txt"]
 
@@ -118,7 +118,7 @@ def test_a_model_may_have_pickled_weights_and_no_word_of_its_tokenizer(hub):
 def test_a_folder_goes_before_a_name(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     saved(tmp_path / NAME, masked_lm())
-    assert str(fetched(NAME)) == NAME
+    assert str(fetch_folder(NAME)) == NAME
     assert not hub.asked
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.text.masks import hashed, masked, masked_tokens
+from hvdtrain.text.masks import count_masked, hash_places, mask_tokens
 
 MASK, WORDS, LONGEST = 4, 100, 40
 
@@ -16,19 +16,19 @@ def batch(count=50, *, seed=0):
 
 
 def masked_of(tokens, lengths, samples, *, seed=0, epoch=0):
-    return masked(tokens, lengths, samples, seed=seed, epoch=epoch, mask_id=MASK, vocabulary=WORDS)
+    return mask_tokens(tokens, lengths, samples, seed=seed, epoch=epoch, mask_id=MASK, vocabulary=WORDS)
 
 
 @pytest.mark.parametrize(("length", "count"), [(2, 0), (3, 1), (8, 1), (11, 1), (12, 2), (128, 19), (512, 77)])
 def test_so_many_tokens_are_masked(length, count):
-    assert masked_tokens(torch.tensor([length])).tolist() == [count]
+    assert count_masked(torch.tensor([length])).tolist() == [count]
 
 
 def test_each_sequence_has_its_number_of_masked_tokens_and_none_at_its_ends():
     tokens, lengths = batch()
     found = masked_of(tokens, lengths, torch.arange(50))
     rows, places = found.places // LONGEST, found.places % LONGEST
-    assert torch.bincount(rows, minlength=50).tolist() == masked_tokens(lengths).tolist()
+    assert torch.bincount(rows, minlength=50).tolist() == count_masked(lengths).tolist()
     assert bool((places > 0).all())
     assert bool((places < lengths[rows] - 1).all())
     assert torch.equal(found.targets, tokens.flatten()[found.places])
@@ -73,7 +73,7 @@ def test_eight_in_ten_become_masks_one_another_word_and_one_stays():
 
 
 def test_numbers_of_neighbours_do_not_go_together():
-    drawn = hashed(torch.arange(400), 256, seed=7, epoch=3).numpy().astype(np.float64)
+    drawn = hash_places(torch.arange(400), 256, seed=7, epoch=3).numpy().astype(np.float64)
     for rows in (drawn, drawn.T):
         correlations = np.corrcoef(rows)
         np.fill_diagonal(correlations, 0)
@@ -89,4 +89,4 @@ def test_a_batch_without_sequences_has_nothing_masked():
 
 def test_what_is_drawn_is_known():
     """Golden: a checkpoint that goes on with other masks would not be exact."""
-    assert hashed(torch.tensor([3]), 2, seed=1, epoch=2).tolist() == [[7461774414745312431, 3245252157841328925]]
+    assert hash_places(torch.tensor([3]), 2, seed=1, epoch=2).tolist() == [[7461774414745312431, 3245252157841328925]]

@@ -6,8 +6,8 @@ from torch.nn import functional
 
 from hvdtrain.recipe import optim
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.text.config import MODELS
 from hvdtrain.text.model import BertForMaskedLM, freeze_embeddings, sizes_of
+from hvdtrain.text.settings import MODELS
 from tests.unit.text.berts import SIZES, batch, classifier, masked_lm
 
 

@@ -12,7 +12,7 @@ from hvdtrain.text import pretrained
 from hvdtrain.text.model import BertForClassification
 from hvdtrain.text.pretrained import pretrained_on_all
 from hvdtrain.text.vocabulary import Vocabulary
-from hvdtrain.text.weights import build_on_all, load
+from hvdtrain.text.weights import build_on_all, load_pretrained
 from tests.ranks import Rank, together
 from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
 
@@ -22,7 +22,7 @@ def read(source):
 
 
 def loaded(folder, model):
-    load(model, read(folder))
+    load_pretrained(model, read(folder))
     return model
 
 
@@ -121,7 +121,7 @@ def test_a_classifiers_rows_follow_the_names_of_its_labels(tmp_path):
     folder, source, order = saved(tmp_path / "model", classifier(), labels=LABELS), classifier(), [1, 0, 2]
     assert (read(folder).labels, LABELS) == (("eye", "bone", "other"),) * 2
     model = classifier(seed=1)
-    load(model, read(folder), ("bone", "eye", "other"))
+    load_pretrained(model, read(folder), ("bone", "eye", "other"))
     assert torch.equal(model.classifier.weight, source.classifier.weight[order])
     assert torch.equal(model.classifier.bias, source.classifier.bias[order])
     assert torch.equal(model.bert.pooler["dense"].weight, source.bert.pooler["dense"].weight)
@@ -130,7 +130,7 @@ def test_a_classifiers_rows_follow_the_names_of_its_labels(tmp_path):
 @pytest.mark.parametrize("labels", [("eye", "bone", "skin"), ("0", "1", "2")])
 def test_a_classifier_of_labels_with_other_names_starts_with_a_head_of_its_own(tmp_path, labels):
     model = classifier(seed=1)
-    load(model, read(saved(tmp_path / "model", classifier(), labels=LABELS)), labels)
+    load_pretrained(model, read(saved(tmp_path / "model", classifier(), labels=LABELS)), labels)
     assert torch.equal(model.classifier.weight, classifier(seed=1).classifier.weight)
     assert torch.equal(model.classifier.bias, classifier(seed=1).classifier.bias)
     assert torch.equal(model.bert.pooler["dense"].weight, classifier().bert.pooler["dense"].weight)
@@ -140,7 +140,7 @@ def test_a_classifier_of_labels_with_other_names_starts_with_a_head_of_its_own(t
 def test_a_classifier_without_names_for_its_labels_is_taken_by_number(tmp_path, names):
     folder = renamed(saved(tmp_path / "model", classifier(), labels=LABELS), names)
     model = classifier(seed=1)
-    load(model, read(folder), LABELS)
+    load_pretrained(model, read(folder), LABELS)
     assert equal(model, classifier())
 
 
@@ -413,9 +413,9 @@ def test_a_decoder_of_its_own_is_refused(folder):
 
 def test_a_sequence_longer_than_the_model_is_refused(folder):
     found = read(folder)
-    found.require_room(12)
+    found.require_positions(12)
     with pytest.raises(BadInput, match=r"^--max-tokens 13: --pretrained .* has 12 positions; give no more"):
-        found.require_room(13)
+        found.require_positions(13)
 
 
 def test_another_vocabulary_beside_it_is_refused(folder):
@@ -430,7 +430,9 @@ def test_another_vocabulary_beside_it_is_refused(folder):
 def test_hosts_must_have_the_same_model(tmp_path, monkeypatch):
     for name in ("0", "1"):  # one host lower-cases, the other does not
         saved(tmp_path / name / "model", masked_lm(), lower_case=name == "0")
-    monkeypatch.setattr(pretrained, "fetched", lambda source, **_: tmp_path / threading.current_thread().name / source)
+    monkeypatch.setattr(
+        pretrained, "fetch_folder", lambda source, **_: tmp_path / threading.current_thread().name / source
+    )
 
     def on_host(comm):
         threading.current_thread().name = str(comm.rank)
@@ -443,11 +445,11 @@ def test_hosts_must_have_the_same_model(tmp_path, monkeypatch):
 def test_one_rank_of_each_host_downloads(monkeypatch, folder):
     asked = []
 
-    def fetched(source, *, offline=False):
+    def fetch_folder(source, *, offline=False):
         asked.append(offline)
         return folder
 
-    monkeypatch.setattr(pretrained, "fetched", fetched)
+    monkeypatch.setattr(pretrained, "fetch_folder", fetch_folder)
     pretrained_on_all(Rank(0, 4, local_rank=0, local_size=2), "name")
     pretrained_on_all(Rank(1, 4, local_rank=1, local_size=2), "name")
     assert asked == [False, True, True]

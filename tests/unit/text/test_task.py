@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from hvdtrain.core.phases import INPUT
 from hvdtrain.core.task import total
-from hvdtrain.profiling.phases import INPUT
 from hvdtrain.settings import command_line
-from hvdtrain.text.config import BertConfig
 from hvdtrain.text.sequences import Sequences
+from hvdtrain.text.settings import BertSettings
 from hvdtrain.text.task import Labels, MaskedWords
 
 CPU, CLS, SEP = torch.device("cpu"), 2, 3
@@ -105,14 +105,16 @@ def test_metrics_have_their_names_before_anything_was_counted():
 
 def test_a_test_in_words():
     labels = Labels(PAIRS.lengths, classes=3, end=SEP)
-    assert labels.in_words({"loss": 1.0, "accuracy": 0.9, "f1": 0.5}) == "accuracy 90.00%, F1 0.500"
+    assert labels.format_metrics({"loss": 1.0, "accuracy": 0.9, "f1": 0.5}) == "accuracy 90.00%, F1 0.500"
     words = MaskedWords(PAIRS.lengths, seed=0, mask_id=4, vocabulary=20)
-    assert words.in_words({"loss": 1.0, "perplexity": 72.04, "accuracy": 0.32}) == "perplexity 72.0, accuracy 32.00%"
+    assert (
+        words.format_metrics({"loss": 1.0, "perplexity": 72.04, "accuracy": 0.32}) == "perplexity 72.0, accuracy 32.00%"
+    )
 
 
 @pytest.mark.parametrize("task", [Labels, MaskedWords])
 def test_what_helps_a_slow_input_are_options_of_texts(task):
     named = {word.rstrip(",)") for text in task.remedies.values() for word in text.split() if word.startswith("--")}
     assert task.remedies.keys() == set(INPUT)
-    assert named <= {command_line.option(field.name) for field in fields(BertConfig)}
+    assert named <= {command_line.option(field.name) for field in fields(BertSettings)}
     assert not named & {"--workers", "--cutout"}

@@ -12,7 +12,7 @@ from hvdtrain.text import tokens
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.tokens import Shape
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, learned
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, learn_vocabulary
 from tests.refusals import refused
 from tests.terminal import terminal_of
 
@@ -38,7 +38,7 @@ def shape(vocabulary=WORDS, *, max_tokens=16, in_blocks=False, labelled=True, vo
 
 
 def texts_of(rows=None, **options):
-    return tokens.opened(tokens.prepared(rows or corpus(), shape(**options)))
+    return tokens.open_texts(tokens.prepare(rows or corpus(), shape(**options)))
 
 
 def in_tokens(texts, split):
@@ -58,7 +58,7 @@ def test_texts_become_the_numbers_of_their_tokens_and_the_test_is_sorted_by_leng
     assert texts.labels == ("a", "b")
     [batch] = texts.test.batches([torch.arange(2)], torch.device("cpu"), None)
     assert batch["labels"].tolist() == [1, 0]
-    assert texts.cut == 0
+    assert texts.cut_count == 0
 
 
 def test_special_tokens_in_a_text_are_text():
@@ -77,10 +77,10 @@ def test_a_terminal_shows_how_far_the_reading_is(monkeypatch):
 def test_long_texts_are_cut_or_become_several_sequences():
     cut = texts_of(max_tokens=4)
     assert in_tokens(cut, cut.train)[0] == "[CLS] one [UNK] [SEP]"
-    assert cut.cut == 2
+    assert cut.cut_count == 2
     blocks = texts_of(max_tokens=4, in_blocks=True, labelled=False)
     assert in_tokens(blocks, blocks.train) == ["[CLS] one [UNK] [SEP]", "[CLS] two ##s [SEP]", "[CLS] three [SEP]"]
-    assert blocks.cut == 0
+    assert blocks.cut_count == 0
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_of_a_pair_the_longer_one_is_cut_first(max_tokens, whole):
     rows = [Row(text="one one one", pair="two two two two two", label=label) for label in "ab"]
     texts = texts_of(corpus(rows, rows), max_tokens=max_tokens)
     assert in_tokens(texts, texts.train) == [whole, whole]
-    assert texts.cut == (0 if max_tokens == 16 else 4)
+    assert texts.cut_count == (0 if max_tokens == 16 else 4)
 
 
 @pytest.mark.parametrize("labels", ["2 9 10 x", "-1 1", "2.0 10.0", "-1.5 0 1e1 inf nan x", "01 1 1.0"])
@@ -118,21 +118,21 @@ def test_a_vocabulary_is_learned_from_the_training_texts_alone():
 def test_of_a_script_with_many_letters_as_many_are_tokens_as_there_is_room_for(size, letters):
     """3,000 of them; the last three are 0.05 % of the text."""
     script = [chr(0x4E00 + number) for number in range(3000)]
-    found = learned(lambda: ["".join(script), 3000 * script[0]], size)
+    found = learn_vocabulary(lambda: ["".join(script), 3000 * script[0]], size)
     assert len(set(script) & set(found.tokens)) == letters
 
 
 def test_letters_that_are_hardly_there_leave_room_for_words():
     rare = "".join(chr(0x4E00 + number) for number in range(1200))
-    found = learned(lambda: [*10_000 * ["a" * 50], rare], 4096)
+    found = learn_vocabulary(lambda: [*10_000 * ["a" * 50], rare], 4096)
     assert sum(len(token) == 1 for token in found.tokens) == 1000
     assert "a" * 50 in found.tokens
 
 
 def test_the_share_of_unknown_tokens_is_known():
-    assert texts_of().unknown == 1 / (6 + 3 + 2 + 6 + 3)
+    assert texts_of().unknown_share == 1 / (6 + 3 + 2 + 6 + 3)
     known = [Row(text="one", label=label) for label in "ab"]
-    assert texts_of(corpus(known, known, key="known")).unknown == 0
+    assert texts_of(corpus(known, known, key="known")).unknown_share == 0
 
 
 def test_numbers_take_two_bytes_or_with_many_tokens_four(cache):
@@ -146,15 +146,15 @@ def test_numbers_take_two_bytes_or_with_many_tokens_four(cache):
 
 
 def test_they_are_made_once_for_the_same_content_and_anew_for_another(cache):
-    first = tokens.prepared(corpus(), shape())
+    first = tokens.prepare(corpus(), shape())
     made = (cache / first / "tokens.bin").stat()
-    assert tokens.prepared(corpus(train=[]), shape()) == first  # nothing is read
+    assert tokens.prepare(corpus(train=[]), shape()) == first  # nothing is read
     assert (cache / first / "tokens.bin").stat() == made
     others = [
-        tokens.prepared(corpus(key="other"), shape()),
-        tokens.prepared(corpus(), shape(max_tokens=8)),
-        tokens.prepared(corpus(), shape(labelled=False)),
-        tokens.prepared(corpus(), shape(vocabulary=None)),
+        tokens.prepare(corpus(key="other"), shape()),
+        tokens.prepare(corpus(), shape(max_tokens=8)),
+        tokens.prepare(corpus(), shape(labelled=False)),
+        tokens.prepare(corpus(), shape(vocabulary=None)),
     ]
     assert len({first, *others}) == 5
     assert sorted(path.name for path in cache.iterdir()) == sorted({first, *others})
@@ -163,7 +163,7 @@ def test_they_are_made_once_for_the_same_content_and_anew_for_another(cache):
 def test_a_file_that_is_changed_while_it_is_read_is_refused(cache):
     keys = iter(["before", "after"])
     changing = Corpus(train=lambda: iter(TRAIN), test=lambda: iter(TEST), key=lambda: next(keys))
-    assert refused(lambda: tokens.prepared(changing, shape())).startswith("a file of --data-dir was changed while")
+    assert refused(lambda: tokens.prepare(changing, shape())).startswith("a file of --data-dir was changed while")
     assert list(cache.iterdir()) == []
 
 
@@ -177,13 +177,13 @@ def test_for_masked_words_each_text_of_a_pair_is_a_sequence():
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "labels.npy", "vocab.txt", "about.json", "about.sha256"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_torn_cache_is_refused_by_name(cache, name, damage):
-    key = tokens.prepared(corpus(), shape())
+    key = tokens.prepare(corpus(), shape())
     path = cache / key / name
     content = path.read_bytes()
     path.unlink()
     if damage != "gone":
         path.write_bytes(content[:-1] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
-    line = refused(lambda: tokens.prepared(corpus(), shape()))
+    line = refused(lambda: tokens.prepare(corpus(), shape()))
     assert line.startswith(f"{cache / key} is damaged (")
     assert name in line
     assert line.endswith("delete that folder to have it made again")
@@ -201,20 +201,20 @@ def test_a_torn_cache_is_refused_by_name(cache, name, damage):
     ],
 )
 def test_another_description_than_was_written_is_refused(cache, change):
-    key = tokens.prepared(corpus(), shape())
+    key = tokens.prepare(corpus(), shape())
     about = cache / key / "about.json"
     was = about.read_text()
     about.write_text(change(was))
     assert about.read_text() != was
     said = f"{cache / key} is damaged (about.json or about.sha256 is not as it was written)"
-    for read in (lambda: tokens.prepared(corpus(), shape()), lambda: tokens.opened(key)):
+    for read in (lambda: tokens.prepare(corpus(), shape()), lambda: tokens.open_texts(key)):
         assert refused(read).startswith(said)
 
 
 def test_others_may_read_what_was_made_as_far_as_the_umask_lets_them(cache):
     before = os.umask(0o022)
     try:
-        folder = cache / tokens.prepared(corpus(), shape())
+        folder = cache / tokens.prepare(corpus(), shape())
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
@@ -222,13 +222,13 @@ def test_others_may_read_what_was_made_as_far_as_the_umask_lets_them(cache):
 
 
 def test_tokens_that_another_has_locked_away_are_not_called_damaged(cache, monkeypatch):
-    key = tokens.prepared(corpus(), shape())
+    key = tokens.prepare(corpus(), shape())
 
     def locked(path, *_, **__):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", locked)
-    for read in (lambda: tokens.prepared(corpus(), shape()), lambda: tokens.opened(key)):
+    for read in (lambda: tokens.prepare(corpus(), shape()), lambda: tokens.open_texts(key)):
         assert refused(read) == (
             f"{cache / key / 'about.json'} cannot be read (Permission denied): let its owner allow it, or name another "
             "folder in XDG_CACHE_HOME"
@@ -245,7 +245,7 @@ def test_what_killed_processes_have_begun_is_removed_after_a_day(cache):
             os.utime(path, (old, old))
     (cache / ".part-alive" / "tokens.bin").write_text("still written to")
     os.utime(cache / ".part-alive", (0, 0))
-    key = tokens.prepared(corpus(), shape())
+    key = tokens.prepare(corpus(), shape())
     assert {path.name for path in cache.iterdir()} == {".part-alive", ".part-new", key}
 
 
@@ -291,16 +291,16 @@ import random
 from hvdtrain.text import tokens
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
-from hvdtrain.text.masks import masked
+from hvdtrain.text.masks import mask_tokens
 random.seed(1)
 words = ["".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(2000)]
 rows = [Row(text=" ".join(random.choices(words, k=20)), label=str(number % 3)) for number in range(300)]
 corpus = Corpus(train=lambda: iter(rows), test=lambda: iter(rows), key=lambda: "k")
 shape = tokens.Shape(vocabulary=None, vocab_size=200, max_tokens=16, in_blocks=False, labelled=True)
-texts = tokens.opened(tokens.prepared(corpus, shape))
+texts = tokens.open_texts(tokens.prepare(corpus, shape))
 samples = torch.arange(len(texts.train))
 [batch] = texts.train.batches([samples], torch.device("cpu"), 0)
-drawn = masked(batch["tokens"], batch["lengths"], samples, seed=1, epoch=2, mask_id=4, vocabulary=200)
+drawn = mask_tokens(batch["tokens"], batch["lengths"], samples, seed=1, epoch=2, mask_id=4, vocabulary=200)
 Path(folder, "said").write_text(f"{texts.sha256} {texts.vocabulary.sha256} {drawn.tokens.tolist()}")
 os._exit(0)
 """

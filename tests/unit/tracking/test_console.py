@@ -3,18 +3,18 @@ import sys
 
 import pytest
 
-from hvdtrain.tracking.console import Console, progress
+from hvdtrain.tracking.console import Console, progress_bar
 from tests.terminal import Terminal, terminal_of
 
 
 def test_a_terminal_shows_how_far_each_part_of_a_run_is(monkeypatch, capsys):
     terminal = terminal_of(monkeypatch)
-    console = Console(shown=True)
+    console = Console(is_shown=True)
     for what in ("epoch 3", "test"):
-        for number in console.progress(range(4), what=what, total=4):
+        for number in console.progress_bar(range(4), title=what, total=4):
             if number == 1:
-                console.say("a line")
-    console.say("another")
+                console.print("a line")
+    console.print("another")
     shown = terminal.getvalue()
     assert "epoch 3:" in shown
     assert "| 0/4 [" in shown.partition("test:")[2]
@@ -24,8 +24,8 @@ def test_a_terminal_shows_how_far_each_part_of_a_run_is(monkeypatch, capsys):
 
 def test_a_bar_that_was_left_is_taken_away(monkeypatch):
     terminal = terminal_of(monkeypatch)
-    console = Console(shown=True)
-    left = iter(console.progress(range(4), what="epoch 1", total=4))
+    console = Console(is_shown=True)
+    left = iter(console.progress_bar(range(4), title="epoch 1", total=4))
     next(left)
     console.close()
     assert terminal.getvalue().endswith("\r")
@@ -35,6 +35,6 @@ def test_a_bar_that_was_left_is_taken_away(monkeypatch):
 def test_a_pipe_and_other_ranks_have_no_bar(monkeypatch, rank):
     shown = io.StringIO() if rank == 0 else Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
-    assert list(Console(shown=rank == 0).progress(range(4), what="test", total=4)) == [0, 1, 2, 3]
-    assert list(progress(range(2), shown=rank == 0, what="reading texts", unit="row")) == [0, 1]
+    assert list(Console(is_shown=rank == 0).progress_bar(range(4), title="test", total=4)) == [0, 1, 2, 3]
+    assert list(progress_bar(range(2), is_shown=rank == 0, title="reading texts", unit="row")) == [0, 1]
     assert shown.getvalue() == ""

@@ -7,7 +7,7 @@ import pytest
 
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 from hvdtrain.tracking import files as logfiles
-from hvdtrain.tracking.files import RecordFile, reserve, write_json, write_reserved, write_whole
+from hvdtrain.tracking.files import RecordFile, reserve, write_atomically, write_json, write_reserved
 
 
 class Disk:
@@ -71,7 +71,7 @@ def test_what_waits_is_written_when_the_file_is_closed(tmp_path, disk):
 
 
 def test_so_many_records_wait_and_the_oldest_are_lost(tmp_path, disk, monkeypatch):
-    monkeypatch.setattr(logfiles, "MOST_WAITING", 3)
+    monkeypatch.setattr(logfiles, "MAX_PENDING_RECORDS", 3)
     file = RecordFile(tmp_path / "f", Guard())
     disk.free = 0
     for number in range(5):
@@ -117,7 +117,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path, monkeypa
 
     monkeypatch.setattr(logfiles, "new_file", full)
     with pytest.raises(OSError, match="No space"):
-        write_whole(path, b"new content")
+        write_atomically(path, b"new content")
     assert json.loads(path.read_text()) == {"old": True}
     assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
 

@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from hvdtrain.tracking import gauges
-from hvdtrain.tracking.gauges import Gauges, none, of_host
+from hvdtrain.tracking.gauges import Gauges, host_reader, read_nothing
 
 HOST = f"usage/{socket.gethostname()}"
 GIB = 2**30
@@ -52,14 +52,14 @@ def of_gpus(readings):
 
 
 def test_a_host_without_gpus_has_readings_of_its_cores_and_memory():
-    readings = of_host([], each=True)()
+    readings = host_reader([], per_gpu=True)()
     assert set(readings) == {f"{HOST}/cpu_percent", f"{HOST}/memory_gib"}
     assert 0 <= readings[f"{HOST}/cpu_percent"] <= 100
     assert 0 < readings[f"{HOST}/memory_gib"] < psutil.virtual_memory().total / GIB
 
 
 def test_each_gpu_by_its_index_and_without_unsupported_readings(nvml):
-    assert of_gpus(of_host(["aa", "bb", "gone"], each=True)()) == {
+    assert of_gpus(host_reader(["aa", "bb", "gone"], per_gpu=True)()) == {
         "gpu1_utilisation_percent": 50.0,
         "gpu1_memory_gib": 3.0,
         "gpu1_temperature_c": 70.0,
@@ -72,7 +72,7 @@ def test_each_gpu_by_its_index_and_without_unsupported_readings(nvml):
 
 def test_the_gpus_of_a_host_together(nvml):
     nvml["GPU-bb"].milliwatts = 100_000
-    assert of_gpus(of_host(["aa", "bb"], each=False)()) == {
+    assert of_gpus(host_reader(["aa", "bb"], per_gpu=False)()) == {
         "gpu_utilisation_percent": 70.0,
         "gpu_memory_gib": 3.0,
         "gpu_power_w": 350.0,
@@ -81,7 +81,7 @@ def test_the_gpus_of_a_host_together(nvml):
 
 
 def test_only_the_gpus_of_this_run(nvml):
-    assert {name[:4] for name in of_gpus(of_host(["bb"], each=True)())} == {"gpu1"}
+    assert {name[:4] for name in of_gpus(host_reader(["bb"], per_gpu=True)())} == {"gpu1"}
 
 
 def test_a_driver_that_does_not_start_leaves_the_gpus_out(nvml, monkeypatch):
@@ -89,11 +89,11 @@ def test_a_driver_that_does_not_start_leaves_the_gpus_out(nvml, monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
     monkeypatch.setattr(pynvml, "nvmlInit", broken)
-    assert of_gpus(of_host(["aa"], each=True)()) == {}
+    assert of_gpus(host_reader(["aa"], per_gpu=True)()) == {}
 
 
 def test_gpus_lost_on_the_way_are_nan(nvml, monkeypatch):
-    read = of_host(["aa"], each=True)
+    read = host_reader(["aa"], per_gpu=True)
     found = Gauges(read, period_s=0.01)
     assert any("gpu3" in name for name in found.names)
 
@@ -140,5 +140,5 @@ def test_readings_come_from_a_thread_and_nothing_waits_for_it():
 
 def test_a_rank_that_leaves_its_host_to_another_has_no_thread(monkeypatch):
     monkeypatch.setattr(gauges.threading, "Thread", None)
-    found = Gauges(none)
+    found = Gauges(read_nothing)
     assert (found.names, found.latest()) == ((), [])

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.tracking.opening import FEW_STEPS, opening, too_few_steps
+from hvdtrain.tracking.opening import FEW_STEPS, few_steps_warning, opening_lines
 
 KNOWN = {
     "data": "digits",
@@ -23,7 +23,7 @@ GPU = {"device": "cuda:0", "device_name": "NVIDIA H100"}
 
 
 def lines(ranks, **changed):
-    return opening({**KNOWN, **changed}, ranks, unit="images", folder=Path("runs/effnet/r"))
+    return opening_lines({**KNOWN, **changed}, ranks, unit="images", folder=Path("runs/effnet/r"))
 
 
 def test_a_run_says_its_size_in_five_lines():
@@ -56,6 +56,6 @@ def test_the_sizes_of_a_run_on_several_hosts():
     ],
 )
 def test_a_run_of_too_few_steps_is_named(changed, warning):
-    found = too_few_steps({**KNOWN, **changed})
+    found = few_steps_warning({**KNOWN, **changed})
     assert len(found) == (warning is not None)
     assert all(line.startswith("hvdtrain: warning: ") and warning in line for line in found)

@@ -7,16 +7,16 @@ from tests.steps import CPU
 
 
 def test_a_peak_stays_when_the_memory_is_given_back():
-    [before] = peaks.of_process(CPU).values()
+    [before] = peaks.process_peaks(CPU).values()
     missing = before - psutil.Process().memory_info().rss / 2**20
     with mmap.mmap(-1, (round(missing) + 128) * 2**20) as held:  # more than ever before, by 64 MiB at least
         held[:: mmap.PAGESIZE] = bytes(len(held) // mmap.PAGESIZE)
-    assert peaks.of_process(CPU)["resident_mib"] > before + 64
+    assert peaks.process_peaks(CPU)["resident_mib"] > before + 64
 
 
 def test_the_highest_of_all_ranks_and_who_has_it():
     ranks = [{"resident_mib": 500.0, "gpu_allocated_mib": 9.0}, {"resident_mib": 501.5, "gpu_allocated_mib": 9.0}]
-    assert peaks.highest(ranks) == {
+    assert peaks.highest_peaks(ranks) == {
         "resident_mib": 501.5,
         "resident_rank": 1,
         "gpu_allocated_mib": 9.0,
@@ -27,4 +27,4 @@ def test_the_highest_of_all_ranks_and_who_has_it():
 def test_a_kernel_without_peaks_is_asked_for_the_process_and_its_parents(monkeypatch):
     status = "Name:\tpython\nVmSize:\t 100 kB\nVmRSS:\t 50 kB\n"
     monkeypatch.setattr(peaks.Path, "read_text", lambda _: status)
-    assert peaks.of_process(CPU)["resident_mib"] > 50
+    assert peaks.process_peaks(CPU)["resident_mib"] > 50

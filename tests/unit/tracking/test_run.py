@@ -9,7 +9,7 @@ from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.tracking import run
 from tests.ranks import Rank
 from tests.steps import CPU
-from tests.unit.core.reported import IMAGES
+from tests.unit.loop.reported import IMAGES
 
 OPENING = ("data", "model", "ranks", "global batch", "run folder")
 
@@ -18,14 +18,14 @@ OPENING = ("data", "model", "ranks", "global batch", "run folder")
 def test_only_the_rank_that_writes_asks_for_the_environment_and_speaks(monkeypatch, tmp_path, capsys, rank, asked):
     times = []
     monkeypatch.setattr(run, "environment", lambda: times.append(rank) or {"command": ["it"]})
-    monkeypatch.setattr(run.exits, "on_early_end", lambda *_, **__: Event())
+    monkeypatch.setattr(run.exits, "install_stop_handlers", lambda *_, **__: Event())
     (tmp_path / "ranks").mkdir()
     monkeypatch.setenv("HVDLAUNCH_LOGS", "/shared/logs/mine")
     one = run.Run(Rank(rank, 2), tmp_path, SimpleNamespace(step=None), faults.NONE)
     settings = {"model": "m", "data": "d", "recipe": "scaled", "epochs": 1, "accumulate_steps": 2}
     derived = {"global_batch": 8, "micro_batch": 2, "steps": 50, "train_samples": 400, "test_samples": 4}
     derived |= {"classes": 3, "parameters": 7}
-    one.begin(settings, derived, device=CPU, columns=["model"], measures=IMAGES, memory=None)
+    one.start(settings, derived, device=CPU, columns=["model"], measures=IMAGES, memory=None)
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in said] == [*OPENING] * asked
     assert said[-1:] == [f"run folder: {tmp_path}"] * asked
@@ -42,13 +42,13 @@ def test_a_rank_that_dies_as_all_end_does_not_change_how(monkeypatch, tmp_path, 
         raise ConnectionError
 
     concluded = []
-    monkeypatch.setattr(run, "losses", lambda: (ConnectionError,))
+    monkeypatch.setattr(run, "loss_errors", lambda: (ConnectionError,))
     comm = Rank(0, 2)
 
     def end():
-        with run.opened(comm, tmp_path, hang_timeout_s=0, timeline=False, elastic=elastic) as one:
+        with run.open_run(comm, tmp_path, hang_timeout_s=0, timeline=False, elastic=elastic) as one:
             one.device, comm.answers = CPU, torn
-            one.tracker = SimpleNamespace(rank_facts=lambda *_, **__: None, result={}, conclude=concluded.append)
+            one.tracker = SimpleNamespace(write_rank_facts=lambda *_, **__: None, result={}, conclude=concluded.append)
             raise EndOfRun("asked to leave", status=0, reason="preempted")
 
     with pytest.raises(ended):

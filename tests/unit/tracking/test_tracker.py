@@ -16,7 +16,7 @@ from hvdtrain.safety.exits import FINISHED
 from hvdtrain.tracking import tracker as module
 from hvdtrain.tracking.events import Column
 from hvdtrain.tracking.tracker import Measures, Tracker
-from tests.unit.core.reported import IMAGES, report_of, tracked
+from tests.unit.loop.reported import IMAGES, report_of, tracked
 
 RESULT_KEYS = [
     "np",
@@ -65,13 +65,13 @@ def start(tmp_path):
     """Trackers on one folder, closed at the end: a run leaves that to the end of its process."""
     started = []
 
-    def start(*, writes=True, **options):
-        started.append(Tracker(tmp_path, writes=writes, measures=IMAGES, result=KNOWN, **options))
+    def start(*, is_writer=True, **options):
+        started.append(Tracker(tmp_path, is_writer=is_writer, measures=IMAGES, result=KNOWN, **options))
         return started[-1]
 
     yield start
     for tracker in started:
-        if tracker.writes:
+        if tracker.is_writer:
             tracker._lines.close()
             tracker._events.close()
 
@@ -79,8 +79,8 @@ def start(tmp_path):
 SKIPPED = Skipped(rank=1, source="loss")
 SPIKE = Spike(step=9, rank=0, loss=8.0, usual=1.0)
 COLUMNS = [
-    Column(name="ranks", value=2, first=True),
-    Column(name="recipe", value="scaled", first=True),
+    Column(name="ranks", value=2, is_shown_first=True),
+    Column(name="recipe", value="scaled", is_shown_first=True),
     Column(name="data", value="digits"),
 ]
 
@@ -90,13 +90,13 @@ def first_epoch(tracker, **changes):
     tracked(tracker, report_of(10, skipped=[(7, SKIPPED)]))
     facts = {"count": 600, "train_s": 3.0, "lr": 0.1}
     train, test = {"loss": 1.5, "accuracy": 0.5}, {"loss": 1.25, "accuracy": 0.625}
-    return tracker.epoch_done(1, **{**facts, "train": train, "test": test, **changes})
+    return tracker.record_epoch(1, **{**facts, "train": train, "test": test, **changes})
 
 
 def second_epoch(tracker):
     tracked(tracker, report_of(20, skipped=[(12, SKIPPED), (13, SKIPPED)], spikes=[SPIKE]))
     train, test = {"loss": 0.75, "accuracy": 0.75}, {"loss": 0.5, "accuracy": 0.875}
-    return tracker.epoch_done(2, count=600, train_s=1.0, lr=0.05, train=train, test=test)
+    return tracker.record_epoch(2, count=600, train_s=1.0, lr=0.05, train=train, test=test)
 
 
 def lines_of(folder):
@@ -287,7 +287,7 @@ def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tm
     row = content["_hparams_/session_start_info"].session_start_info.hparams
     assert (row["ranks"].number_value, row["recipe"].string_value, row["data"].string_value) == (2, "scaled", "digits")
     page = content["_hparams_/experiment"].experiment
-    assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.first) for one in COLUMNS]
+    assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.is_shown_first) for one in COLUMNS]
     assert {one.name.tag for one in page.metric_infos} == set(IMAGES.hparam_metrics)
     end = content.get("_hparams_/session_end_info")
     assert (end and end.session_end_info.status) == status
@@ -302,9 +302,9 @@ def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
     tracker = start()
     figure = Figure(figsize=(2, 1), dpi=50)
     figure.subplots().plot([1, 2])
-    tracker.picture("phases", figure, 5)
+    tracker.write_picture("phases", figure, 5)
     png = (tmp_path / "phases.png").read_bytes()
-    tracker.picture("again", png, 6)
+    tracker.write_picture("again", png, 6)
     events = events_of(tmp_path)
     for name, step in (("phases", 5), ("again", 6)):
         [found] = events.Images(name)
@@ -314,9 +314,9 @@ def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
 
 def test_facts_of_a_rank_are_added_to_its_file(start, tmp_path):
     (tmp_path / "ranks").mkdir()
-    tracker = start(writes=False)
-    tracker.rank_facts(1, host="one")
-    tracker.rank_facts(1, weights="abc")
+    tracker = start(is_writer=False)
+    tracker.write_rank_facts(1, host="one")
+    tracker.write_rank_facts(1, weights="abc")
     assert json.loads((tmp_path / "ranks" / "rank-1.json").read_text()) == {"rank": 1, "host": "one", "weights": "abc"}
 
 
@@ -345,9 +345,9 @@ def test_a_run_that_goes_on_keeps_its_counts_and_forgets_what_came_after(start, 
 
 
 def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, tmp_path):
-    tracker = start(writes=False)
+    tracker = start(is_writer=False)
     tracker.describe(columns=COLUMNS, command=["python"], config={})
-    tracker.picture("phases", b"", 5)
+    tracker.write_picture("phases", b"", 5)
     assert first_epoch(tracker)["eval/accuracy"] == 0.625
     tracker.conclude(FINISHED)
     assert list(tmp_path.iterdir()) == []
@@ -368,10 +368,10 @@ def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, 
     monkeypatch.setattr("os.write", full)
     monkeypatch.setattr("hvdtrain.tracking.files.new_file", full)
     second_epoch(tracker)
-    tracker.document("config.json", {"new": True})
-    tracker.rank_facts(0, host="one")
+    tracker.write_document("config.json", {"new": True})
+    tracker.write_rank_facts(0, host="one")
     figure = Figure(figsize=(2, 1))
-    tracker.picture("phases", figure, 5)
+    tracker.write_picture("phases", figure, 5)
     tracker.conclude(FINISHED)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["exit_reason"], result["steps"]) == ("finished", 20)
@@ -388,12 +388,12 @@ def test_a_metric_that_falls_is_best_when_it_is_lowest(tmp_path):
     words = Measures(
         unit="masked tokens", metrics=("loss", "perplexity"), best_metric="perplexity", higher_is_better=False
     )
-    tracker = Tracker(tmp_path, writes=True, measures=words, result={})
+    tracker = Tracker(tmp_path, is_writer=True, measures=words, result={})
     seen = []
     for epoch, perplexity in enumerate((80.0, math.nan, 70.0, 75.0), start=1):
         test = {"loss": 1.0, "perplexity": perplexity}
         seen.append(tracker.is_best(test))
-        tracker.epoch_done(epoch, count=10, train_s=2.0, lr=0.1, train={"loss": 1.0}, test=test)
+        tracker.record_epoch(epoch, count=10, train_s=2.0, lr=0.1, train={"loss": 1.0}, test=test)
     assert seen == [True, False, True, False]
     names = ("best_perplexity", "eval_perplexity", "train_masked tokens_per_s", "unreadable_masked tokens")
     assert [tracker.result[name] for name in names] == [70.0, 75.0, 5.0, 0]
@@ -413,14 +413,14 @@ def test_the_first_epoch_without_a_number_is_not_the_best(start):
 def test_another_rank_writes_on_where_rank_0_was_lost(start, tmp_path):
     """The first writes, the second counts alongside; a file's lines and events go on, and none is written twice."""
     counts = ("lost_ranks", "recoveries")
-    lost, left = start(counts=counts), start(writes=False, counts=counts)
+    lost, left = start(counts=counts), start(is_writer=False, counts=counts)
     for tracker in (lost, left):
         first_epoch(tracker)
     [file], before = list(tmp_path.glob("events.out.tfevents.*")), lines_of(tmp_path)
-    left.lead()
-    assert left.writes
-    left.count(12, {"lost_ranks": 1, "recoveries": 1})
-    left.happened({"event": "lost", "step": 12}, {"elastic/np": 1})
+    left.become_rank_zero()
+    assert left.is_writer
+    left.add_counts(12, {"lost_ranks": 1, "recoveries": 1})
+    left.record_event({"event": "lost", "step": 12}, {"elastic/np": 1})
     second_epoch(left)
     assert lines_of(tmp_path)[: len(before) + 1] == [*before, {"event": "lost", "step": 12}]
     assert list(tmp_path.glob("events.out.tfevents.*")) == [file]
@@ -434,23 +434,23 @@ def test_another_rank_writes_on_where_rank_0_was_lost(start, tmp_path):
 
 
 def test_one_that_is_behind_takes_over_what_was_counted(start):
-    ahead, behind = start(), start(writes=False)
+    ahead, behind = start(), start(is_writer=False)
     first_epoch(ahead)
-    behind.go_on_from(json.loads(json.dumps(ahead.counted())))
+    behind.adopt(json.loads(json.dumps(ahead.shared_state())))
     assert second_epoch(behind) == second_epoch(ahead)
     names = ("steps", "train_time_s", "train_images_per_s", "best_accuracy", "skipped_steps", "loss_spikes")
     assert [behind.result[name] for name in names] == [ahead.result[name] for name in names]
 
 
 def test_what_happens_is_written_by_rank_0_alone(start, tmp_path):
-    start(writes=False).happened({"event": "lost"}, {"elastic/np": 1})
+    start(is_writer=False).record_event({"event": "lost"}, {"elastic/np": 1})
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_counted_besides_goes_on_in_a_run_that_is_resumed(start):
     first = start(counts=("lost_ranks",))
-    first.count(3, {"lost_ranks": 2})
+    first.add_counts(3, {"lost_ranks": 2})
     memory = json.loads(json.dumps(first.memory()))
-    assert start(writes=False, counts=("lost_ranks",), memory=memory).result["lost_ranks"] == 2
+    assert start(is_writer=False, counts=("lost_ranks",), memory=memory).result["lost_ranks"] == 2
     del memory["result"]["lost_ranks"]  # it was not elastic then
-    assert start(writes=False, counts=("lost_ranks",), memory=memory).result["lost_ranks"] == 0
+    assert start(is_writer=False, counts=("lost_ranks",), memory=memory).result["lost_ranks"] == 0

@@ -11,7 +11,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hvdtrain.vision import data
 from hvdtrain.vision.files import image_folder
-from hvdtrain.vision.listing import listed
+from hvdtrain.vision.listing import list_images
 from hvdtrain.vision.preprocessing import Preprocessing
 
 EIGHT = Preprocessing(
@@ -24,7 +24,9 @@ def load(name, folder=None):
 
 
 def folder_of(folder, preprocessing=EIGHT, *, augment=False, seed=0, workers=1, prefetch=2):
-    return image_folder(listed(folder), preprocessing, augment=augment, seed=seed, workers=workers, prefetch=prefetch)
+    return image_folder(
+        list_images(folder), preprocessing, augment=augment, seed=seed, workers=workers, prefetch=prefetch
+    )
 
 
 def python_2_pickle(value):

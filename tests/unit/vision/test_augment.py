@@ -45,7 +45,7 @@ def test_noise_takes_all_its_values_and_no_others():
 
 def test_noise_of_takes_the_rows_of_the_given_samples():
     drawn, samples = noise(), torch.tensor([7, 0, 41])
-    some = drawn.of(samples)
+    some = drawn.select(samples)
     for place, sample in enumerate(samples.tolist()):
         assert some.shift[place].tolist() == drawn.shift[sample].tolist()
         assert some.flip[place] == drawn.flip[sample]
@@ -87,7 +87,7 @@ def test_images_need_not_be_square(lines):
 
 @pytest.mark.parametrize(("crop", "flip"), [(True, True), (True, False), (False, True), (False, False)])
 def test_no_image_at_all_is_augmented(crop, flip):
-    none = Augmentations(crop=crop, flip=flip)(pixels(4)[:0], noise(4, height=16).of(torch.arange(0)))
+    none = Augmentations(crop=crop, flip=flip)(pixels(4)[:0], noise(4, height=16).select(torch.arange(0)))
     assert (none.shape, none.dtype) == ((0, 3, 16, 16), torch.uint8)
 
 

@@ -5,11 +5,11 @@ from urllib.error import URLError
 
 import pytest
 
-from hvdtrain.effnet import cut
 from hvdtrain.vision import data
-from hvdtrain.vision.config import parse, scaled
+from hvdtrain.vision.settings import parse, scaled
 from tests.ranks import Rank
 from tests.refusals import refused
+from tests.steps import required_sizes
 from tests.unit.vision.data_sets import load
 
 
@@ -31,7 +31,8 @@ def test_fetch_offline_names_the_way_out_and_leaves_nothing(tmp_path):
     assert list((tmp_path / "data").iterdir()) == []
     way_out = parse(words[2:])
     for ranks in (1, 8):
-        cut(Rank(0, ranks), way_out, load(way_out.data))
+        images = load(way_out.data)
+        required_sizes(way_out, train=len(images.train), test=len(images.test), ranks=ranks)
 
 
 def served(monkeypatch, content):

@@ -13,15 +13,16 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from hvdtrain.profiling.phases import HostClock
+from hvdtrain.feed import readers
+from hvdtrain.profiling.clocks import HostClock
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.guard import Guard
 from hvdtrain.vision import data, files
-from hvdtrain.vision.config import scaled
 from hvdtrain.vision.data import load_on_all
-from hvdtrain.vision.files import Folder, _collated, decoded
+from hvdtrain.vision.files import Folder, _collate, decode
 from hvdtrain.vision.headers import BROKEN
 from hvdtrain.vision.images import NO_LABEL
+from hvdtrain.vision.settings import scaled
 from tests.ranks import Rank
 from tests.refusals import refused
 from tests.steps import CPU
@@ -32,7 +33,7 @@ from tests.unit.vision.data_sets import EIGHT, by_pillow, folder_of, write_image
 def test_collated_samples_are_stacked_and_none_are_an_empty_batch(count):
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8, generator=generator)
-    batch = _collated([(images[number], 10 + number) for number in range(count)], height=8)
+    batch = _collate([(images[number], 10 + number) for number in range(count)], height=8)
     raw, labels = batch["images"], batch["labels"]
     assert (raw.dtype, labels.dtype) == (torch.uint8, torch.int64)
     assert torch.equal(raw, images[:count])
@@ -70,7 +71,7 @@ TURNED[0x0112] = 6  # orientation: to be shown a quarter turned
 )
 def test_an_image_is_decoded_as_pillow_does(tmp_path, suffix, mode, options):
     path = write(tmp_path / f"a.{suffix}", mode, **options)
-    pixels = decoded(path)
+    pixels = decode(path)
     assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, 45, 61))
     assert torch.equal(pixels, by_pillow(path))
 
@@ -79,7 +80,7 @@ def test_a_jpeg_whose_name_is_no_text_is_decoded(tmp_path):
     path = write(tmp_path / "a.jpg", "RGB")
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jpg")
     Path(path).rename(odd)
-    assert torch.equal(decoded(odd), by_pillow(odd))
+    assert torch.equal(decode(odd), by_pillow(odd))
 
 
 @pytest.mark.parametrize("kept", [1, 3, 200, 700, -3])
@@ -88,7 +89,7 @@ def test_a_jpeg_that_is_cut_off_is_broken(tmp_path, kept):
     write(path, "RGB")
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(BROKEN):
-        decoded(str(path))
+        decode(str(path))
 
 
 def test_a_jpeg_that_torchvision_refuses_is_left_to_pillow(tmp_path, monkeypatch):
@@ -97,13 +98,13 @@ def test_a_jpeg_that_torchvision_refuses_is_left_to_pillow(tmp_path, monkeypatch
 
     path = write(tmp_path / "a.jpg", "RGB")
     monkeypatch.setattr(files, "decode_jpeg", refusing)
-    assert torch.equal(decoded(path), by_pillow(path))
+    assert torch.equal(decode(path), by_pillow(path))
 
 
 def test_a_jpeg_is_left_to_torchvision_first(tmp_path, monkeypatch):
     path, answer = write(tmp_path / "a.jpg", "RGB"), torch.zeros(3, 45, 61, dtype=torch.uint8)
     monkeypatch.setattr(files, "decode_jpeg", lambda *_, **__: answer)
-    assert decoded(path) is answer
+    assert decode(path) is answer
 
 
 def workers():
@@ -129,7 +130,7 @@ def test_image_folder_decodes_in_workers_and_names_a_truncated_file(tmp_path, ca
     before = workers()
     images = folder_of(tmp_path)
     assert (len(images.train), len(images.test)) == (4, 2)
-    assert (images.classes, images.height, images.mirror, images.cropped) == (2, 8, True, True)
+    assert (images.classes, images.height, images.is_mirrorable, images.is_cropped) == (2, 8, True, True)
     assert (images.mean, images.std) == (EIGHT.mean, EIGHT.std)
     expected = [
         square.transpose(2, 0, 1),
@@ -138,12 +139,12 @@ def test_image_folder_decodes_in_workers_and_names_a_truncated_file(tmp_path, ca
     ]
     for epoch, lists in enumerate([[[2, 0], [], [1]], [[1, 2, 0], []]]):  # two epochs through the same workers
         found = list(images.train.batches([torch.tensor(places, dtype=torch.int64) for places in lists], CPU, epoch))
-        for batch, wanted in zip(found, lists, strict=True):
+        for batch, keys in zip(found, lists, strict=True):
             raw, labels = batch["images"], batch["labels"]
             assert (raw.dtype, labels.dtype) == (torch.uint8, torch.int64)
-            assert raw.shape == (len(wanted), 3, 8, 8)
-            assert np.array_equal(raw.numpy(), np.array([expected[index] for index in wanted]).reshape(raw.shape))
-            assert labels.tolist() == [[0, 0, 1][index] for index in wanted]
+            assert raw.shape == (len(keys), 3, 8, 8)
+            assert np.array_equal(raw.numpy(), np.array([expected[index] for index in keys]).reshape(raw.shape))
+            assert labels.tolist() == [[0, 0, 1][index] for index in keys]
     [batch] = images.train.batches([torch.tensor([0, 3])], CPU, 0)
     raw, labels = batch["images"], batch["labels"]
     assert labels.tolist() == [0, NO_LABEL]
@@ -187,10 +188,10 @@ def test_training_images_are_random_parts_whatever_the_batches_and_workers(folde
         for samples, batch in zip(batches, found, strict=True):
             for sample, image in zip(samples, batch["images"], strict=True):
                 pixels = by_pillow(folder / "train" / "cat" / f"{sample}.png")
-                assert torch.equal(image, EIGHT.random_part(pixels, seed=3, epoch=epoch, sample=sample))
+                assert torch.equal(image, EIGHT.crop_randomly(pixels, seed=3, epoch=epoch, sample=sample))
     [batch] = images.test.batches([torch.arange(7)], CPU, None)
     for number, image in enumerate(batch["images"]):
-        assert torch.equal(image, EIGHT.middle(by_pillow(folder / "val" / "cat" / f"{number}.png")))
+        assert torch.equal(image, EIGHT.crop_middle(by_pillow(folder / "val" / "cat" / f"{number}.png")))
 
 
 @pytest.mark.parametrize("reading", [{"workers": 0}, {"workers": 2, "prefetch": 0}])
@@ -213,7 +214,7 @@ def test_a_rank_that_reads_by_itself_gets_the_same_batches_as_from_workers(folde
 class Alone(HostClock):
     """Of steps that have each phase for themselves."""
 
-    alone = True
+    isolated = True
 
 
 def test_where_each_phase_is_alone_the_rank_itself_reads_the_same_images_one_batch_when_asked(
@@ -247,11 +248,13 @@ def test_where_each_phase_is_alone_the_rank_itself_reads_the_same_images_one_bat
 class Asked:
     """Readers that note which epoch's images they are asked for."""
 
+    processes = 0
+
     def __init__(self):
         self.epochs = []
 
-    def read(self, numbers, batches, epoch, device, phases):
-        self.epochs.append(epoch)
+    def read(self, batches, keys, device, phases):
+        self.epochs += [epoch for _, epoch in keys(torch.tensor([0]))]
         return iter(())
 
 
@@ -277,8 +280,8 @@ def test_all_epochs_and_evaluations_copy_on_one_stream(tmp_path, monkeypatch):
         return iter([])
 
     monkeypatch.setattr(torch.cuda, "Stream", stream)
-    monkeypatch.setattr(files, "prefetched", prefetched)
-    monkeypatch.setattr(files, "DataLoader", lambda *_, **__: [])
+    monkeypatch.setattr(readers, "prefetched", prefetched)
+    monkeypatch.setattr(readers, "DataLoader", lambda *_, **__: [])
     images, gpu = folder_of(tmp_path), torch.device("cuda", 0)
     for epoch in range(2):
         list(images.train.batches([torch.tensor([0])], gpu, epoch))
@@ -303,8 +306,8 @@ def test_a_worker_that_dies_as_it_hands_over_a_batch_is_named(tmp_path, monkeypa
         raise RuntimeError("DataLoader worker (pid 7) is killed")
 
     write_image(tmp_path / "cat" / "a.png")
-    monkeypatch.setattr(files, "DataLoader", lambda *_, **__: Dying())
-    monkeypatch.setattr(files, "_SIGCHLD_S", 5.0 if told else 0.0)
+    monkeypatch.setattr(readers, "DataLoader", lambda *_, **__: Dying())
+    monkeypatch.setattr(readers, "_SIGCHLD_S", 5.0 if told else 0.0)
     before = signal.signal(signal.SIGALRM, killed)
     try:
         batches = folder_of(tmp_path).train.batches([torch.tensor([0])] * 2, CPU, 0)
@@ -334,8 +337,8 @@ def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, pr
             started.append(num_workers)
             super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn)
 
-    monkeypatch.setattr(files, "DataLoader", Loader)
-    monkeypatch.setattr(data, "cores_together", lambda _: 1)  # one worker
+    monkeypatch.setattr(readers, "DataLoader", Loader)
+    monkeypatch.setattr(data, "count_host_cores", lambda _: 1)  # one worker
     for part in ("train", "val"):
         write_image(tmp_path / part / "cat" / "a.png", height=40, width=50)
         write_image(tmp_path / part / "dog" / "c.png")
@@ -344,7 +347,7 @@ def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, pr
     assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 2, 3, 2)
     first, second = images.train.batches([torch.tensor([0]), torch.tensor([1])], CPU, 2)
     pixels = by_pillow(tmp_path / "train" / "cat" / "a.png")
-    assert torch.equal(first["images"][0], replace(EIGHT, crop=32).random_part(pixels, seed=5, epoch=2, sample=0))
+    assert torch.equal(first["images"][0], replace(EIGHT, crop=32).crop_randomly(pixels, seed=5, epoch=2, sample=0))
     assert [first["labels"].tolist(), second["labels"].tolist()] == [[0], [NO_LABEL]]
     assert started == [processes]
     assert "--max-unreadable-images 24" in refused(
@@ -391,7 +394,7 @@ def main():
     images = folder_of(Path("data"))
     some = batches(images, [0] * 8)
     next(some)  # the worker has started
-    for number in exits.STOPS:
+    for number in exits.STOP_SIGNALS:
         signal.signal(number, lambda *_: None)
         os.killpg(0, number)
     assert [batch["labels"].tolist() for batch in some] == [[0]] * 7

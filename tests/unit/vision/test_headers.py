@@ -6,7 +6,7 @@ from PIL import Image
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import headers
 from hvdtrain.vision.headers import require_readable
-from hvdtrain.vision.listing import listed
+from hvdtrain.vision.listing import list_images
 from tests.ranks import Rank
 from tests.refusals import refused
 from tests.terminal import terminal_of
@@ -45,7 +45,7 @@ def opened(monkeypatch):
 
 
 def look(data, comm=None, *, epochs=1, most=1):
-    require_readable(comm or SerialComm(), listed(data), epochs=epochs, most=most)
+    require_readable(comm or SerialComm(), list_images(data), epochs=epochs, max_unreadable=most)
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -151,7 +151,7 @@ def test_any_hosts_images_end_the_run_on_all(data):
 
 
 def test_a_rank_names_so_many_images_at_most_and_what_is_not_all_of_them_is_not_kept(data, monkeypatch):
-    monkeypatch.setattr(headers, "_MOST_TOLD", 2)
+    monkeypatch.setattr(headers, "_MAX_NAMED", 2)
     for name in ("train/cat/a", "train/cat/c", "train/dog/d"):
         (data / f"{name}.png").write_bytes(b"")
     rank = Rank()

@@ -26,7 +26,7 @@ def test_digits_are_colour_pictures_of_ten_classes(digits):
         assert split.tensors["images"].dtype == torch.uint8
         assert split.tensors["images"].max() == 255
         assert sorted(split.tensors["labels"].unique().tolist()) == list(range(10))
-    assert (digits.classes, digits.height, digits.mirror) == (10, 32, False)
+    assert (digits.classes, digits.height, digits.is_mirrorable) == (10, 32, False)
 
 
 def test_digits_are_split_the_same_each_time(digits):
@@ -66,7 +66,7 @@ def test_cifar10_pixels_and_labels_land_where_they_belong(cifar, tmp_path):
     cifar.write(tmp_path)
     images = load("cifar10", tmp_path)
     assert (len(images.train), len(images.test)) == (15, 10)
-    assert (images.classes, images.height, images.mirror) == (10, 32, True)
+    assert (images.classes, images.height, images.is_mirrorable) == (10, 32, True)
     channel, row, column = np.indices((3, 32, 32))
     for split, names in ((images.train, sorted(cifar.rows)[:5]), (images.test, ["test_batch"])):
         flat = np.concatenate([cifar.rows[name] for name in names])

@@ -5,11 +5,11 @@ import pytest
 import torch
 import torchvision
 
+from hvdtrain.core.batch_norm import layers
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.recipe.batch_norm import layers
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision import models
-from hvdtrain.vision.config import MODELS, TINY
+from hvdtrain.vision.settings import MODELS, TINY
 
 
 def tiny(*, seed=0, **options):

@@ -10,8 +10,8 @@ from torchvision.transforms.v2 import functional
 
 from hvdtrain.vision import models
 from hvdtrain.vision.augment import normalise, scale_and_shift
-from hvdtrain.vision.config import TINY
 from hvdtrain.vision.preprocessing import random_box
+from hvdtrain.vision.settings import TINY
 from tests.steps import CPU
 
 SIZES = [(224, 224), (256, 256), (500, 375), (333, 501), (640, 200), (40, 30), (31, 97), (225, 1)]  # width, height
@@ -40,7 +40,7 @@ def test_the_middle_is_what_the_models_own_transforms_give(tmp_path, name):
     ours, theirs = models.preprocessing(name), get_model_weights(name).DEFAULT.transforms()
     for (width, height), mode in [*product(SIZES, ["RGB"]), ((300, 200), "L"), ((300, 200), "CMYK")]:
         image, whole = both(jpeg(tmp_path, width, height, mode))
-        pixels = ours.middle(whole)
+        pixels = ours.crop_middle(whole)
         assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, ours.crop, ours.crop))
         given = normalise(pixels[None], *scale_and_shift(ours.mean, ours.std, CPU))[0]
         torch.testing.assert_close(given, theirs(image), rtol=0, atol=1e-6, msg=f"{width} x {height} {mode}")
@@ -50,7 +50,7 @@ def test_the_middle_is_what_the_models_own_transforms_give(tmp_path, name):
 def test_a_random_part_is_cut_and_resized_as_torchvision_does(tmp_path, width, height):
     preprocessing = models.preprocessing("efficientnet_b0")
     image, pixels = both(jpeg(tmp_path, width, height))
-    part = preprocessing.random_part(pixels, seed=1, epoch=2, sample=3)
+    part = preprocessing.crop_randomly(pixels, seed=1, epoch=2, sample=3)
     box = random_box(height, width, np.random.default_rng([1, 2, 2, 3]))
     expected = functional.resized_crop(
         pixels, *box, [224, 224], interpolation=preprocessing.interpolation, antialias=True
@@ -67,7 +67,7 @@ def test_a_random_part_depends_on_seed_epoch_and_sample_alone(tmp_path):
     _, pixels = both(jpeg(tmp_path, 60, 50))
 
     def part(seed, epoch, sample):
-        return preprocessing.random_part(pixels, seed=seed, epoch=epoch, sample=sample).flatten().tolist()
+        return preprocessing.crop_randomly(pixels, seed=seed, epoch=epoch, sample=sample).flatten().tolist()
 
     first = part(5, 1, 7)
     np.random.default_rng().random()  # whatever else is drawn meanwhile

@@ -5,13 +5,13 @@ import torch
 
 from hvdtrain.core.task import UNREADABLE, total
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.vision import config
+from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.data import load_on_all
 from hvdtrain.vision.images import NO_LABEL
 from hvdtrain.vision.task import image_task
 from tests.steps import CPU, images_of, split, task_of
 
-DIGITS = replace(config.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
+DIGITS = replace(vision_settings.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +28,11 @@ def test_digits_are_cropped_but_never_mirrored(digits, augment, crop):
     assert task.std == digits.std
     plain = image_task(replace(DIGITS, normalize=False), digits, CPU)
     assert (plain.mean, plain.std) == ((0.0,) * 3, (1.0,) * 3)
-    assert image_task(DIGITS, replace(digits, mirror=True), CPU).augmentations.flip is True
+    assert image_task(DIGITS, replace(digits, is_mirrorable=True), CPU).augmentations.flip is True
 
 
 def test_files_that_are_cropped_as_they_are_read_are_only_mirrored_afterwards(digits):
-    files = replace(digits, mirror=True, cropped=True)
+    files = replace(digits, is_mirrorable=True, is_cropped=True)
     chosen = image_task(replace(DIGITS, cutout=5), files, CPU).augmentations
     assert (chosen.crop, chosen.flip, chosen.cutout) == (False, True, 5)
     plain = image_task(replace(DIGITS, augment=False), files, CPU).augmentations

@@ -1,0 +1,98 @@
+"""Whether all ranks of the data group still hold the same parameters, bit by bit."""
+
+import hashlib
+import json
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.core.slots import Layout
+from hvdtrain.ranks.comm import Comm, Members
+from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+
+
+def parameter_hashes(model: nn.Module) -> dict[str, str]:
+    """SHA-256 of each parameter's bits, by name."""
+    return {
+        name: hashlib.sha256(parameter.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def whole_hash(comm: Comm, model: nn.Module) -> str:
+    """One hash for all parameters, those of all parts of a replica: how it lies on ranks does not matter."""
+    hashes: dict[str, dict[str, None]] = {}
+    for part_hashes in comm.replica.allgather(parameter_hashes(model)):
+        for name, part_hash in part_hashes.items():
+            hashes.setdefault(name, {})[part_hash] = None  # once where it is whole on several ranks
+    return weights_hash({name: "".join(parts) for name, parts in hashes.items()})
+
+
+def weights_hash(hashes: dict[str, str]) -> str:
+    """One hash for all parameters."""
+    return hashlib.sha256("".join(hashes.values()).encode()).hexdigest()
+
+
+def parameter_sums(model: nn.Module) -> Tensor:
+    """The sum of each parameter's bits, read as integers, each times an odd number for its place.
+
+    int64 of shape (parameters,), on their device. Any changed element changes the sum of its parameter, and so do two
+    unequal elements of at most 32 bits that are swapped.
+    """
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    return torch.stack([_sum_by_place(each.view(_INTEGERS[each.element_size()])) for each in parameters])
+
+
+def _sum_by_place(bits: Tensor) -> Tensor:
+    """The sum of (2 i + 1) x bits[i] over the row-major place i, modulo 2**64; no copy as large as `bits` is made."""
+    if bits.dim() < 2:
+        bits = bits.reshape(1, -1)
+    rows = bits.sum(dim=tuple(range(1, bits.dim())), dtype=torch.int64)  # R
+    columns = bits.sum(dim=0, dtype=torch.int64).flatten()  # C
+    row_places = torch.arange(len(rows), device=bits.device) * len(columns)
+    column_places = torch.arange(len(columns), device=bits.device)
+    return (rows * 2 * row_places).sum() + (columns * (2 * column_places + 1)).sum()
+
+
+def check_replicas(comm: Comm, where: Layout, model: nn.Module, step: int, *, group: Members | None = None) -> None:
+    """End the run on all ranks with status 4 if the parameters of a rank differ in a single bit from its replicas'.
+
+    Or if parameters differ that each rank of a replica holds whole, beside its parts of others. The line names the
+    ranks that differ from what most have (on a tie, from the first), and the first parameter that does. Only the ranks
+    of `group` are compared, if it is given.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    ranks = comm if group is None else group
+    sums = dict(zip(names, parameter_sums(model).tolist(), strict=True))
+    of_part = f" of {where.part} {{}}" if where.part else ""
+    _require_equal(comm, ranks, sums, step, every=where.ranks, of_part=of_part)
+    if split := where.split_dimensions(model):
+        whole = {name: total for name, total in sums.items() if name not in split}
+        _require_equal(comm, ranks, whole, step, every=1)
+
+
+def _require_equal(
+    comm: Comm, ranks: Members, sums: dict[str, int], step: int, *, every: int, of_part: str = ""
+) -> None:
+    """EndOfRun on all `ranks` if one has other sums than those `every` so many ranks before and after it."""
+    digests = ranks.allgather(hashlib.sha256(json.dumps(list(sums.values())).encode()).hexdigest())
+    differing = [part for part in range(every) if len(set(digests[part::every])) > 1]
+    if not differing:
+        return
+    peers = range(differing[0], ranks.size, every)  # the ranks that should be
+    sums_by_rank = ranks.allgather(sums)
+    counts = Counter(digests[rank] for rank in peers)
+    majority = max(peers, key=lambda rank: counts[digests[rank]])  # the first that most are like
+    reference = sums_by_rank[majority]
+    differing_ranks = [rank for rank in peers if digests[rank] != digests[majority]]
+    name = next(name for name, total in sums_by_rank[differing_ranks[0]].items() if total != reference[name])
+    names = ", ".join(str(comm.rank - ranks.rank + rank) for rank in differing_ranks)
+    raise EndOfRun(
+        f"replicas differ after step {step}: rank {names} from the others{of_part.format(differing[0])}, first in "
+        f"{name}; start again from a checkpoint before this, and check that host's memory",
+        status=REPLICAS_DIFFER,
+        reason="replicas differ",
+    )

@@ -1,0 +1,46 @@
+"""Runs that go on when they lose ranks."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from hvdtrain.settings.capabilities import Capability, Use
+from hvdtrain.settings.group import Group, Missing, requires
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_1
+
+if TYPE_CHECKING:
+    from hvdtrain.elastic.recovery import TrainingParts
+    from hvdtrain.loop.loop import Membership
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElasticSettings(Group):
+    """What happens when a rank dies."""
+
+    title: ClassVar[str] = "lost ranks and new ones"
+
+    elastic: Annotated[bool, ASIDE] = False
+    """When a rank dies the others go on in place, from the last step; needs Open MPI 5 and mpirun --with-ft ulfm."""
+    grow: Annotated[bool, ASIDE] = False
+    """With elastic: others start in the place of those that died, and join once they have loaded."""
+    min_np: Annotated[int, AT_LEAST_1, ASIDE] = 1
+    """With elastic: save and end where fewer ranks are left."""
+
+    def missing(self) -> Missing:
+        joining = [f"--min-np {self.min_np}"] * (self.min_np > 1) + ["--grow"] * self.grow
+        if not joining or self.elastic:
+            return {}
+        return {requires(" with ".join(joining), "--elastic"): {"elastic": True}}
+
+    def uses(self) -> Iterable[Use]:
+        if self.elastic:
+            yield Use(
+                option="--elastic",
+                takes=(Capability.WORLD, Capability.RANK_STATE, Capability.PHASES),
+                needs=(Capability.WORLD, Capability.RESTART),
+            )
+
+    def members(self, parts: "TrainingParts") -> "Membership | None":
+        from hvdtrain.elastic.recovery import survivors
+
+        return survivors(parts, grow=self.grow, min_np=self.min_np) if self.elastic else None

@@ -1,0 +1,30 @@
+"""Undoing a step whose sums have failed."""
+
+from torch import Tensor
+
+from hvdtrain.core.random_state import random_state, restore_random_state
+from hvdtrain.core.slots import Witness
+from hvdtrain.core.step import Step
+
+
+class Undo(Witness):
+    """Keeps what a step changes before its sums, which is little: gradients are computed again."""
+
+    def __init__(self) -> None:
+        self._before: tuple[Tensor, list[Tensor]] | None = None
+
+    def begin(self, step: Step) -> None:
+        self._before = step.statistics.flat(), random_state()
+
+    def end(self, step: Step) -> None:
+        self._before = None
+
+    def undo(self, step: Step) -> None:
+        """Be as before the step; as after it if nothing has failed."""
+        if step.scaler.is_enabled():
+            step.scaler._per_optimizer_states.clear()  # else it takes gradients for unscaled
+        if self._before is not None:
+            statistics, random = self._before
+            step.statistics.set(statistics)
+            restore_random_state(random)
+            self._before = None

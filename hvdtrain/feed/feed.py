@@ -1,0 +1,195 @@
+"""From the samples of a split to batches on the device. N samples of a batch, S of a split."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hvdtrain.core.phases import OFF, Phases
+from hvdtrain.core.position import Position
+from hvdtrain.core.task import Batch, Task
+from hvdtrain.feed.order import BatchSizes, RankBatch, RankBatches, cut, permutation, rank_batches
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.watchdog import OFF as UNWATCHED
+from hvdtrain.safety.watchdog import Watchdog
+
+AT_ONCE = 10_000  # batches whose samples are dealt out beforehand: a second or two, and some MB
+
+
+class Split(Protocol):
+    """One split of a data set."""
+
+    reads_files: bool  # as it goes, so that a disk may keep it waiting
+    readers: int  # processes that read ahead for this rank
+    content: str | None  # the SHA-256 of the whole data set, if it is known: a run resumes with the same
+
+    def __len__(self) -> int: ...
+
+    def batches(
+        self, indices: Sequence[Tensor], device: torch.device, epoch: int | None, phases: Phases = OFF
+    ) -> Iterator[Batch]:
+        """For each (N,) index tensor the samples as they were stored, on the device.
+
+        The indices are on the device themselves, or on the host where files are read by them.
+        Where `phases.isolated` this rank reads them itself, one batch when it is asked for.
+
+        What is random about their reading is keyed by seed, epoch and sample; without an epoch nothing is.
+        """
+
+
+class Resident:
+    """A split that lives on the device."""
+
+    reads_files, readers = False, 0
+    content: str | None = None
+
+    def __init__(self, **tensors: Tensor) -> None:
+        """By name, each (S, ...)."""
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def batches(
+        self, indices: Sequence[Tensor], device: torch.device, epoch: int | None, phases: Phases = OFF
+    ) -> Iterator[Batch]:
+        if any(tensor.device != device for tensor in self.tensors.values()):
+            self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        for samples in indices:
+            # On a CPU in a quarter of the time of tensor[samples].
+            yield {name: tensor.index_select(0, samples) for name, tensor in self.tensors.items()}
+
+
+def copied(batches: Iterable[Batch], device: torch.device, phases: Phases = OFF) -> Iterator[Batch]:
+    """Copy each batch to the device when it is asked for, while nothing else goes on."""
+    for batch in batches:
+        phases.enter("to_device")
+        yield {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def prefetched(
+    batches: Iterable[Batch], device: torch.device, stream: torch.cuda.Stream, phases: Phases = OFF
+) -> Iterator[Batch]:
+    """Copy each batch to the GPU on `stream` while the one before is being used.
+
+    The allocator keeps memory per stream: a caller has one for good.
+    """
+    ready: Batch | None = None
+    for batch in batches:
+        phases.enter("to_device")
+        with torch.cuda.stream(stream):
+            arriving = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        if ready is not None:
+            yield ready
+            phases.enter("to_device")
+        torch.cuda.current_stream(device).wait_stream(stream)
+        for tensor in arriving.values():
+            tensor.record_stream(torch.cuda.current_stream(device))
+        ready = arriving
+        phases.enter("read")
+    if ready is not None:
+        yield ready
+
+
+def arriving(
+    split: Split,
+    indices: Sequence[Tensor],
+    device: torch.device,
+    epoch: int | None,
+    *,
+    phases: Phases = OFF,
+    watchdog: Watchdog = UNWATCHED,
+) -> Iterator[tuple[Tensor, Batch]]:
+    """The split's batches, each with its indices (N,) on the device; the watchdog knows while files are read.
+
+    All indices travel at once: a host that sends those of each step waits for the device each time.
+    """
+    if not indices:
+        return iter(())
+    placed = torch.cat(list(indices)).to(device).split([len(samples) for samples in indices])
+    if not split.reads_files:
+        return zip(placed, split.batches(placed, device, epoch, phases), strict=True)
+    return zip(placed, watchdog.time_reads(split.batches(indices, device, epoch, phases)), strict=True)
+
+
+class Feed:
+    """The training split as one rank's steps want it: micro-batches, prepared, in the order of the epoch."""
+
+    def __init__(
+        self,
+        split: Split,
+        task: Task,
+        comm: Comm,
+        sizes: BatchSizes,
+        *,
+        seed: int,
+        device: torch.device,
+        phases: Phases = OFF,
+    ) -> None:
+        """The samples are divided among `comm.data`."""
+        self.split = split
+        self._task = task
+        self._comm = comm
+        self.cut(sizes)
+        self._seed = seed
+        self._device = device
+        self._phases = phases
+
+    def cut(self, sizes: BatchSizes) -> None:
+        """Cut what is left of an epoch so, over the ranks that there are now."""
+        comm, self.sizes = self._comm, sizes
+        self._rank, self._ranks = comm.data.rank, comm.data.size
+        first = self._rank - comm.sync_group.rank
+        self._sync_group = range(first, first + comm.sync_group.size) if comm.sync_group.size < self._ranks else None
+
+    def align(self, position: Position) -> Position:
+        """Where these batches go on from there: with others than before, what is left of the epoch is cut anew."""
+        ends = {position.cut_from, *(position.cut_from + batch.stop for batch in self._cut(position.cut_from))}
+        return position if position.visited in ends else replace(position, cut_from=position.visited)
+
+    def epochs(self, position: Position, max_steps: int) -> int:
+        """How many a run of so many steps has, with those that it has behind it and those that go on from there."""
+        epoch_steps = len(self.batches(position)) if position.visited else 0  # of an epoch that is under way
+        later_steps = max(0, max_steps - position.step - epoch_steps)
+        return position.epoch + bool(position.visited) + math.ceil(later_steps / self.sizes.steps_per_epoch)
+
+    def batches(self, position: Position) -> RankBatches:
+        """This rank's part of each step that is left of the epoch."""
+        order = permutation(len(self.split), seed=self._seed, epoch=position.epoch)
+        done = [batch.stop <= position.visited - position.cut_from for batch in self._cut(position.cut_from)]
+        return rank_batches(
+            order[position.cut_from :],
+            global_batch=self.sizes.global_batch,
+            micro_batch=self.sizes.micro_batch,
+            rank=self._rank,
+            size=self._ranks,
+            sync_group=self._sync_group,
+            counts=self._task.counts,
+            cost=self._task.cost,
+        )[sum(done) :]
+
+    def _cut(self, cut_from: int) -> list[slice]:
+        return cut(len(self.split) - cut_from, self.sizes.global_batch)
+
+    def inputs(
+        self, batches: RankBatches, epoch: int, watchdog: Watchdog = UNWATCHED
+    ) -> Iterator[tuple[RankBatch, Iterator[Batch]]]:
+        """Each batch, and its micro-batches, read one by one as they are asked for."""
+        done = 0
+        while done < len(batches):  # what is read ahead is for steps that are taken alike
+            uniform = list(batches[done : done + min(self._phases.uniform_steps, AT_ONCE)])
+            indices = [samples for batch in uniform for samples in batch.micro_batches]
+            raw = arriving(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)
+            for batch in uniform:
+                yield batch, self._prepared(len(batch.micro_batches), raw, epoch)
+            done += len(uniform)
+
+    def _prepared(self, count: int, raw: Iterator[tuple[Tensor, Batch]], epoch: int) -> Iterator[Batch]:
+        for _ in range(count):
+            self._phases.enter("read")
+            samples, batch = next(raw)
+            self._phases.enter("augment")
+            yield self._task.prepare(batch, samples, epoch)

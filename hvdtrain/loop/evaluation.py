@@ -1,0 +1,68 @@
+"""One evaluation shared by all ranks."""
+
+import math
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+import torch
+
+from hvdtrain.core import batch_norm
+from hvdtrain.core.step import Step
+from hvdtrain.core.task import Totals, total
+from hvdtrain.feed.feed import Split, arriving
+from hvdtrain.loop.save_points import NEVER, SavePoints
+from hvdtrain.safety.watchdog import OFF, Watchdog
+
+Item = TypeVar("Item")
+
+
+class ProgressBar(Protocol):
+    """Passes batches on and shows how many were taken."""
+
+    def __call__(self, batches: Iterable[Item], *, title: str, total: int) -> Iterable[Item]:
+        """The same batches."""
+
+
+def no_bar(batches: Iterable[Item], *, title: str, total: int) -> Iterable[Item]:  # noqa: ARG001 (see ProgressBar)
+    """The same batches, and nothing is shown."""
+    return batches
+
+
+@torch.no_grad()
+def evaluate(
+    step: Step,
+    split: Split,
+    number: int,
+    *,
+    micro_batch: int,
+    save_points: SavePoints = NEVER,
+    watchdog: Watchdog = OFF,
+    bar: ProgressBar = no_bar,
+) -> dict[str, float] | None:
+    """The task's metrics on a split after step `number`; None if the ranks were asked to leave.
+
+    Each sample is on exactly one rank. The ranks' batch-norm statistics are averaged first, so that all of them
+    evaluate the same model.
+    """
+    model, task, group = step.evaluated, step.task, step.slots.comm.data
+    model.eval()
+    statistics = batch_norm.running_statistics(model)
+    of_rank = [buffer.clone() for buffer in statistics]
+    group.average_(statistics)
+    samples_of_rank = torch.arange(len(split))[group.rank :: group.size]
+    parts = samples_of_rank.split(micro_batch)  # an empty one where there is nothing for this rank
+    batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
+    sums = []
+    batches = arriving(split, parts, step.device, None, watchdog=watchdog)
+    for place, (samples, raw) in enumerate(bar(batches, title="test", total=len(parts))):
+        watchdog.begin_evaluation(number)
+        if place < batches_of_all and save_points.decide(number)().leave:
+            for buffer, before in zip(statistics, of_rank, strict=True):  # there may be none: no foreach function
+                buffer.copy_(before)
+            return None
+        sums += step.evaluation(model, task.prepare(raw, samples, None))
+    totals: Totals = {}
+    if sums:
+        names, values = total(sums)
+        totals = dict(zip(names, group.allreduce(values).tolist(), strict=True))
+    return task.metrics(step.slots.where.share(totals))

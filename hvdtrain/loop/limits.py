@@ -1,0 +1,87 @@
+"""What ends a run before its last epoch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hvdtrain.core.pending import StepDone
+from hvdtrain.core.position import Position
+from hvdtrain.core.replicas import check_replicas
+from hvdtrain.core.step import Step
+from hvdtrain.loop.hooks import Hook
+from hvdtrain.loop.save_points import Decision
+from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
+
+
+class Limits(Hook):
+    """What ends a run: too many skipped steps in a row, replicas that differ, too many unreadable samples."""
+
+    def __init__(
+        self,
+        step: Step,
+        *,
+        max_skipped_steps: int,
+        check_replicas_every: int,
+        most: Mapping[str, int] | None = None,
+        counts: Callable[[], Mapping[str, Any]] = dict,
+        hint: str = "look at the data of all ranks",
+    ) -> None:
+        """`most` are limits of `counts`, which the run's result has, such as unreadable_images.
+
+        `hint` tells how to learn which rank's gradients were not finite, if nobody knows.
+        """
+        self._hint = hint
+        self.step = step
+        self._max_skipped_steps = max_skipped_steps
+        self._check_replicas_every = check_replicas_every
+        self._check_all = False  # when all ranks are synchronized next
+        self._most, self._counts = most or {}, counts
+        self.skipped_in_a_row = 0
+
+    def step_known(self, number: int, done: StepDone) -> None:
+        """Raise EndOfRun if a limit is reached after step 1, 2, ..., on all ranks that step together."""
+        step, skipped = self.step, done.skipped
+        comm, group = step.slots.comm, step.group
+        is_checked = bool(self._check_replicas_every) and number % self._check_replicas_every == 0
+        self._check_all |= is_checked and group.size < comm.size  # of all groups, also of one that ends here
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
+            look = self._hint if skipped.rank is None else "look at that rank's data"
+            raise EndOfRun(
+                f"{self.skipped_in_a_row} steps in a row were not finite, up to step {number}; {skipped.what} first: "
+                f"lower --lr, set --clip-norm, or {look}",
+                status=TOO_MANY_SKIPPED,
+                reason="too many skipped steps",
+            )
+        if is_checked:
+            check_replicas(comm, step.slots.where, step.model, number, group=group)
+
+    def synced(self, number: int) -> None:
+        """Raise EndOfRun, on all ranks, if groups that were synchronized are not equal again."""
+        if self._check_all:
+            check_replicas(self.step.slots.comm, self.step.slots.where, self.step.model, number)
+        self._check_all = False
+
+    def needs_now(self, number: int) -> bool:
+        last_chance = self.skipped_in_a_row + 1 >= self._max_skipped_steps
+        return last_chance or bool(self._check_replicas_every and number % self._check_replicas_every == 0)
+
+    def obey(self, decision: Decision, position: Position) -> None:
+        """Raise EndOfRun, on all ranks, if more samples could not be read than may be."""
+        counts = self._counts()
+        for name, most in self._most.items():
+            if counts[name] > most:
+                unit = name.removeprefix("unreadable_")
+                raise EndOfRun(
+                    f"{counts[name]} {unit} could not be decoded, more than --max-{name.replace('_', '-')} {most}: "
+                    "repair the data; each rank has named its first on standard error",
+                    status=FAILED,
+                    reason=f"too many unreadable {unit}",
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps skipped in a row, for a checkpoint."""
+        return {"skipped_in_a_row": self.skipped_in_a_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.skipped_in_a_row = state["skipped_in_a_row"]

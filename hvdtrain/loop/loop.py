@@ -1,0 +1,274 @@
+"""The loop: steps, reports and evaluations, from where a run stands to its end."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from hvdtrain.core.pending import Pending
+from hvdtrain.core.position import Position
+from hvdtrain.core.step import Step
+from hvdtrain.core.task import added
+from hvdtrain.feed.feed import Feed, Split
+from hvdtrain.loop.evaluation import ProgressBar, evaluate, no_bar
+from hvdtrain.loop.hooks import EpochDone, Hook
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Report, Reports, Window
+from hvdtrain.loop.save_points import LEAVE, NEVER, Decision, SavePoints
+from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.safety.watchdog import OFF, Watchdog
+
+
+class Rate(Protocol):
+    """The learning rate of each step."""
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether the steps of the run give the place, however many epochs they are, and not its epochs."""
+
+    @property
+    def batch(self) -> float:
+        """The mean size of an epoch's batches."""
+
+    @property
+    def total_steps(self) -> int:
+        """Of the run."""
+
+    def __call__(self, step: float, samples: float) -> float:
+        """The rate of step 0, 1, ..., or between two of them, with a global batch of `samples`."""
+
+
+class Membership(Hook):
+    """Which ranks a run has: here all that were started, to the end."""
+
+    changes: tuple[type[Exception], ...] = ()  # what a change raises, on all ranks
+    newcomers: threading.Event | None = None  # set on rank 0 when some are ready to join
+
+    def finish(self, refresh: Callable[[], None]) -> None:
+        """Call `refresh` on all ranks before the next step, if they have changed; a rank may be lost in it."""
+
+    def recover(self, change: Exception) -> Position:
+        """Be one of the ranks that there are now: where all of them stand. EndOfRun if they are too few."""
+        raise AssertionError("nothing was caught") from change
+
+
+@dataclass(kw_only=True)
+class Loop:
+    """One rank's training: iterate over it. It yields each Report and each EpochDone, on all ranks alike.
+
+    All collectives are inside `next()`: so a lost rank, a newcomer, a checkpoint and an evaluation are dealt with
+    between two of the things that are yielded, and what the caller does with these is for its rank alone.
+    """
+
+    step: Step
+    feed: Feed
+    test: Split
+    rate: Rate
+    reports: Reports
+    progress: Progress
+    epochs: int
+    max_steps: int | None = None  # of the run, instead of `epochs`
+    hooks: Sequence[Hook] = ()
+    points: SavePoints = NEVER
+    membership: Membership = field(default_factory=Membership)
+    watchdog: Watchdog = OFF
+    bar: ProgressBar = no_bar
+    agree: Callable[[], None] = lambda: None  # that all ranks continue after what was yielded; EndOfRun if not
+
+    def __iter__(self) -> Iterator[Report | EpochDone]:
+        is_trained = False
+        while not is_trained:
+            try:
+                self.membership.finish(self.reports.refresh)
+                yield from self._epochs()
+                is_trained = True
+            except self.membership.changes as change:
+                position = self.membership.recover(change)
+                for hook in self.hooks:
+                    hook.ranks_changed(self)
+                self.progress.go_on(self.feed.align(position))
+
+    def _epochs(self) -> Iterator[Report | EpochDone]:
+        position, task = self.progress.position, self.step.task
+        first_epoch, epochs = position.epoch, self.epochs
+        if self.max_steps is not None:  # others than at first, after ranks were lost
+            epochs = self.feed.epochs(position, self.max_steps)
+        for hook in self.hooks:
+            hook.begin_epochs(epochs)
+        while position.epoch < epochs:
+            began_s = time.perf_counter() - position.train_s
+            for report in self.steps(position):
+                for hook in self.hooks:
+                    hook.record(report)
+                position = position_after(position, report, train_s=time.perf_counter() - began_s)
+                self.progress.mark_reported(position)
+                yield report
+                self.agree()
+                if report.end is not None:
+                    raise report.end
+                self.obey(report.decision, position)
+            for hook in self.hooks:
+                hook.epoch_trained(position.epoch + 1 - first_epoch)
+            test = self.evaluate(position)
+            done = EpochDone(
+                epoch=position.epoch + 1,
+                epochs=epochs,
+                step=position.step,
+                train=task.metrics(position.totals),
+                test=test,
+                lr=self._last_rate(position),
+                samples=position.visited,
+                train_s=position.train_s,
+            )
+            for hook in self.hooks:
+                hook.epoch_tested(done, position)
+            position = Position(step=position.step, epoch=done.epoch)
+            self.progress.go_on(position)
+            yield done
+            self.agree()
+        self.step.phases.close()
+        for hook in self.hooks:
+            hook.trained(position)
+
+    def steps(self, start: Position) -> Iterator[Report]:
+        """Visit each training sample once that is left of an epoch; report when due, before a save, and at the end.
+
+        The learning rate follows the batch's size and the share of the epoch that was visited, so that it does not mind
+        if the samples before `start` came in batches of another size; that of a run of so many steps follows these. At
+        a limit, and after step `max_steps` of the run, the epoch ends early.
+
+        What became of a step is read while the next one is under way, so that a GPU does not wait for the host, or at
+        once if a report, a checkpoint or a limit depends on it.
+        """
+        step, feed, when, phases, reports = self.step, self.feed, self.step.slots.when, self.step.phases, self.reports
+        step.model.train()
+        batches = feed.batches(start)
+        if self.max_steps is not None:
+            batches = batches[: max(0, self.max_steps - start.step)]
+        visited, last = start.visited, start.step + len(batches)
+        reports.restart()
+        when.begin(start.epoch, start.step)
+        end_of_group: EndOfRun | None = None  # for the ranks that step together, until all are synchronized
+        pending = deque[tuple[int, float, Pending]]()
+        self.progress.unreported = lambda: _drain(pending, reports.window).unreported()
+        prefetched = feed.inputs(batches, start.epoch, self.watchdog)
+        shown = self.bar(prefetched, title=f"epoch {start.epoch + 1}", total=len(batches))
+        for number, (batch, inputs) in enumerate(shown, start=start.step + 1):
+            self.watchdog.begin_step(number)
+            for hook in self.hooks:
+                hook.begin_step(number)
+            phases.enter("other")
+            is_synced = when.syncs_after(number, last=last)
+            decision_of_all = self.points.decide(number) if is_synced else NEVER.decide(number)  # hidden by the step
+            is_due = reports.is_due(number, last=last)
+            rate = self._rate_at(number, start.epoch + visited / len(feed.split), batch.global_size)
+            taken = step(
+                inputs,
+                backward_passes=len(batch.micro_batches),
+                global_count=when.weight(batch),
+                lr=rate,
+                measure=is_due,
+            )
+            pending.append((number, sum(map(len, batch.micro_batches)) / step.slots.where.ranks, taken))
+            visited += batch.global_size
+            self.progress.took(number, visited)
+            phases.enter("other")
+            decision = decision_of_all()
+            while pending and (len(pending) > 1 or is_due or decision.is_any or self._needs_now(number)):
+                end_of_group = self._read(pending) or end_of_group
+            end = self._sync(number, end_of_group) if is_synced else None
+            if is_due or end or decision.is_any:
+                phases.enter("record")
+                report = reports.report(
+                    step=number,
+                    lr=rate,
+                    grad_norm=reports.window.grad_norm if is_due else None,
+                    loss_scale=step.scaler.get_scale(),
+                    visited=visited,
+                    decision=decision,
+                    end=end,
+                )
+                reports.restart()  # now: whoever continues after a loss in what follows counts these steps once
+                yield report
+                reports.restart()  # with a clock that begins after what was recorded and saved
+            phases.end_step()
+            if end:
+                return
+
+    def evaluate(self, position: Position) -> dict[str, float]:
+        """The metrics of the test split; EndOfRun, once the run is saved, if the ranks were asked to leave."""
+        metrics = evaluate(
+            self.step,
+            self.test,
+            position.step,
+            micro_batch=self.feed.sizes.micro_batch,
+            save_points=self.points,
+            watchdog=self.watchdog,
+            bar=self.bar,
+        )
+        if metrics is None:
+            self.obey(LEAVE, position)
+            raise AssertionError("no hook has ended the run")
+        return metrics
+
+    def obey(self, decision: Decision, position: Position) -> None:
+        """Do what all ranks have decided; EndOfRun if they leave."""
+        for hook in self.hooks:
+            hook.obey(decision, position)
+
+    def _needs_now(self, number: int) -> bool:
+        return any(hook.needs_now(number) for hook in self.hooks)
+
+    def _rate_at(self, number: int, epochs_done: float, global_size: int) -> float:
+        rate = self.rate
+        return rate(number - 1 if rate.by_steps else epochs_done * self.feed.sizes.steps_per_epoch, global_size)
+
+    def _last_rate(self, position: Position) -> float:
+        """That of an epoch's last step."""
+        rate, steps = self.rate, position.step
+        if not rate.by_steps:
+            steps = min((position.epoch + 1) * self.feed.sizes.steps_per_epoch, rate.total_steps)
+        return rate(steps - 1, rate.batch)
+
+    def _read(self, pending: deque[tuple[int, float, Pending]]) -> EndOfRun | None:
+        """Learn what became of the first of these steps; why the run ends with it, if it does."""
+        number, count, taken = pending[0]
+        done = taken.read()
+        pending.popleft()  # not before: if a rank is lost while they exchange it, the step is still to be counted
+        self.reports.add(number, done, count=count)
+        try:
+            for hook in self.hooks:
+                hook.step_known(number, done)
+        except EndOfRun as end:
+            return end
+        return None
+
+    def _sync(self, number: int, end_of_group: EndOfRun | None) -> EndOfRun | None:
+        """All ranks become equal after a step; why the run ends with it, if it does."""
+        when = self.step.slots.when
+        if when.is_apart:
+            self.step.phases.enter("sync")
+        end = when.sync(number, end_of_group)
+        self.reports.window.waited_s += when.waited_s
+        try:
+            for hook in self.hooks:
+                hook.synced(number)
+        except EndOfRun as differ:
+            return end or differ
+        return end
+
+
+def _drain(pending: deque[tuple[int, float, Pending]], window: Window) -> Window:
+    """The window with the steps that this rank has not looked at yet, as far as it knows them alone."""
+    while pending:
+        number, count, taken = pending.popleft()
+        window.add(number, taken.read_alone(), count=count)
+    return window
+
+
+def position_after(position: Position, report: Report, *, train_s: float) -> Position:
+    """Where the run stands after a report."""
+    totals = added(position.totals, report.totals)
+    return replace(position, step=report.step, visited=report.visited, totals=totals, train_s=train_s)

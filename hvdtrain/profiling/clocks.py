@@ -1,0 +1,133 @@
+"""Clocks of the phases of a step: of the host, and of a GPU by its events."""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hvdtrain.core.phases import PHASES, Phase, StepMeans, Unmeasured
+
+# The first steps of a run choose kernels, start loader workers and negotiate with Horovod.
+WARMUP_STEPS = 2
+
+
+class HostClock(Unmeasured):
+    """The phases by the host's clock: exact on CPUs, and on GPUs if `synchronise` waits for the device.
+
+    `barrier` waits for the other ranks before each phase; that is in no phase.
+    """
+
+    def __init__(
+        self,
+        synchronise: Callable[[], object] | None = None,
+        barrier: Callable[[], object] | None = None,
+        *,
+        unmeasured_steps: int = WARMUP_STEPS,
+    ) -> None:
+        self._synchronise = synchronise
+        self._barrier = barrier
+        self._total_s = dict.fromkeys(PHASES, 0.0)
+        self._step_s = dict.fromkeys(PHASES, 0.0)
+        self._phase: Phase | None = None
+        self._phase_start = 0.0
+        self._steps = -unmeasured_steps
+
+    def enter(self, phase: Phase) -> None:
+        if self._synchronise is not None:
+            self._synchronise()
+        now = time.perf_counter()
+        if self._phase is not None:
+            self._step_s[self._phase] += now - self._phase_start
+        if self._barrier is not None:
+            self._barrier()
+            now = time.perf_counter()
+        self._phase, self._phase_start = phase, now
+
+    def end_step(self) -> None:
+        self.enter("other")
+        self._phase = None
+        self._steps += 1
+        for phase, seconds in self._step_s.items():
+            if self._steps > 0:
+                self._total_s[phase] += seconds
+            self._step_s[phase] = 0.0
+
+    def means(self) -> StepMeans | None:
+        if self._steps <= 0:
+            return None
+        means_s = {phase: seconds / self._steps for phase, seconds in self._total_s.items()}
+        return StepMeans(steps=self._steps, step_s=sum(means_s.values()), phases_s=means_s)
+
+    def close(self) -> None:
+        pass
+
+
+class Event(Protocol):
+    """What DeviceClock needs of a torch.cuda.Event."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds."""
+
+
+class DeviceClock(Unmeasured):
+    """The phases as the current CUDA stream sees them, from events that are read once the device has passed them.
+
+    The stream stands still while it has nothing to do. So a phase in which the host keeps the device waiting (the next
+    batch, gradients on their way) is as long as that wait, and a phase that the device does not notice has no length.
+    Nothing is synchronised. The whole step is timed by the host's clock, so that the phases can be compared with it.
+    """
+
+    def __init__(self, new_event: Callable[[], Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:
+        self._new_event = new_event
+        self._free_events: list[Event] = []
+        self._marks: list[tuple[Phase, Event]] = []
+        self._pending: deque[list[tuple[Phase, Event]]] = deque()
+        self._total_ms = dict.fromkeys(PHASES, 0.0)
+        self._host_s = 0.0
+        self._step_start = 0.0
+        self._started_steps = -unmeasured_steps
+        self._steps = 0
+
+    def enter(self, phase: Phase) -> None:
+        if not self._marks:
+            self._step_start = time.perf_counter()
+        event = self._free_events.pop() if self._free_events else self._new_event()
+        event.record()
+        self._marks.append((phase, event))
+
+    def end_step(self) -> None:
+        self.enter("other")
+        self._started_steps += 1
+        if self._started_steps > 0:
+            self._host_s += time.perf_counter() - self._step_start
+            self._pending.append(self._marks)
+        else:
+            self._free_events += [event for _, event in self._marks]
+        self._marks = []
+        while self._pending and self._pending[0][-1][1].query():
+            self._read(self._pending.popleft())
+
+    def _read(self, marks: list[tuple[Phase, Event]]) -> None:
+        for (phase, start), (_, end) in itertools.pairwise(marks):
+            self._total_ms[phase] += start.elapsed_time(end)
+        self._free_events += [event for _, event in marks]
+        self._steps += 1
+
+    def means(self) -> StepMeans | None:
+        while self._pending:
+            self._pending[0][-1][1].synchronize()
+            self._read(self._pending.popleft())
+        if not self._steps:
+            return None
+        means_s = {phase: total / 1000 / self._steps for phase, total in self._total_ms.items()}
+        return StepMeans(steps=self._steps, step_s=self._host_s / self._steps, phases_s=means_s)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,41 @@
+"""The clock of a run's steps."""
+
+from pathlib import Path
+
+import torch
+
+from hvdtrain.core.phases import OFF, Phases
+from hvdtrain.profiling.clocks import WARMUP_STEPS
+from hvdtrain.profiling.passes import make_clock
+from hvdtrain.profiling.settings import ProfileSettings
+from hvdtrain.profiling.trace import NvtxRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.watchdog import Watchdog
+
+
+def step_clock(
+    settings: ProfileSettings, folder: Path, comm: Comm, device: torch.device, *, watchdog: Watchdog, readers: int
+) -> Phases:
+    """What measures the phases of this rank's steps, and shows them in traces, if anything does.
+
+    `readers` are the processes that read ahead for it.
+    """
+
+    def barrier() -> None:
+        comm.allgather(None)
+        if watchdog.step is not None:
+            watchdog.begin_step(watchdog.step)  # each phase has the limit anew: who is late is named, and not who waits
+
+    unmeasured = steps_before(settings)
+    phases = make_clock(settings.profile, device, barrier, unmeasured_steps=unmeasured, readers=readers)
+    if device.type == "cuda" and (phases is not OFF or is_run_by_nsight()):
+        phases = NvtxRanges(phases)
+    if settings.torch_profile is None:
+        return phases
+    trace = folder / "profile" / f"rank-{comm.rank}.pt.trace.json.gz"
+    return TorchTrace(phases, trace, steps=settings.torch_profile, device=device)
+
+
+def steps_before(settings: ProfileSettings) -> int:
+    """The steps at the beginning that are not measured."""
+    return WARMUP_STEPS if settings.torch_profile is None else unmeasured_steps(settings.torch_profile)

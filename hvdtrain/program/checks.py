@@ -1,0 +1,92 @@
+"""What all ranks agree on before the first step: the device, the batches, the run folder."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from hvdtrain.checkpoint import changes
+from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
+from hvdtrain.elastic.newcomers import read_invitation
+from hvdtrain.feed.order import BatchSizes, batch_sizes
+from hvdtrain.loop.draft import Job
+from hvdtrain.program.settings import Settings
+from hvdtrain.ranks.agree import agree
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.device import choose_device, require_own_device
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.group import methods
+from hvdtrain.settings.notes import ASIDE, SHAPES, marked
+
+
+def select_device(comm: Comm, precision: str) -> torch.device:
+    """This rank's device, which is no other rank's; BadInput if it lacks the precision."""
+    device = agree(comm, lambda: require_device(comm, precision))
+    require_own_device(comm, device)
+    return device
+
+
+def require_device(comm: Comm, precision: str) -> torch.device:
+    """This rank's device; BadInput if it lacks the precision."""
+    device = choose_device(comm)
+    if precision == "fp16" and device.type == "cpu":
+        raise BadInput("--precision fp16 needs a GPU: use bf16 or fp32 on CPUs")
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise BadInput(f"--precision bf16: {torch.cuda.get_device_name(device)} has no bf16, use fp16 or fp32")
+    return device
+
+
+def require_batches(settings: Settings, *, train: int, test: int, ranks: int, unit: str) -> BatchSizes:
+    """How the ranks cut an epoch of `train` samples; BadInput if they cannot, or if there are none to test."""
+    sizes = batch_sizes(settings, samples=train, ranks=ranks)
+    share, micro_batch = train // ranks, sizes.micro_batch
+    if share < 1 or test < 1:
+        raise BadInput(
+            f"--data {settings.data} has {train} training and {test} test {unit} for {ranks} ranks: give more {unit} "
+            "or start fewer ranks"
+        )
+    if micro_batch * settings.accumulate_steps > share:
+        amount = f"--batch-size-per-rank {micro_batch}"
+        amount += f" x --accumulate-steps {settings.accumulate_steps}" if settings.accumulate_steps > 1 else ""
+        if settings.global_batch_size is not None:
+            amount = f"{micro_batch * settings.accumulate_steps} of --global-batch-size {settings.global_batch_size}"
+        raise BadInput(
+            f"{amount} is more than a rank's share of {share} {unit} ({train} over {ranks} ranks): lower it, or start "
+            "fewer ranks"
+        )
+    return sizes
+
+
+def require_job(settings: Settings, job: Job) -> None:
+    """Raise BadInput if a feature cannot train this job."""
+    for check_job in methods(settings, "check_job"):
+        check_job(job)
+
+
+def open_folder(settings: Settings, job: Job) -> RunFolder:
+    """The run folder, which must be new or of a training on as many samples with settings that fit."""
+    os.umask(0o077)  # what a run leaves is for its owner alone
+    invitation = read_invitation(os.environ)
+    about = changes.describe_run(
+        asdict(settings),
+        np=job.comm.size,
+        global_batch=job.sizes.global_batch,
+        samples=len(job.train),
+        unit=job.task.unit,
+        content=job.train.content,
+    )
+    if invitation is not None:
+        return RunFolder(
+            path=Path(invitation.run), lock=None, is_shared=True, resume_from=None, about=about, changes=[]
+        )
+    return open_on_all(
+        job.comm,
+        settings.runs_dir / settings.experiment,
+        settings.run,
+        overwrite=settings.overwrite,
+        resume=settings.resume == "auto",
+        about=about,
+        shaping=marked(type(settings), SHAPES),
+        aside=marked(type(settings), ASIDE),
+    )

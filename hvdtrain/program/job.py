@@ -1,0 +1,109 @@
+"""What a program gives to be trained, as a Job that all ranks agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.core.blocks import Cuts, blocks_of
+from hvdtrain.core.task import Batch, Model, Sums, Task
+from hvdtrain.feed.datasets import Data, as_split
+from hvdtrain.feed.feed import Resident, Split
+from hvdtrain.loop.draft import Job
+from hvdtrain.program.checks import require_batches
+from hvdtrain.ranks.agree import agree
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.exits import BadInput
+
+if TYPE_CHECKING:
+    from hvdtrain.program.start import Run
+
+
+def make_job(
+    run: Run[Any],
+    model: nn.Module | Callable[[], nn.Module],
+    task: Task | Callable[..., Tensor],
+    train: Data,
+    test: Data,
+    *,
+    cuts: Cuts | None,
+    max_steps: int | None,
+) -> tuple[Job, Split]:
+    """The job, and the split to test on; BadInput on all ranks for what cannot be trained."""
+    comm, settings, device = run.ranks, run.settings, run.device
+    task = task if isinstance(task, Task) else FunctionTask(task)
+    splits = agree(comm, lambda: (as_split(train, settings, comm), as_split(test, settings, comm)))
+    train_split, test_split = splits
+    require_same_data(comm, train_split, test_split)
+    sizes = agree(
+        comm,
+        lambda: require_batches(
+            settings, train=len(train_split), test=len(test_split), ranks=comm.data.size, unit=task.unit
+        ),
+    )
+    if not isinstance(model, nn.Module):
+        torch.manual_seed(settings.seed)
+        model = agree(comm, model)
+    if isinstance(task, FunctionTask):
+        agree(comm, lambda: task.require_losses(model, train_split))
+    job = Job(
+        comm=comm,
+        device=device,
+        model=model,
+        task=task,
+        train=train_split,
+        cuts=cuts or Cuts(blocks=blocks_of(model)),
+        sizes=sizes,
+        steps=max_steps or settings.epochs * sizes.steps_per_epoch,
+        length_option="--epochs" if max_steps is None else "--max-steps",
+        precision=settings.precision,
+    )
+    return job, test_split
+
+
+def require_same_data(comm: Comm, *splits: Split) -> None:
+    """Raise BadInput on all ranks if these have other samples, as far as the lengths and tensors' ends show."""
+    of_ranks = comm.allgather([[len(split), _hash_of_ends(split)] for split in splits])
+    odd = [rank for rank, of_rank in enumerate(of_ranks) if of_rank != of_ranks[0]]
+    if odd:
+        raise BadInput(
+            f"rank {odd[0]} has other samples than rank 0. Give all ranks the same samples in the same order: hvdtrain "
+            "divides them among the ranks."
+        )
+
+
+def _hash_of_ends(split: Split) -> str | None:
+    """Of the first and the last sample, if they are tensors; those of a Dataset may be random."""
+    if not isinstance(split, Resident):
+        return None
+    ends = {name: [tensor[:1].tolist(), tensor[-1:].tolist()] for name, tensor in split.tensors.items()}
+    return sha256(repr(ends).encode()).hexdigest()
+
+
+class FunctionTask(Task):
+    """A task that is a function of the model and a batch: the loss of each sample, (N,)."""
+
+    def __init__(self, losses: Callable[[Model, Batch], Tensor]) -> None:
+        self._losses = losses
+
+    def require_losses(self, model: nn.Module, split: Split) -> None:
+        """Raise BadInput if the function does not return the loss of each of two samples, on the host."""
+        [batch] = split.batches([torch.arange(min(2, len(split)))], torch.device("cpu"), None)
+        with torch.no_grad(), torch.random.fork_rng(devices=()):
+            self.loss(model.eval(), batch, training=False)
+        model.train()
+
+    def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
+        losses = self._losses(model, batch)
+        samples = len(next(iter(batch.values())))
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+        if shape != (samples,):
+            raise BadInput(
+                f"the loss function returned {shape} for {samples} samples. Return each sample's loss, ({samples},), "
+                'for example cross_entropy(..., reduction="none").'
+            )
+        return Sums(loss=losses.sum(), count=torch.tensor(float(samples), device=losses.device))

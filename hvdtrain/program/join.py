@@ -1,0 +1,115 @@
+"""How ranks come to be one run: each reads its command line, they meet, and agree that all have read the same."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TypeVar
+
+from hvdtrain.elastic.comm import make_elastic, require_ulfm
+from hvdtrain.program.settings import Settings
+from hvdtrain.ranks.agree import agree, require_equal
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.libraries import library_versions
+from hvdtrain.ranks.settings import power_rank
+from hvdtrain.replica.parts import require_parts, split_replicas
+from hvdtrain.safety.exits import BadInput, launched_rank
+from hvdtrain.settings.command_line import option
+from hvdtrain.settings.group import Incomplete
+from hvdtrain.sync.comm import group_ranks
+from hvdtrain.tracking.environment import code_hash, package_versions
+from hvdtrain.tracking.placement import read_plan
+
+S = TypeVar("S", bound=Settings)
+
+GIVEN_THRESHOLD = "_HVDTRAIN_GIVEN_THRESHOLD"  # the launcher's, for newcomers: `connect` has set another
+
+
+def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[S, str | None]:
+    """The settings, with the threshold of Horovod's environment if the command line has none, and a warning.
+
+    The warning names the variables that have no effect. BadInput for a threshold that is not a number of bytes.
+    """
+    tuned, threshold = "HOROVOD_AUTOTUNE", "HOROVOD_FUSION_THRESHOLD"  # horovodrun sets them, too
+    names, beside, remedy = [tuned], "--reducer bucket, whose buckets have one size", "Add --reducer horovod"
+    if config.deterministic:
+        names, beside, remedy = [threshold, tuned], "--deterministic, which sums each gradient alone", "Leave it out"
+    elif power_rank(config.compression) is not None:
+        names, beside = [threshold, tuned], f"--compression {config.compression}, which sends small matrices"
+        remedy = "Leave it out"
+    elif config.reducer == "horovod":
+        names = []
+    unused = [name for name in names if environment.get(name, "0") != "0"]
+    unset = f"nset {' and '.join(unused)}."
+    fix = f"U{unset}" if config.elastic else f"{remedy}, or u{unset}"  # --elastic refuses the other reducer
+    warning = f"{', '.join(unused)}: no effect with {beside}. {fix}" if unused else None
+    threshold_text = environment.get(GIVEN_THRESHOLD, environment.get(threshold, ""))
+    if not threshold_text or threshold in names or config.fusion_threshold_mb is not None:
+        return config, warning
+    if re.fullmatch(r"\d+(\.\d*)?", threshold_text, re.ASCII) is None:
+        raise BadInput(f"{threshold}={threshold_text!r}: not a number of bytes. Correct it in the environment.")
+    return replace(config, fusion_threshold_mb=float(threshold_text) / 2**20), warning
+
+
+def horovod_fusion_mb(config: Settings) -> float | None:
+    """MiB that Horovod itself sends at once: not what buckets hold, of which it would take copies, several at once."""
+    return 0.0 if config.reducer == "bucket" else config.sent_at_once_mb
+
+
+def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, S]:
+    """The ranks, and settings that all of them have read alike; `fallback` is for what they need before they meet.
+
+    What is wrong without torch is refused without it: its import takes seconds.
+    """
+    warning: str | None = None
+    try:
+        (config, warning), bad = with_horovods_threshold(parse(sys.argv[1:]), os.environ), None
+    except BadInput as error:
+        config, bad = fallback, error  # the ranks still have to meet, to agree that they leave
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as torch.use_deterministic_algorithms asks for
+    if warning:
+        os.environ.pop("HOROVOD_AUTOTUNE", None)
+    os.environ.setdefault(GIVEN_THRESHOLD, os.environ.get("HOROVOD_FUSION_THRESHOLD", ""))  # `connect` sets another
+    comm = connect(
+        fusion_threshold_mb=horovod_fusion_mb(config),
+        cycle_time_ms=config.cycle_time_ms,
+        timeline=config.timeline,
+        hang_timeout_s=config.hang_timeout_s,
+        can_grow=config.grow,
+    )
+
+    placed = read_plan(os.environ.get("HVDLAUNCH_PLAN"))
+
+    def require_good() -> None:
+        if isinstance(bad, Incomplete):
+            require_parts(*bad.settings.parts, ranks=comm.size, placement=placed, other_error=bad)
+        elif bad is not None:
+            raise bad
+
+    agree(comm, require_good)
+    if warning and launched_rank() == 0:
+        print(f"hvdtrain: warning: {warning}", file=sys.stderr, flush=True)
+    settings = {option(name): str(value) for name, value in asdict(config).items()}
+    of_packages = {f"the version of {name}": value for name, value in package_versions().items()}
+    facts = {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()}
+    require_equal(comm, facts)
+    option_of_parts, parts = config.parts
+    require_parts(option_of_parts, parts, ranks=comm.size, placement=placed)
+    if config.sync == "two-level" or config.rounds is not None:
+        comm = agree(comm, lambda: group_ranks(comm, config.sync_group_size))
+    if config.elastic:
+        agree(comm, lambda: require_ulfm(comm, os.environ, can_grow=config.grow))
+    comm = split_replicas(comm, parts, option_of_parts)
+
+    from hvdtrain.ranks.device import set_arithmetic, share_cores  # torch
+
+    share_cores(comm)
+    set_arithmetic(deterministic=config.deterministic, tf32=config.tf32)
+    of_libraries = {f"the version of {name}": value for name, value in library_versions().items()}
+    require_equal(comm, of_libraries)
+    if config.elastic:
+        comm = agree(comm, lambda: make_elastic(comm, os.environ, {**facts, **of_libraries}))
+    return comm, config

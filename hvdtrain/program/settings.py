@@ -1,0 +1,100 @@
+"""The settings that every program has, and its command line."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, TypeVar
+
+from hvdtrain.checkpoint.settings import CheckpointSettings
+from hvdtrain.core.settings import FileSettings, LimitSettings, PrecisionSettings
+from hvdtrain.elastic.settings import ElasticSettings
+from hvdtrain.profiling.settings import ProfileSettings
+from hvdtrain.ranks.comm import BUCKET_MB
+from hvdtrain.ranks.settings import GradientSettings
+from hvdtrain.recipe.settings import OptimizerSettings
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings import command_line, group
+from hvdtrain.settings.notes import SHAPES, Column
+from hvdtrain.stages.settings import StageSettings
+from hvdtrain.sync.settings import SyncSettings
+from hvdtrain.tracking.settings import RunSettings
+from hvdtrain.witnesses.settings import WitnessSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(  # the last base is the first in --help and in config.json, as dataclasses order their fields
+    RunSettings,
+    ProfileSettings,
+    FileSettings,
+    WitnessSettings,
+    LimitSettings,
+    CheckpointSettings,
+    ElasticSettings,
+    SyncSettings,
+    GradientSettings,
+    PrecisionSettings,
+    OptimizerSettings,
+    StageSettings,
+):
+    """How any model is trained, recorded and kept; a program adds its data and its model."""
+
+    title: ClassVar[str] = "the program"
+    # First in --help.
+    MOST_USED: ClassVar[tuple[str, ...]] = (
+        "recipe",
+        "data",
+        "data_dir",
+        "model",
+        "epochs",
+        "batch_size_per_rank",
+        "global_batch_size",
+        "optimizer",
+        "lr",
+        "precision",
+        "seed",
+        "runs_dir",
+        "run",
+        "profile",
+    )
+
+    recipe: Annotated[str, Column(first=True)] = "default"
+    """Where the other defaults come from."""
+    model: Annotated[str, SHAPES, Column(first=True)] = "default"
+    """Name of the model, for programs that have several."""
+
+    @property
+    def sent_at_once_mb(self) -> float | None:
+        """MiB of gradients, 0 for each alone; None leaves it to Horovod."""
+        if self.deterministic:
+            return 0.0
+        default = BUCKET_MB if self.reducer == "bucket" else None
+        return default if self.fusion_threshold_mb is None else self.fusion_threshold_mb
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def parse(
+    argv: Sequence[str],
+    recipes: Iterable[Callable[[], S]],
+    resolve: Callable[[S, set[str]], S] = lambda settings, _: settings,
+) -> S:
+    """The settings of a command line; BadInput for what cannot work whatever the machine.
+
+    `recipes` return the defaults, each with its own name as `recipe`, the first if --recipe is not given; the class of
+    the settings itself is one. `resolve` returns the settings with what follows from the fields that were given.
+    """
+    by_name = {recipe().recipe: recipe for recipe in recipes}
+    for kind in {type(recipe()) for recipe in by_name.values()}:
+        if "__dataclass_fields__" not in vars(kind):  # its fields would not be options
+            raise BadInput(f"class {kind.__name__}: write @dataclass(frozen=True, kw_only=True) above it")
+    settings, given = command_line.parse(argv, by_name, prog=_command())
+    group.check(settings, given)
+    group.require_complete(settings)
+    return resolve(settings, given)
+
+
+def _command() -> str:
+    """The command that has started this program."""
+    spec = sys.modules["__main__"].__spec__
+    return f"python {sys.argv[0]}" if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"

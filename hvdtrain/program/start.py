@@ -1,0 +1,100 @@
+"""Being one rank of a program: its settings, the ranks that were started with it, and its exit status.
+
+Nothing here imports torch before the ranks have agreed on their settings: its import takes seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from hvdtrain.program.join import join_ranks
+from hvdtrain.program.settings import Settings, parse
+from hvdtrain.ranks.agree import agree
+from hvdtrain.safety import exits
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from hvdtrain.core.blocks import Cuts
+    from hvdtrain.core.task import Task
+    from hvdtrain.feed.datasets import Data
+    from hvdtrain.program.training import Training
+    from hvdtrain.ranks.comm import Comm
+
+S = TypeVar("S", bound=Settings)
+T = TypeVar("T")
+
+
+def start(
+    main: Callable[[Run[S]], object],
+    *recipes: Callable[[], S],
+    resolve: Callable[[S, set[str]], S] = lambda settings, _: settings,
+) -> NoReturn:
+    """Run `main` on this rank and end the process; BadInput on all ranks ends them with one line and status 2.
+
+    `recipes` return the settings' defaults: a class of settings is one. The first holds if --recipe is not given.
+    `resolve` returns the settings with what follows from the fields that the command line names.
+    """
+    if "--multiprocessing-fork" in sys.orig_argv:  # it would be this rank once more
+        raise RuntimeError('put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file')
+
+    def program() -> None:
+        comm, settings = join_ranks(lambda argv: parse(argv, recipes, resolve), recipes[0]())
+        with ExitStack() as stack:
+            run = Run(comm, settings, stack)
+            main(run)
+            if run.started is not None:
+                run.started.require_end()
+
+    exits.run(program)
+
+
+class Run(Generic[S]):
+    """One rank of a program that has started."""
+
+    device: torch.device
+
+    def __init__(self, comm: Comm, settings: S, stack: ExitStack) -> None:
+        from hvdtrain.program.checks import select_device
+
+        self.ranks, self.settings = comm, settings
+        self.device = select_device(comm, settings.precision)
+        self.started: Training | None = None
+        self._stack = stack
+
+    def agree(self, look: Callable[[], T]) -> T:
+        """What `look` returns on this rank; BadInput on all ranks if it raises that on any."""
+        return agree(self.ranks, look)
+
+    def training(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        task: Task | Callable[..., torch.Tensor],
+        train: Data,
+        test: Data,
+        *,
+        cuts: Cuts | None = None,
+        max_steps: int | None = None,
+        about: Mapping[str, Any] | None = None,
+        at_end: Callable[[Training], object] | None = None,
+    ) -> Training:
+        """A training at its beginning, or where the run stood.
+
+        `model` is on the host, equal on all ranks, or a function that makes it, with the run's seed. `task` is a Task
+        or a function of the model and a batch that returns the loss of each sample, (N,), and is tried with two samples
+        on the host. `train` and `test` are Splits, tensors with samples first (alone, in a tuple, or by name), or
+        map-style Datasets. `max_steps` replaces the epochs of the settings. `about` is added to config.json, and all
+        ranks call `at_end` before the result is written.
+        """
+        from hvdtrain.program.job import make_job
+        from hvdtrain.program.training import Training
+
+        job, test_split = make_job(self, model, task, train, test, cuts=cuts, max_steps=max_steps)
+        self.started = Training(
+            self.settings, job, test_split, self._stack.enter_context, about=about or {}, at_end=at_end
+        )
+        return self.started

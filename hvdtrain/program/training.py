@@ -1,0 +1,293 @@
+"""A training that is ready to run, and what a program may do with it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from hvdtrain.checkpoint.run_folder import RunFolder
+from hvdtrain.checkpoint.saver import Saver
+from hvdtrain.checkpoint.saves import Saves, resume
+from hvdtrain.checkpoint.state import State
+from hvdtrain.core.position import Position
+from hvdtrain.elastic.recovery import TrainingParts
+from hvdtrain.feed.feed import Feed, Split
+from hvdtrain.loop.draft import Job
+from hvdtrain.loop.hooks import EpochDone, Hook
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.loop import Loop, Membership
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Report, Reports
+from hvdtrain.loop.save_points import LEAVE, AgreedSavePoints
+from hvdtrain.profiling.step_clock import step_clock
+from hvdtrain.program import assembly
+from hvdtrain.program.checks import open_folder, require_job
+from hvdtrain.program.settings import Settings
+from hvdtrain.ranks.agree import agree
+from hvdtrain.safety.exits import FAILED, EndOfRun
+from hvdtrain.safety.faults import NONE
+from hvdtrain.settings.group import methods
+from hvdtrain.settings.notes import columns
+from hvdtrain.tracking.gauges import open_gauges
+from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder
+from hvdtrain.tracking.run import Run as Record
+from hvdtrain.tracking.run import open_run
+from hvdtrain.witnesses.injected import InjectedFaults
+
+
+class Training:
+    """Iterate over it: it trains, and yields each Report and each EpochDone, on all ranks alike.
+
+    What the body of the `for` does is for its rank alone: collectives, checkpoints, evaluations and lost ranks are
+    dealt with between two of the things that it yields. A `break` on all ranks saves and ends the run; on some ranks it
+    ends the run with status 1.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        job: Job,
+        test: Split,
+        enter: Callable[[AbstractContextManager[Record]], Record],
+        *,
+        about: Mapping[str, Any],
+        at_end: Callable[["Training"], object] | None = None,
+    ) -> None:
+        """`enter` keeps the record of the run open until the program ends; `about` is more for config.json.
+
+        The order of the phases matters, and each says why it comes where it does.
+        """
+        self._settings, self._comm, self._device = settings, job.comm, job.device
+        parameters = sum(parameter.numel() for parameter in job.model.parameters())  # before features take some away
+        # Features refuse a job before there is a folder; the folder is there before Horovod starts, for its timeline.
+        agree(job.comm, lambda: require_job(settings, job))
+        folder = open_folder(settings, job)
+        self._record = enter(self._opened(folder))
+        # The clock needs the watchdog of the record; stages need the clock, and what the checkpoint says of their cuts.
+        job = self._with_folder(job, folder)
+        rate = assembly.rate_of(settings, job)
+        self.step = step = assembly.build_step(settings, job, assembly.place(settings, job), lr=rate.peak)
+        reports = self._reports(job)
+        limits = self._limits(job)
+        # Dropout differs between ranks; rank 0 alone may have drawn numbers, to measure the model.
+        torch.manual_seed((settings.seed << 16) + step.slots.where.stream(job.comm))
+        state = assembly.state_of(step, limits, reports, seed=settings.seed)
+        feed = Feed(job.train, job.task, job.comm, job.sizes, seed=settings.seed, device=job.device, phases=job.phases)
+        # A checkpoint brings back its own random numbers.
+        resumed = folder.resume_from
+        position = Position() if resumed is None else feed.align(resume(state, resumed))
+        self._begin(folder, position, job, about=self._derived(job, test, parameters, rate.peak) | dict(about))
+        # What follows counts what the record counts, which `begin` has brought back.
+        saves = self._saves(folder, state)
+        progress = Progress(position)
+        membership = self._membership(state, progress, saves)
+        points = self._save_points(membership)
+        hooks: list[Hook] = [
+            assembly.Repartition(settings, job, rate),
+            limits,
+            self._saver(saves, points, folder),
+            Profiler(self._record, job.phases),
+            *self._injected_faults(),
+            Recorder(self._record, job.task),  # after the saver: a rank may be lost while the best weights are saved
+            membership,
+            *([] if at_end is None else [assembly.AtEnd(lambda: at_end(self))]),
+            Conclusion(self._record, step),
+        ]
+        self._end: EndOfRun | None = None  # why this rank has left the loop
+        self._loop = Loop(
+            step=step,
+            feed=feed,
+            test=test,
+            rate=rate,
+            reports=reports,
+            progress=progress,
+            epochs=settings.epochs,
+            max_steps=None if job.length_option == "--epochs" else job.steps,
+            hooks=hooks,
+            points=points,
+            membership=membership,
+            watchdog=self._record.watch,
+            bar=self._record.console.progress_bar,
+            agree=lambda: self._agree(continues=True),
+        )
+
+    def __iter__(self) -> Iterator[Report | EpochDone]:
+        for event in self._loop:
+            try:
+                with self._for_this_rank():
+                    yield event
+            except GeneratorExit:  # the body of the `for` has ended it
+                try:
+                    self._agree(continues=False)
+                except EndOfRun as end:
+                    self._end = end
+                raise
+
+    def say(self, *lines: str) -> None:
+        """Print lines to the user, on rank 0."""
+        self._record.console.print(*lines)
+
+    def gather_model(self) -> dict[str, torch.Tensor]:
+        """On rank 0 the state dict that is evaluated, of the whole model; elsewhere nothing. All ranks call it."""
+        return self.step.slots.where.gather_full(self._comm, self.step.evaluated)
+
+    def require_end(self) -> None:
+        """Raise EndOfRun if the program has left the loop before its end."""
+        if self._end is not None:
+            raise self._end
+
+    def _agree(self, *, continues: bool) -> None:
+        """Return if all ranks continue; EndOfRun if they leave, or if some do."""
+        answers = self._comm.allgather(continues)
+        if all(answers):
+            return
+        if any(answers):
+            left = ", ".join(str(rank) for rank, continues in enumerate(answers) if not continues)
+            raise EndOfRun(
+                f"the loop over the training was left on rank {left} while other ranks continue: leave it on all "
+                "ranks, by what is the same on all of them",
+                status=FAILED,
+                reason="left by some ranks",
+            )
+        self._loop.obey(LEAVE, self._loop.progress.position)
+
+    @contextmanager
+    def _for_this_rank(self) -> Iterator[None]:
+        """Refuse collectives of the run's ranks if these may change: others would not be in the same ones."""
+        if not self._loop.membership.changes:
+            yield
+            return
+        wait_context, self._comm.wait_context = self._comm.wait_context, _refuse_collective
+        try:
+            yield
+        finally:
+            self._comm.wait_context = wait_context
+
+    def _opened(self, folder: RunFolder) -> AbstractContextManager[Record]:
+        settings = self._settings
+        return open_run(
+            self._comm,
+            folder.path,
+            hang_timeout_s=settings.hang_timeout_s,
+            timeline=settings.timeline,
+            elastic=settings.elastic,
+        )
+
+    def _with_folder(self, job: Job, folder: RunFolder) -> Job:
+        watch = self._record.watch
+        phases = step_clock(
+            self._settings, folder.path, job.comm, job.device, watchdog=watch, readers=job.train.readers
+        )
+        resumed = {} if folder.resume_from is None else folder.resume_from.about
+        return replace(job, phases=phases, is_shared=folder.is_shared, resumed=resumed)
+
+    def _reports(self, job: Job) -> Reports:
+        return Reports(
+            job.comm,
+            lambda known: open_gauges(job.comm, job.device, known),
+            job.task,
+            every_steps=self._settings.report_every_steps,
+            device=job.device,
+        )
+
+    def _limits(self, job: Job) -> Limits:
+        most = job.task.max_unreadable
+        return Limits(
+            self.step,
+            max_skipped_steps=self._settings.max_skipped_steps,
+            check_replicas_every=self._settings.check_replicas_every,
+            most={} if most is None else {f"unreadable_{job.task.unit}": most},
+            counts=lambda: self._record.tracker.result,
+            hint="give --find-nan to know whose",
+        )
+
+    def _derived(self, job: Job, test: Split, parameters: int, peak_lr: float) -> dict[str, Any]:
+        """What follows from the settings and the job, for config.json."""
+        settings, where, how = self._settings, self.step.slots.where, assembly.wire(self._settings, job.device)
+        derived = {
+            **asdict(job.sizes),
+            "steps": job.steps,
+            "peak_lr": peak_lr,
+            "compression": how,
+            "train_samples": len(job.train),
+            "test_samples": len(test),
+            "parameters": parameters,
+            "fusion_threshold_mb": settings.sent_at_once_mb,
+            **where.about,
+        }
+        return derived if where.ranks > 1 else derived | {"gradient_bytes": assembly.gradient_bytes(job.model, how)}
+
+    def _begin(self, folder: RunFolder, position: Position, job: Job, *, about: dict[str, Any]) -> None:
+        """Write and say what is known before the first step."""
+        resumed, record = folder.resume_from, self._record
+        record.start(
+            asdict(self._settings),
+            about,
+            device=job.device,
+            columns=columns(type(self._settings)),
+            measures=assembly.measures_of(job.task),
+            memory=None if resumed is None else resumed.about["tracker"],
+        )
+        if resumed is not None:
+            record.console.print(f"resumed from {resumed.folder}, epoch {position.epoch + 1}", *folder.changes)
+        if layout := self.step.slots.where.describe():
+            record.console.print(layout)
+
+    def _saves(self, folder: RunFolder, state: State) -> Saves:
+        tracker = self._record.tracker
+        return Saves(
+            state,
+            folder.path / "checkpoints",
+            about=folder.about,
+            memory=tracker.memory,
+            guard=tracker.guard,
+            keep=self._settings.keep,
+            newest=None if folder.resume_from is None else folder.resume_from.step,
+            is_shared=folder.is_shared,
+            is_elastic=self._settings.elastic,
+            faults=self._record.faults,
+        )
+
+    def _membership(self, state: State, progress: Progress, saves: Saves) -> Membership:
+        parts = TrainingParts(
+            step=self.step,
+            state=state,
+            progress=progress,
+            saves=saves,
+            run=self._record,
+            hang_timeout_s=self._settings.hang_timeout_s,
+        )
+        changing = [members(parts) for members in methods(self._settings, "members")]
+        return next((membership for membership in changing if membership is not None), Membership())
+
+    def _save_points(self, membership: Membership) -> AgreedSavePoints:
+        return AgreedSavePoints(
+            self._comm,
+            self._record.stop_requested,
+            every_s=self._settings.checkpoint_every_s,
+            every_steps=self._settings.checkpoint_every_steps,
+            newcomers=membership.newcomers,
+        )
+
+    def _saver(self, saves: Saves, points: AgreedSavePoints, folder: RunFolder) -> Saver:
+        record = self._record
+        name = folder.path.name
+        return Saver(saves, points, self.step, run=name, is_best=record.tracker.is_best, watchdog=record.watch)
+
+    def _injected_faults(self) -> list[Hook]:
+        if self._record.faults is NONE:
+            return []
+        injected = InjectedFaults(self._record.faults, self.step.model)
+        self.step.slots.witnesses.append(injected)
+        return [injected]
+
+
+def _refuse_collective() -> AbstractContextManager[None]:
+    raise EndOfRun(
+        "the body of the loop over an elastic training has called a collective of the run's ranks: others may be gone. "
+        "Call it before or after the loop.",
+        status=FAILED,
+        reason="failed",
+    )

@@ -1,0 +1,71 @@
+"""Ranks that talk over one of MPI's communicators, beside Horovod."""
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hvdtrain.ranks.comm import wait_until
+from hvdtrain.ranks.sync import WaitContext
+
+
+class MpiMembers:
+    """The ranks of a communicator; they wait politely."""
+
+    def __init__(self, mpi: Any) -> None:
+        self.mpi = mpi
+        self.rank, self.size = mpi.rank, mpi.size
+        self.wait_context: WaitContext = nullcontext
+
+    def wait(self, request: Any) -> None:
+        """Return when MPI is done with a request."""
+        wait_until(request.Test, self.wait_context)
+
+    def allgather(self, value: Any) -> list[Any]:
+        text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+        lengths = np.empty(self.size, dtype=np.int64)
+        self.wait(self.mpi.Iallgather(np.array([len(text)]), lengths))
+        texts = np.empty(int(lengths.sum()), dtype=np.uint8)
+        self.wait(self.mpi.Iallgatherv(text, [texts, lengths]))
+        return [json.loads(part.tobytes()) for part in np.split(texts, np.cumsum(lengths)[:-1])]
+
+    def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
+        total = values.detach().to("cpu", copy=True)
+        return self.begin_sum(total, name)().to(values.device)
+
+    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        """Begin to replace a tensor on the host by its sum over ranks; the returned function waits for it."""
+        return partial(
+            self._finish_sum, values, summands := values.clone(), self.mpi.Iallreduce(summands.numpy(), values.numpy())
+        )
+
+    def _finish_sum(self, values: Tensor, summands: Tensor, request: Any) -> Tensor:  # `summands` is read until then
+        self.wait(request)
+        return values
+
+    def sum_(self, values: Tensor) -> None:
+        """Replace a large tensor on the host by its sum over ranks, which all wait for it."""
+        with self.wait_context():
+            self.mpi.Allreduce(values.clone().numpy(), values.numpy())
+
+    def allgather_tensor(self, part: Tensor) -> Tensor:
+        """The parts of all ranks, tensors on the host with as many elements each, one after the other."""
+        gathered = part.new_empty(self.size * len(part))
+        with self.wait_context():
+            self.mpi.Allgather(part.numpy(), gathered.numpy())
+        return gathered
+
+    def average_(self, tensors: Iterable[Tensor]) -> None:
+        float_tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if not float_tensors:
+            return
+        flat = torch.cat([tensor.detach().flatten().float() for tensor in float_tensors]).cpu()
+        self.sum_(flat)
+        flat /= self.size
+        for tensor, part in zip(float_tensors, flat.split([tensor.numel() for tensor in float_tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))

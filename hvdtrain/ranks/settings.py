@@ -1,0 +1,62 @@
+"""How gradients travel between ranks."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.capabilities import Capability, Use
+from hvdtrain.settings.group import Group, Missing, requires
+from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, COLUMN, POSITIVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientSettings(Group):
+    """How gradients are summed over ranks."""
+
+    title: ClassVar[str] = "gradients between ranks"
+
+    compression: Annotated[str | None, COLUMN] = None
+    """How gradients travel: none, fp16, or powersgd:R, as two matrices of R columns each; fp16 on GPUs and none on CPUs
+    if not given."""
+    reducer: Literal["bucket", "horovod"] = "bucket"
+    """bucket lets gradients lie in flat buckets and sends each when its last one is there; horovod sends them by
+    Horovod's own hooks, as many at once as have come by then."""
+    fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
+    """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 25 if
+    not given. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is taken."""
+    fusion_groups: Annotated[int | None, AT_LEAST_1] = None
+    """Of the reducer horovod: send the gradients in this many fixed groups; as they come if not given."""
+    cycle_time_ms: Annotated[float | None, POSITIVE] = None
+    """Pause between Horovod's rounds; Horovod's own if not given."""
+
+    def check(self, given: set[str]) -> None:
+        if self.compression not in (None, "none", "fp16") and power_rank(self.compression) is None:
+            raise BadInput(f"--compression {self.compression}: choose none, fp16 or powersgd:R, as powersgd:2")
+
+    def missing(self) -> Missing:
+        if self.reducer == "horovod" or self.fusion_groups is None:
+            return {}
+        return {requires(f"--fusion-groups {self.fusion_groups}", "--reducer horovod"): {"reducer": "horovod"}}
+
+    def uses(self) -> Iterable[Use]:
+        if self.compression == "fp16":
+            yield Use(option="--compression fp16", needs=(Capability.FP16,))
+        if power_rank(self.compression) is not None:  # each rank keeps what it has left out, in its loss's scale
+            yield Use(
+                option=f"--compression {self.compression}",
+                takes=(Capability.GRADIENTS,),
+                needs=(Capability.RANK_STATE, Capability.WORLD, Capability.UNSCALED),
+            )
+        if self.reducer == "horovod":
+            yield Use(option="--reducer horovod", takes=(Capability.RESTART,), needs=(Capability.GRADIENTS,))
+        if self.fusion_threshold_mb is not None:
+            needs = (Capability.GRADIENTS, Capability.BUCKETS) if self.fusion_threshold_mb else (Capability.GRADIENTS,)
+            yield Use(option=f"--fusion-threshold-mb {self.fusion_threshold_mb:g}", needs=needs)
+
+
+def power_rank(compression: str | None) -> int | None:
+    """R of powersgd:R; None of anything else."""
+    number = re.fullmatch(r"powersgd:([1-9]\d{0,4})", compression or "", re.ASCII)
+    return None if number is None else int(number[1])

@@ -1,0 +1,125 @@
+"""torch.distributed between the ranks of one replica: mpi4py on CPUs, which opens no port, and NCCL on GPUs."""
+
+import tempfile
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hvdtrain.ranks.agree import agree
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.members import MpiMembers
+from hvdtrain.safety.exits import BadInput
+
+_BACKEND = "mpi4py"
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16)}
+
+
+class _Pending(dist.Work):
+    """A send, a receive or a sum; it keeps its tensors until then."""
+
+    def __init__(self, members: MpiMembers, request: Any, *tensors: Tensor) -> None:
+        super().__init__()
+        self._members, self._request, self._tensors = members, request, tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._members.wait(self._request)
+        return True
+
+
+class _MpiBackend(dist.ProcessGroup):
+    """What torch's pipelines and sliced layers ask of a process group."""
+
+    def __init__(self, members: MpiMembers) -> None:
+        super().__init__(members.rank, members.size)  # type: ignore[call-arg]
+        self._members = members
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> _Pending:
+        return _Pending(self._members, self._members.mpi.Isend(_host_memory(tensors[0]), to, tag), tensors[0])
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Pending:
+        return _Pending(self._members, self._members.mpi.Irecv(_host_memory(tensors[0]), source, tag), tensors[0])
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> _Pending:  # type: ignore[override]
+        [total], [values] = tensors, [tensor.clone() for tensor in tensors]
+        return _Pending(self._members, self._members.mpi.Iallreduce(values.numpy(), total.numpy()), values, total)
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's)
+        return _BACKEND
+
+
+def _host_memory(tensor: Tensor) -> Any:
+    """The tensor's bytes as they lie, for MPI: both ends have the same strides."""
+    assert tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy()
+
+
+def join_replica(replica: MpiMembers, device: torch.device) -> None:
+    """Make the ranks of this replica torch.distributed's world; those of several hosts only on CPUs.
+
+    That of GPUs was not run yet.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if device.type == "cpu":
+        members = MpiMembers(replica.mpi.Dup())
+        members.wait_context = replica.wait_context  # the watchdog's: it has begun before
+
+        def create(*_: Any) -> dist.ProcessGroup:
+            return _MpiBackend(members)
+
+        name = f"{_BACKEND}_{len(dist.Backend.backend_list)}"  # each is registered once in a process
+        in_memory = dist.HashStore()  # type: ignore[attr-defined]
+        dist.Backend.register_backend(name, create, devices=["cpu"])
+        dist.init_process_group(name, store=in_memory, rank=replica.rank, world_size=replica.size)
+        return
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-") as own_folder:
+        folder = Path(replica.allgather(own_folder)[0])
+        store = dist.FileStore(str(folder / "store"), replica.size)  # type: ignore[attr-defined]
+        dist.init_process_group("nccl", store=store, rank=replica.rank, world_size=replica.size, device_id=device)
+        replica.allgather(None)  # before the folder is removed
+
+
+def join_replica_on_all(comm: Comm, device: torch.device, option: str, *, is_shared: bool) -> None:
+    """`join_replica` on all ranks; BadInput if one of the first replica does not see the run folder.
+
+    `option` is what lays replicas on several ranks, `is_shared` whether this rank sees the folder.
+    """
+
+    def require_shared() -> None:
+        if comm.data.rank == 0 and not is_shared:
+            raise BadInput(f"{option}: put --runs-dir where all ranks of a replica see it")
+
+    agree(comm, require_shared)
+    replica = comm.replica
+    assert isinstance(replica, MpiMembers)
+    join_replica(replica, device)
+
+
+def gather_parts(comm: Comm, held: Mapping[str, Tensor], sliced: Mapping[str, int]) -> dict[str, Tensor]:
+    """On rank 0 the tensors that all ranks of its replica hold, by name, in the order of the ranks; elsewhere nothing.
+
+    Those in `sliced` are joined in that dimension. All ranks call it.
+    """
+    if comm.data.rank > 0:
+        return {}
+    descriptions = [[name, list(value.shape), str(value.dtype)] for name, value in held.items()]
+    rank_descriptions = comm.replica.allgather(descriptions)
+    if comm.replica.rank > 0:
+        for value in held.values():
+            dist.send(value.contiguous(), 0)
+        return {}
+    device = next(iter(held.values())).device
+    parts = {name: [value] for name, value in held.items()}
+    for part, part_descriptions in enumerate(rank_descriptions[1:], start=1):
+        for name, shape, dtype in part_descriptions:
+            value = torch.empty(shape, dtype=_DTYPES[dtype], device=device)
+            dist.recv(value, part)
+            if name in sliced or name not in parts:
+                parts.setdefault(name, []).append(value)
+    return {name: torch.cat(values, sliced[name]) if name in sliced else values[0] for name, values in parts.items()}

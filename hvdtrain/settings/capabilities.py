@@ -1,0 +1,44 @@
+"""Which settings work together: each says what it takes from the others and what it needs, and names no other."""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from hvdtrain.safety.exits import BadInput
+
+
+class Capability(Enum):
+    """What any setting can count on unless another takes it; the value is the reason why it is gone."""
+
+    WORLD = "Horovod does not connect all ranks for the whole run"
+    RANK_STATE = "a rank that dies takes with it what no other rank has"
+    RESTART = "Horovod's own hooks cannot begin again without a rank"
+    PHASES = "the ranks do not all wait for each other at each phase of a step"
+    BACKWARD = "a rank cannot repeat its backward pass alone"
+    FORWARD = "layers run their forward pass twice"
+    TRACE = "the model cannot be traced as a whole"
+    LAYERS = "the ranks do not all compute the same layers at the same time"
+    NORMS = "each rank has only a slice of each layer, and no norm of a whole layer"
+    TRAINED = "some parameters are not trained"
+    UNSCALED = "gradients have a scale that changes"
+    GRADIENTS = "the gradients themselves are not sent, only small matrices"
+    BUCKETS = "each gradient is sent alone"
+    FP16 = "gradients do not travel in fp16 all the way"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """A setting in use: its option with the value, what other settings cannot have beside it, and what it needs."""
+
+    option: str
+    takes: tuple[Capability, ...] = ()
+    needs: tuple[Capability, ...] = ()
+
+
+def require_together(uses: Iterable[Use]) -> None:
+    """Raise BadInput for the first two settings of which one takes what the other needs."""
+    for use, other in itertools.permutations(uses, 2):
+        for capability in use.needs:
+            if capability in other.takes:
+                raise BadInput(f"{use.option} does not work with {other.option}: {capability.value}. Use only one.")

@@ -1,0 +1,76 @@
+"""A replica cut into stages: how its micro-batches pass through them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from hvdtrain.core.slots import Parts, Passes
+from hvdtrain.core.task import Batch, Sums
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.stages.stage import Stage
+
+
+class Stages(Parts):
+    """This rank's stage of a replica."""
+
+    part = "stage"
+
+    def __init__(self, comm: Comm, stage: Stage, model: nn.Module) -> None:
+        super().__init__(comm, stage.counted_before(model))
+        self._stage = stage
+        self.about: Mapping[str, Any] = {"stages_at": list(stage.starts[1:])}
+
+    def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
+        stage, remaining, held = self._stage, iter(batches), dict[int, Batch]()
+
+        def inputs(number: int) -> tuple[Tensor, ...]:
+            if number not in held:
+                held[number] = next(remaining)
+            return step.inputs(held[number])
+
+        def forward(number: int, received: Tensor | None) -> Tensor:
+            model_inputs = inputs(number)
+            step.enter("forward")
+            with step.context(model_inputs[0]):
+                outputs = stage.run(step.model, received, model_inputs)
+            if not stage.is_last:
+                outputs = step.hand_on(outputs)
+                del held[number]
+            step.enter("bubble")
+            return outputs
+
+        def loss(number: int, outputs: Tensor) -> Tensor:
+            step.enter("loss")
+            with step.context(None):
+                sums = step.loss(lambda *_: outputs, held.pop(number), training=True)
+            return step.record_loss(sums, global_count)
+
+        def make_buffer(number: int) -> Tensor:
+            model_inputs = inputs(number)
+            step.enter("bubble")
+            return stage.make_buffer(model_inputs, step.device)
+
+        stage.pipeline.train(count, forward=forward, loss=loss, make_buffer=make_buffer)
+
+    def evaluate(self, step: Passes, model: nn.Module, batch: Batch) -> list[Sums]:
+        stage, sums, inputs = self._stage, list[Sums](), step.inputs(batch)
+
+        def forward(_: int, received: Tensor | None) -> Tensor:
+            with step.context(None):
+                outputs = stage.run(model, received, inputs)
+                if stage.is_last:
+                    sums.append(step.loss(lambda *_: outputs, batch, training=False))
+            return outputs
+
+        stage.pipeline.evaluate(forward=forward, make_buffer=lambda _: stage.make_buffer(inputs, step.device))
+        return sums
+
+    def sum_tied(self, model: nn.Module) -> None:
+        self._stage.sum_tied(model)
+
+    def name_failure(self, source: str) -> str:
+        return super().name_failure(source if self._stage.is_last else "forward pass")
+
+    def describe(self) -> str:
+        return self._stage.describe()

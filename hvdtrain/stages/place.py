@@ -1,0 +1,47 @@
+"""Laying replicas on ranks as stages, or whole with the inside of their blocks computed again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from hvdtrain.core.blocks import Blocks
+from hvdtrain.core.slots import Layout
+from hvdtrain.core.step import precision_context
+from hvdtrain.loop.draft import Job
+from hvdtrain.replica.point_to_point import join_replica_on_all
+from hvdtrain.stages.blocks import run_all
+from hvdtrain.stages.layout import Stages
+from hvdtrain.stages.settings import Order
+from hvdtrain.stages.stage import make_stage, measure_on_all, require_blocks
+
+
+def make_stages(job: Job, *, cuts: Sequence[int] | None, order: Order, recompute: bool) -> Layout:
+    """This rank's stage, cut as in the checkpoint if `cuts` are not given; the model keeps only that.
+
+    BadInput if a stage of the first replica does not see the run folder.
+    """
+    from hvdtrain.stages.pipeline import Pipeline  # a second of imports
+
+    comm, blocks = job.comm, require_blocks(job.cuts.blocks)
+    stages = comm.replica.size
+    recorded = tuple(job.resumed.get("stages_at", ()))
+    if cuts is None and len(recorded) == stages - 1:
+        cuts = recorded
+    join_replica_on_all(comm, job.device, f"--stages {stages}", is_shared=job.is_shared)
+    context = precision_context(job.device, job.precision)
+    passages = measure_on_all(comm, job.model, blocks, job.example, device=job.device, context=context)
+    pipeline = Pipeline(comm.replica.rank, stages, job.device, order=order, phases=job.phases)
+    stage = make_stage(comm, job.model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=recompute)
+    return Stages(comm, stage, job.model)
+
+
+def recompute_blocks(blocks: Blocks) -> Layout:
+    """Each rank has all of a replica, and computes what is inside the blocks again in the backward pass."""
+
+    def call(model: nn.Module, *inputs: Tensor, **named: Any) -> Any:
+        if len(inputs[0]) > 1:  # see batch_norm.frozen
+            return run_all(model, blocks.row, None, inputs, recompute=True)
+        return model(*inputs, **named)
+
+    return Layout(call)

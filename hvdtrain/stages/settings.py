@@ -1,0 +1,85 @@
+"""A model cut into stages."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from hvdtrain.core.settings import BatchSettings
+from hvdtrain.settings.capabilities import Capability, Use
+from hvdtrain.settings.group import Missing, requires
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_1
+
+Order = Literal["1f1b", "gpipe"]
+
+if TYPE_CHECKING:
+    from hvdtrain.core.slots import Layout
+    from hvdtrain.loop.draft import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSettings(BatchSettings):
+    """Where the model is cut, and how batches pass through it."""
+
+    title: ClassVar[str] = "a model over several ranks"
+
+    stages: Annotated[int, AT_LEAST_1] = 1
+    """Cut the model over this many neighbouring ranks; replicas = ranks / stages, and the batches of accumulate-steps
+    follow each other through the stages."""
+    stages_at: str | None = None
+    """The first blocks of the stages but the first, as 4,9; by the blocks' measured times if not given, a resumed run
+    where it was cut before."""
+    pipeline_schedule: Annotated[Order, ASIDE] = "1f1b"
+    """1f1b holds as many batches as there are stages, gpipe all of accumulate-steps."""
+    recompute: Annotated[bool, ASIDE] = False
+    """Keep what blocks hand on, and compute what is inside them again in the backward pass: less memory, about a third
+    more time."""
+
+    @property
+    def parts(self) -> tuple[str, int]:
+        """The option that lays a replica on several ranks, and how many these are."""
+        return "--stages", self.stages
+
+    def missing(self) -> Missing:
+        stages, subject = self.stages, f"--stages {self.stages}"
+        if stages == 1 and self.stages_at is not None:
+            stages, subject = self.stages_at.count(",") + 2, f"--stages-at {self.stages_at}"
+        elif stages == 1 and self.pipeline_schedule != "1f1b":
+            stages, subject = 2, f"--pipeline-schedule {self.pipeline_schedule}"
+        options = [f"--stages {stages}"] if self.stages < stages else []
+        if self.accumulate_steps < stages:  # each stage is to have a micro-batch
+            options.append(f"--accumulate-steps {stages} or more")
+        return {requires(subject, *options): {"stages": stages}} if options else {}
+
+    def uses(self) -> Iterable[Use]:
+        if self.stages > 1:
+            yield Use(
+                option=f"--stages {self.stages}",
+                takes=(
+                    Capability.WORLD,
+                    Capability.PHASES,
+                    Capability.BACKWARD,
+                    Capability.TRACE,
+                    Capability.LAYERS,
+                ),
+                needs=(Capability.WORLD, Capability.UNSCALED, Capability.TRAINED),
+            )
+        if self.recompute:
+            yield Use(option="--recompute", takes=(Capability.TRACE, Capability.FORWARD))
+
+    def check_job(self, job: "Job") -> None:
+        from hvdtrain.stages.stage import require_blocks, require_stages
+
+        if self.stages > 1:
+            require_stages(require_blocks(job.cuts.blocks), self.stages, self.stages_at)
+        if self.recompute:
+            require_blocks(job.cuts.blocks)
+
+    def place(self, job: "Job") -> "Layout | None":
+        from hvdtrain.stages.place import make_stages, recompute_blocks
+        from hvdtrain.stages.stage import require_blocks, require_stages
+
+        blocks = job.cuts.blocks
+        if self.stages > 1:
+            cuts = require_stages(require_blocks(blocks), self.stages, self.stages_at)
+            return make_stages(job, cuts=cuts, order=self.pipeline_schedule, recompute=self.recompute)
+        return recompute_blocks(require_blocks(blocks)) if self.recompute else None

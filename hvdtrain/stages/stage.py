@@ -1,0 +1,169 @@
+"""One rank's stage of a model: its blocks, and what comes to it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hvdtrain.core.blocks import Block, Blocks, Inputs
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.stages.blocks import keep_blocks, run_all
+from hvdtrain.stages.cut import Passage, choose_cuts, measure_blocks
+
+if TYPE_CHECKING:
+    from hvdtrain.stages.pipeline import Pipeline
+
+_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+_FORMATS = {str(memory_format): memory_format for memory_format in (torch.contiguous_format, torch.channels_last)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The blocks of this rank's stage, under way in its pipeline."""
+
+    blocks: Blocks
+    starts: tuple[int, ...]  # the first block of each stage
+    passages: tuple[Passage, ...]  # of all blocks
+    index: int  # of this stage
+    tied: tuple[str, ...] = ()  # parameters that another stage has too
+    pipeline: "Pipeline"
+    recompute: bool = False  # what is inside the blocks, in the backward pass
+
+    @property
+    def local_blocks(self) -> tuple[Block, ...]:
+        """This stage's blocks."""
+        return blocks_of_stage(self.blocks, self.starts, self.index)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the loss is computed here."""
+        return self.index == len(self.starts) - 1
+
+    def run(self, model: nn.Module, received: Tensor | None, inputs: Inputs) -> Tensor:
+        """What this stage makes of one micro-batch: what the next one receives, or the model's outputs."""
+        if received is not None:
+            # Of a leaf autocast keeps the copy in bf16: the gradients of its uses would then be summed in bf16.
+            received = received.view_as(received)
+        recompute = self.recompute and len(inputs[0]) > 1  # see batch_norm.frozen
+        hidden = run_all(model, self.local_blocks, received, inputs, recompute=recompute)
+        if self.is_last:
+            return hidden
+        return hidden.contiguous(memory_format=self.passages[self.starts[self.index + 1] - 1].memory_format)
+
+    def make_buffer(self, inputs: Inputs, device: torch.device) -> Tensor:
+        """An empty tensor for what comes from the stage before."""
+        return self.passages[self.starts[self.index] - 1].make_buffer(inputs, self.blocks.batch_dims, device)
+
+    def sum_tied(self, model: nn.Module) -> None:
+        """Let the gradients of parameters that two stages hold be the sum of both; on both the same bits."""
+        for name in self.tied:
+            gradient = model.get_parameter(name).grad
+            assert gradient is not None
+            received = torch.empty_like(gradient)
+            other = len(self.starts) - 1 - self.index  # of the first and the last stage
+            for request in dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, gradient, other), dist.P2POp(dist.irecv, received, other)]
+            ):
+                request.wait()
+            gradient.add_(received)
+
+    def counted_before(self, model: nn.Module) -> set[int]:
+        """The identities of parameters that a stage before this one counts already."""
+        return {id(model.get_parameter(name)) for name in self.tied} if self.index else set()
+
+    def describe(self) -> str:
+        """Who has what, for people."""
+        stages = []
+        for index in range(len(self.starts)):
+            blocks = blocks_of_stage(self.blocks, self.starts, index)
+            first = self.starts[index]
+            time_ms = sum(passage.time_ms for passage in self.passages[first : first + len(blocks)])
+            stages.append(f"{blocks[0].name} to {blocks[-1].name} ({time_ms:.3g} ms)")
+        cuts = ",".join(map(str, self.starts[1:]))
+        return f"{len(stages)} stages: {', '.join(stages)}; the same again with --stages-at {cuts}"
+
+
+def blocks_of_stage(blocks: Blocks, starts: Sequence[int], stage: int) -> tuple[Block, ...]:
+    """Those of one stage."""
+    return blocks.row[starts[stage] : (*starts, len(blocks))[stage + 1]]
+
+
+def require_blocks(blocks: Blocks | None) -> Blocks:
+    """The blocks; BadInput if the program does not say where its model may be cut."""
+    if blocks is None:
+        raise BadInput("--stages, --recompute: this program does not say where its model may be cut. Leave them out.")
+    return blocks
+
+
+def require_stages(blocks: Blocks, stages: int, at: str | None) -> tuple[int, ...] | None:
+    """Where --stages-at cuts, None where it is not given; BadInput where the blocks cannot be cut so."""
+    if stages > len(blocks):
+        raise BadInput(f"--stages {stages}: the model has {len(blocks)} blocks: give {len(blocks)} or fewer")
+    if at is None:
+        return None
+    fields = at.split(",")
+    cuts = [int(field) for field in fields if field.isascii() and field.isdecimal()]
+    if len(fields) != stages - 1 or cuts != sorted(set(cuts)) or len(cuts) != len(fields) or not cuts[0] > 0:
+        raise BadInput(
+            f"--stages-at {at}: give {stages - 1} growing numbers from 1 to {len(blocks) - 1}, the first block of each "
+            "stage but the first, as --stages prints them"
+        )
+    if cuts[-1] >= len(blocks):
+        raise BadInput(f"--stages-at {at}: the model has blocks 0 to {len(blocks) - 1}: give no more")
+    return tuple(cuts)
+
+
+def measure_on_all(
+    comm: Comm,
+    model: nn.Module,
+    blocks: Blocks,
+    example: Callable[[], Inputs],
+    *,
+    device: torch.device,
+    context: torch.autocast,
+) -> tuple[Passage, ...]:
+    """What rank 0 has measured of one micro-batch, the `example`, on all ranks."""
+    measured = measure_blocks(model, blocks, example(), device, context) if comm.rank == 0 else []
+    facts = [
+        [passage.time_ms, list(passage.trailing_shape), str(passage.dtype), str(passage.memory_format)]
+        for passage in measured
+    ]
+    return tuple(
+        Passage(
+            time_ms=time_ms,
+            trailing_shape=tuple(trailing_shape),
+            dtype=_DTYPES[dtype],
+            memory_format=_FORMATS[memory_format],
+        )
+        for time_ms, trailing_shape, dtype, memory_format in comm.allgather(facts)[0]
+    )
+
+
+def make_stage(
+    comm: Comm,
+    model: nn.Module,
+    blocks: Blocks,
+    passages: tuple[Passage, ...],
+    *,
+    cuts: Sequence[int] | None,
+    pipeline: "Pipeline",
+    recompute: bool,
+) -> Stage:
+    """This rank's stage, cut at `cuts` or by time; the model keeps only what it needs."""
+    index, stages = comm.replica.rank, comm.replica.size
+    if cuts is None:
+        cuts = choose_cuts([passage.time_ms for passage in passages], stages)
+    stage = Stage(
+        blocks=blocks, starts=(0, *cuts), passages=passages, index=index, pipeline=pipeline, recompute=recompute
+    )
+    keep_blocks(model, stage.local_blocks)
+    names = [name for name, _ in model.named_parameters()]
+    names_by_stage = comm.replica.allgather(names)
+    others = {name for other, stage_names in enumerate(names_by_stage) if other != index for name in stage_names}
+    tied = tuple(name for name in names if name in others)
+    assert not tied or index in (0, stages - 1)
+    return replace(stage, tied=tied)

@@ -1,0 +1,34 @@
+"""A replica whose layers are sliced over several ranks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from hvdtrain.core.slots import Parts
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.tensor.linear import sliced_parameters
+
+
+class Slices(Parts):
+    """This rank's slice of each layer of a replica."""
+
+    part = "slice"
+
+    def __init__(self, comm: Comm, model: nn.Module) -> None:
+        super().__init__(comm, _counted_before(comm, model))
+        self.about: Mapping[str, Any] = {"slices": comm.replica.size}
+
+    def stream(self, comm: Comm) -> int:
+        return comm.data.rank  # slices of a layer draw the same numbers, since their outputs are added up
+
+    def split_dimensions(self, model: nn.Module) -> dict[str, int]:
+        return sliced_parameters(model)
+
+
+def _counted_before(comm: Comm, model: nn.Module) -> set[int]:
+    """The identities of parameters that the first rank of the replica holds whole, too."""
+    if comm.replica.rank == 0:
+        return set()
+    sliced = sliced_parameters(model)
+    return {id(parameter) for name, parameter in model.named_parameters() if name not in sliced}

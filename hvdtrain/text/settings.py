@@ -1,0 +1,198 @@
+"""The settings of hvdtrain.bert, and the recipes: functions that return settings."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from hvdtrain.program import settings as program
+from hvdtrain.program.settings import Settings
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.capabilities import Capability, Use
+from hvdtrain.settings.command_line import option
+from hvdtrain.settings.group import Missing, requires
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, COLUMN, PROBABILITY, SHAPES, one_of
+from hvdtrain.tensor.settings import TensorSettings
+
+DATA = ("icd10", "json", "csv", "glue", "text")
+MODELS = {  # layers, width, heads, initializer range
+    "bert_tiny": (2, 128, 2, 0.06),  # learns faster than from 0.02
+    "bert_mini": (4, 256, 4, 0.02),
+    "bert_base": (12, 768, 12, 0.02),
+    "bert_large": (24, 1024, 16, 0.02),
+}
+_LEAST_TOKENS = 8  # [CLS], [SEP], [SEP] and a few words
+_EITHER = (("epochs", "max_steps"), ("tokenizer", "vocab_size"), ("pretrained", "vocab_size"), ("pretrained", "model"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertSettings(TensorSettings, Settings):
+    """BERT with Horovod; recipe sets the defaults, other options change them."""
+
+    title: ClassVar[str] = "texts and their model"
+    MOST_USED: ClassVar[tuple[str, ...]] = (
+        "recipe",
+        "task",
+        "data",
+        "data_dir",
+        "text_column",
+        "label_column",
+        "model",
+        "pretrained",
+        "max_tokens",
+        "epochs",
+        "global_batch_size",
+        "lr",
+        "precision",
+        "run",
+        "export",
+    )
+
+    recipe: str = "tiny"
+    """tiny, finetune or pretrain: where the other defaults come from."""
+    task: Annotated[Literal["classify", "mlm"], SHAPES, COLUMN] = "classify"
+    """classify learns the labels of texts, mlm to fill in masked words."""
+    data: Annotated[str, one_of(DATA)] = "icd10"
+    """icd10 (diagnoses and their chapters; comes with the packages), json (lines), csv, glue or text."""
+    data_dir: Path = Path("data")
+    """For json, csv, glue and text the folder of train.* and test.*, validation.* or dev.*; of other files each fifth
+    row is for the test."""
+    text_column: str | None = None
+    """text if not given; for glue by the header."""
+    pair_column: str | None = None
+    """That of a second text, if there is one."""
+    label_column: str | None = None
+    """label if not given; for glue by the header."""
+    model: Annotated[str, one_of(MODELS)] = "bert_tiny"
+    """bert_tiny (2 layers of 128), bert_mini (4 of 256), bert_base (12 of 768) or bert_large (24 of 1,024)."""
+    experiment: str = "bert"
+    pretrained: str | None = None
+    """A folder with config.json and weights, or a name on the Hugging Face hub; its vocabulary comes along."""
+    tokenizer: Annotated[Path | None, SHAPES] = None
+    """A vocab.txt, or a folder that has one; learned from the training texts if not given."""
+    vocab_size: Annotated[int, AT_LEAST_1, SHAPES] = 4096
+    """Tokens of a vocabulary that is learned, at most."""
+    max_tokens: Annotated[int, AT_LEAST_1, SHAPES] = 128
+    """Longer sequences are cut; of documents of text, into several."""
+    freeze_embeddings: Annotated[bool, SHAPES] = False
+    """Train all but the embeddings."""
+    dropout: Annotated[float | None, PROBABILITY] = None
+    """Probability; the model's own if not given."""
+    max_steps: Annotated[int | None, AT_LEAST_1] = None
+    """End after so many steps, in place of epochs; without warmup-epochs the warm-up is the recipe's share of them."""
+    export: Annotated[Path | None, ASIDE] = None
+    """At the end write config.json, model.safetensors and vocab.txt into this folder, for transformers to load."""
+
+    @property
+    def parts(self) -> tuple[str, int]:
+        return super().parts if self.tensor == 1 else ("--tensor", self.tensor)
+
+    def check(self, given: set[str]) -> None:
+        if self.max_tokens < _LEAST_TOKENS:
+            raise BadInput(f"--max-tokens {self.max_tokens} leaves no room for words: give at least {_LEAST_TOKENS}")
+        for column in ("label_column", "pair_column"):
+            if self.task == "mlm" and getattr(self, column) is not None:
+                raise BadInput(f"{option(column)} is for --task classify: leave it out")
+        options = {name: f"{option(name)} {getattr(self, name)}" for name in given}
+        if self.recipe == "finetune":
+            options.setdefault("pretrained", "--recipe finetune")
+        for first, second in _EITHER:
+            if {first, second} <= options.keys():
+                raise BadInput(f"{options[first]} and {options[second]} exclude each other. Use only one.")
+
+    def missing(self) -> Missing:
+        lines = []
+        if self.recipe == "finetune" and self.pretrained is None:
+            lines.append(requires("--recipe finetune", "--pretrained FOLDER (or NAME of one of the hub)"))
+        columns = [name for name in ("text_column", "pair_column", "label_column") if getattr(self, name) is not None]
+        if columns and self.data in ("icd10", "text"):
+            lines.append(requires(" with ".join(map(option, columns)), "--data csv (or json, or glue)"))
+        elif self.task == "classify" and self.data == "text":
+            lines.append(requires("--data text", "--task mlm (it has no labels to learn)"))
+        if self.pair_column is not None and self.text_column is None:
+            lines.append(requires("--pair-column", "--text-column NAME"))
+        return {line: {} for line in lines}
+
+    def uses(self) -> Iterable[Use]:
+        if self.freeze_embeddings:
+            yield Use(option="--freeze-embeddings", takes=(Capability.TRAINED,))
+
+
+def tiny() -> BertSettings:
+    """From scratch on little text, on CPUs in minutes."""
+    return BertSettings(
+        recipe="tiny",
+        epochs=5,
+        global_batch_size=192,
+        accumulate_steps=4,  # sequences of a step are taken by length: micro-batches with little to fill up
+        optimizer="adamw",
+        lr=2.8e-3,
+        schedule="linear",
+        warmup_epochs=0.5,
+        weight_decay=0.01,
+        clip_norm=1.0,
+        ema_epochs=0.0,
+    )
+
+
+def finetune() -> BertSettings:
+    """A pretrained model on labelled texts (Devlin et al. 2019: batch 32, 2e-5 to 5e-5, 3 epochs)."""
+    return replace(
+        tiny(),
+        recipe="finetune",
+        model="bert_base",
+        epochs=3,
+        global_batch_size=32,
+        accumulate_steps=1,
+        lr=8.5e-5,
+        warmup_epochs=0.3,
+        vocab_size=30_522,
+    )
+
+
+def pretrain() -> BertSettings:
+    """Masked words on much text with large batches, by LAMB with the rates of You et al. 2020."""
+    return replace(
+        tiny(),
+        recipe="pretrain",
+        task="mlm",
+        data="text",
+        model="bert_base",
+        vocab_size=30_522,
+        epochs=40,
+        global_batch_size=None,
+        batch_size_per_rank=64,
+        accumulate_steps=1,
+        optimizer="lamb",
+        lr=4.4e-4,
+        warmup_epochs=8.0,
+    )
+
+
+RECIPES = {"tiny": tiny, "finetune": finetune, "pretrain": pretrain}
+
+
+def parse(argv: Sequence[str]) -> BertSettings:
+    """The settings of a command line; BadInput for what cannot work whatever the machine."""
+    return program.parse(argv, RECIPES.values(), resolve)
+
+
+def resolve(settings: BertSettings, given: set[str]) -> BertSettings:
+    """The settings with what follows from the fields that were given."""
+    if "batch_size_per_rank" in given:
+        settings = replace(settings, global_batch_size=None)  # the recipe's
+    if "max_steps" in given and "warmup_epochs" not in given:
+        settings = replace(settings, warmup_epochs=None)  # see of_steps
+    return replace(settings, pretrained=None) if settings.pretrained == "none" else settings
+
+
+def of_steps(settings: BertSettings, *, steps_per_epoch: int) -> BertSettings:
+    """The settings with the epochs that --max-steps are; a warm-up that was not given is the recipe's share of them."""
+    if settings.max_steps is None:
+        return settings
+    epochs = settings.max_steps / steps_per_epoch
+    warmup_epochs, recipe = settings.warmup_epochs, RECIPES[settings.recipe]()
+    if warmup_epochs is None:
+        warmup_epochs = epochs * (recipe.warmup_epochs or 0.0) / recipe.epochs
+    return replace(settings, epochs=math.ceil(epochs), warmup_epochs=warmup_epochs)

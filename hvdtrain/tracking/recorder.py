@@ -1,0 +1,63 @@
+"""What a run writes and says as it goes on."""
+
+from hvdtrain.core.phases import Phases
+from hvdtrain.core.position import Position
+from hvdtrain.core.replicas import whole_hash
+from hvdtrain.core.step import Step
+from hvdtrain.core.task import Task
+from hvdtrain.loop.hooks import EpochDone, Hook
+from hvdtrain.loop.reports import Report
+from hvdtrain.tracking.run import Run
+
+
+class Recorder(Hook):
+    """Writes reports and epochs into the run folder, and prints them on rank 0."""
+
+    def __init__(self, run: Run, task: Task) -> None:
+        self._run, self._task = run, task
+
+    def begin_epochs(self, epochs: int) -> None:
+        self._run.tracker.result["epochs"] = epochs
+
+    def record(self, report: Report) -> None:
+        run = self._run
+        run.tracker.add_counts(report.step, report.counts())
+        if run.tracker.is_writer:
+            events = report.events()
+            run.tracker.report(report.scalars(), event_lines=events)
+            run.console.print_events(events)
+
+    def epoch_tested(self, done: EpochDone, position: Position) -> None:
+        metrics = self._run.tracker.record_epoch(
+            done.epoch, count=done.samples, train_s=done.train_s, lr=done.lr, train=done.train, test=done.test
+        )
+        unit = self._task.unit
+        self._run.console.print(
+            f"epoch {done.epoch:>3}/{done.epochs}  train loss {metrics['train/loss']:.4f}  "
+            f"test {self._task.format_metrics(done.test)}  "
+            f"lr {metrics['train/lr']:.4g}  {metrics[f'train/{unit}_per_s']:.0f} {unit}/s"
+        )
+
+
+class Profiler(Hook):
+    """Shows where the time of the steps goes."""
+
+    def __init__(self, run: Run, phases: Phases) -> None:
+        self._run, self._phases = run, phases
+
+    def epoch_trained(self, count: int) -> None:
+        self._run.write_profile(self._phases)
+
+    def trained(self, position: Position) -> None:
+        self._run.write_profile(self._phases, is_last=True)
+
+
+class Conclusion(Hook):
+    """Writes the result of a run that has trained all its epochs."""
+
+    def __init__(self, run: Run, step: Step) -> None:
+        self._run, self._step = run, step
+
+    def trained(self, position: Position) -> None:
+        line = f"test {self._step.task.format_metrics(self._run.tracker.last_test)}"
+        self._run.conclude(line, weights_sha256=whole_hash(self._step.slots.comm, self._step.model))

@@ -1,0 +1,132 @@
+"""The settings of hvdtrain.effnet, and the recipes: functions that return settings."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from hvdtrain.program import settings as program
+from hvdtrain.program.settings import Settings
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.capabilities import Capability, Use
+from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, PROBABILITY, SHAPES, one_of
+
+if TYPE_CHECKING:
+    from hvdtrain.loop.draft import Job
+
+DATA = ("cifar10", "digits", "imagefolder", "synthetic")
+TINY = "efficientnet_tiny"
+_SIZES = ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "v2_l", "v2_m", "v2_s")  # those that torchvision has
+MODELS = (*(f"efficientnet_{size}" for size in _SIZES), TINY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffnetSettings(Settings):
+    """EfficientNet with Horovod; recipe sets the defaults, other options change them."""
+
+    title: ClassVar[str] = "images and their model"
+    MOST_USED: ClassVar[tuple[str, ...]] = (
+        "recipe",
+        "data",
+        "data_dir",
+        "model",
+        "pretrained",
+        "epochs",
+        "batch_size_per_rank",
+        "global_batch_size",
+        "optimizer",
+        "lr",
+        "precision",
+        "seed",
+        "runs_dir",
+        "run",
+        "profile",
+    )
+
+    recipe: str = "scaled"
+    """scaled or book: where the other defaults come from."""
+    data: Annotated[str, one_of(DATA)] = "cifar10"
+    """cifar10, digits, imagefolder or synthetic."""
+    data_dir: Path = Path("data")
+    """Where cifar10 is kept or downloaded to; for imagefolder the folder of class folders."""
+    model: Annotated[str, one_of(MODELS)] = "efficientnet_b0"
+    """efficientnet_b0 to b7, efficientnet_v2_s, _m or _l, efficientnet_tiny."""
+    experiment: str = "effnet"
+    pretrained: str | None = None
+    """A file of weights, 'hub' for torchvision's, or 'none', where a recipe has some."""
+    stem_stride: Annotated[Literal[1, 2], SHAPES] = 2
+    """1 keeps the resolution of small images."""
+    dropout: Annotated[float | None, PROBABILITY] = None
+    """Probability; the model's own if not given."""
+    stochastic_depth: Annotated[float | None, PROBABILITY] = None
+    """Probability at the last block; the model's own if not given."""
+    label_smoothing: Annotated[float, PROBABILITY] = 0.1
+    """Share of each label that is spread over all classes."""
+    normalize: bool = True
+    """Give the images the training split's mean 0 and deviation 1 per channel; for imagefolder those of the model's
+    weights."""
+    augment: bool = True
+    """Random crop after padding, for imagefolder of a random part and shape, and random flip where the data bear it."""
+    cutout: Annotated[int, AT_LEAST_0] = 0
+    """Side in pixels of a square to blacken; 0 for none."""
+    sync_bn: Annotated[bool, COLUMN] = False
+    """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
+    channels_last: bool = True
+    """Keep the channels of a pixel side by side in memory, which convolutions are faster with."""
+    max_unreadable_images: Annotated[int, AT_LEAST_0] = 100
+    """End with status 1 after more than so many images, of all ranks and epochs, that could not be decoded; else they
+    count as images without a gradient. Where more would come for want of a readable header, the run does not start."""
+
+    def uses(self) -> Iterable[Use]:
+        if self.sync_bn:  # it sums over ranks inside the model
+            needs = (Capability.FORWARD, Capability.LAYERS)
+            yield Use(option="--sync-bn", takes=(Capability.TRACE,), needs=needs)
+
+    def check_job(self, job: "Job") -> None:
+        if self.sync_bn and job.sizes.micro_batch < 2:
+            raise BadInput("--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2")
+
+    def place(self, job: "Job") -> None:
+        from hvdtrain.recipe.sync_batch_norm import convert
+
+        if self.sync_bn:
+            convert(job.model, job.comm.data)
+
+
+def scaled() -> EffnetSettings:
+    """Keeps its accuracy as the global batch grows (Goyal et al. 2017, and the moving average of Tan and Le 2019)."""
+    return EffnetSettings()
+
+
+def book() -> EffnetSettings:
+    """The usual textbook settings, whose accuracy falls as ranks are added: Adam at one rate for every global batch."""
+    return EffnetSettings(
+        recipe="book",
+        model="efficientnet_b7",
+        pretrained="hub",
+        optimizer="adam",
+        lr=1e-4,
+        scale_lr=False,
+        schedule="constant",
+        warmup_epochs=0.0,
+        weight_decay=0.005,
+        decay_all=True,
+        label_smoothing=0.0,
+        ema_epochs=0.0,
+        normalize=False,
+        augment=False,
+        channels_last=False,
+    )
+
+
+RECIPES = {"scaled": scaled, "book": book}
+
+
+def parse(argv: Sequence[str]) -> EffnetSettings:
+    """The settings of a command line; BadInput for what cannot work whatever the machine."""
+    return program.parse(argv, RECIPES.values(), resolve)
+
+
+def resolve(settings: EffnetSettings, _: set[str]) -> EffnetSettings:
+    """The settings with what follows from the fields that were given."""
+    return replace(settings, pretrained=None) if settings.pretrained == "none" else settings

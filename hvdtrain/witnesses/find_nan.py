@@ -1,0 +1,61 @@
+"""Finding the rank whose own gradients were not finite, once the sum over ranks has taken their place."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hvdtrain.core.finite import SUM, Skipped, failed_forward, not_finite
+from hvdtrain.core.random_state import random_state, restore_random_state
+from hvdtrain.core.slots import Outcome, Witness
+from hvdtrain.core.step import Step
+from hvdtrain.core.task import Batch
+from hvdtrain.ranks.comm import SerialComm
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LastPass:
+    batch: Batch
+    random: list[Tensor]  # the generators' states before it
+    bad_before: Tensor  # 1 where the gradients of the passes before it were not finite
+
+
+class FindNan(Witness):
+    """After a skipped step computes the last pass once more, without Horovod. The host waits for each step."""
+
+    def __init__(self) -> None:
+        self._last: _LastPass | None = None
+
+    def begin(self, step: Step) -> None:
+        self._last = None
+
+    def begin_last_pass(self, step: Step, batch: Batch) -> None:
+        gradients = step.gradients()
+        bad = not_finite(gradients, SerialComm()) if gradients else torch.zeros((), device=step.device)
+        self._last = _LastPass(batch=batch, random=random_state(), bad_before=bad)
+
+    def explain(self, step: Step, outcome: Outcome) -> Skipped | None:
+        """The first rank whose forward pass, or else whose own gradients, were not finite."""
+        last, comm, group, where = self._last, step.slots.comm, step.group, step.slots.where
+        if last is None or not outcome.skip.item():
+            return None
+        step.enter("other")
+        failed = failed_forward(comm, group, where, outcome.totals[0].item(), outcome.trouble.item())
+        if failed is not None:
+            return failed
+        # autograd.grad does not reach the hooks that communicate.
+        trainable = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
+        statistics = step.statistics.flat()
+        restore_random_state(last.random)
+        scaled = step.scaler.scale(where.forward(step, last.batch).loss / outcome.global_count)
+        step.enter("other")
+        gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
+        bad_here = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
+        step.statistics.set(statistics)
+        bad_gradients = group.allgather(bad_here or bool(last.bad_before))
+        if not any(bad_gradients):
+            return Skipped(rank=None, source=SUM)
+        return Skipped(rank=comm.rank - group.rank + bad_gradients.index(True), source="gradients")
+
+    def end(self, step: Step) -> None:
+        self._last = None

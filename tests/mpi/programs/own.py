@@ -1,0 +1,79 @@
+"""A model of one's own; the first word names what is special about the program: its loss, its data or its loop."""
+
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset, IterableDataset
+
+import hvdtrain
+
+variant = sys.argv.pop(1) if __name__ == "__main__" else ""
+generator = torch.Generator().manual_seed(0)
+inputs = torch.randn(200, 8, generator=generator)
+targets = inputs[:, :4].argmax(1)
+test = inputs[160:], targets[160:]
+
+
+def losses(model, batch):
+    return cross_entropy(model(batch["inputs"]), batch["targets"], reduction="none")
+
+
+def mean(model, batch):
+    return losses(model, batch).mean()
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, index):
+        return inputs[index], targets[index]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(inputs, targets, strict=True))
+
+
+def break_on_rank_1(run, event):
+    return run.ranks.rank == 1
+
+
+def break_on_all(run, event):
+    return isinstance(event, hvdtrain.EpochDone) and event.epoch == 1
+
+
+def collective(run, event):
+    return not run.ranks.allgather(1)
+
+
+def kill(run, event):
+    if run.ranks.rank == 1 and isinstance(event, hvdtrain.EpochDone) and event.epoch == 1:
+        os.kill(os.getpid(), 9)
+    return False
+
+
+ENDS = {end.__name__: end for end in (break_on_rank_1, break_on_all, collective, kill)}
+DATA = {"dataset": Samples(), "stream": Stream()}
+
+
+def main(run):
+    train = inputs[:160], targets[:160]
+    if variant == "shards":
+        train = (inputs[run.ranks.rank : 160 : run.ranks.size], targets[run.ranks.rank : 160 : run.ranks.size])
+    training = run.training(
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)),
+        mean if variant == "mean" else losses,
+        DATA.get(variant, train),
+        test,
+    )
+    for event in training:
+        if variant in ENDS and ENDS[variant](run, event):
+            break
+
+
+if __name__ == "__main__":
+    hvdtrain.start(main, hvdtrain.Settings)

@@ -1,0 +1,157 @@
+"""A model of one's own: examples/own_model.py as it stands, and programs that do what a newcomer may try."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.mpi.conftest import PROGRAMS, PROJECT, end_well, launcher_of, left_in, slow, start_in, wait_until
+from tests.mpi.interrupted import refusal
+
+EXAMPLE = str(PROJECT / "examples/own_model.py")
+OWN = str(PROGRAMS / "own.py")
+SHORT = ("--run", "r", "--epochs", "2", "--batch-size-per-rank", "128", "--deterministic")
+SMALL = ("--run", "r", "--epochs", "2", "--batch-size-per-rank", "32", "--deterministic")
+
+
+def weights(folder: Path, ranks: int, experiment: str = "own_model") -> str:
+    """The hash of all ranks' weights at the end."""
+    files = [folder / f"runs/{experiment}/r/ranks/rank-{rank}.json" for rank in range(ranks)]
+    (sha256,) = {json.loads(file.read_text())["weights_sha256"] for file in files}
+    return sha256
+
+
+def result(folder: Path, experiment: str = "own_model") -> dict:
+    return json.loads((folder / f"runs/{experiment}/r/result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """The folder of a run of the example by 2 ranks."""
+    folder = tmp_path_factory.mktemp("unbroken")
+    end_well(folder, "mpirun", 2, [EXAMPLE, *SHORT])
+    return folder
+
+
+@pytest.mark.parametrize(("ranks", "words", "accuracy"), [(1, ("--epochs", "6"), 0.85), slow(2, (), 0.94)])
+def test_the_example_learns_digits(tmp_path, ranks, words, accuracy):
+    end_well(tmp_path, launcher_of(ranks), ranks, [EXAMPLE, "--run", "r", *words])
+    assert result(tmp_path)["eval_accuracy"] > accuracy
+    assert result(tmp_path)["exit_reason"] == "finished"
+
+
+def test_a_run_that_was_killed_ends_with_the_weights_of_an_unbroken_one(tmp_path, unbroken):
+    command = [EXAMPLE, *SHORT, "--checkpoint-every-steps", "1"]
+    killed = start_in(tmp_path, "mpirun", 2, command, HVDTRAIN_FAULT="kill@rank1:step9")
+    assert killed.returncode != 0
+    assert "resumed from runs/own_model/r/checkpoints/step-" in end_well(tmp_path, "mpirun", 2, command)
+    assert weights(tmp_path, 2) == weights(unbroken, 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (2, ("--stages", "2", "--accumulate-steps", "2")),
+        slow(2, ("--sync", "local", "--sync-every", "2", "--sync-group-size", "1")),
+        slow(2, ("--compression", "powersgd:2")),
+        slow(2, ("--find-nan", "--profile")),
+        slow(4, ("--stages", "2", "--accumulate-steps", "2", "--check-replicas-every", "2")),
+        slow(3, ("--width", "32", "--optimizer", "adamw", "--reducer", "horovod")),
+    ],
+)
+def test_the_example_with_other_options(tmp_path, ranks, words):
+    end_well(tmp_path, "mpirun", ranks, [EXAMPLE, *SHORT, *words])
+    assert result(tmp_path)["exit_reason"] == "finished"
+    assert result(tmp_path)["eval_loss"] < 2.3  # below that of a guess
+
+
+@pytest.mark.slow
+def test_the_help_lists_the_option_of_the_program(tmp_path):
+    said = end_well(tmp_path, "python", 1, [EXAMPLE, "--help"])
+    assert "--width INT" in said
+    assert "Units of each hidden layer. (default: 128)" in said
+
+
+# --- what the body of the loop may do
+
+
+def test_a_break_on_one_rank_ends_all_with_one_line(tmp_path):
+    done = start_in(tmp_path, "mpirun", 2, [OWN, "break_on_rank_1", *SMALL])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert refusal(done.stderr).startswith("hvdtrain: the loop over the training was left on rank 1 while other ranks")
+    assert result(tmp_path, "own")["exit_reason"] == "left by some ranks"
+    assert not left_in(tmp_path)
+
+
+@pytest.mark.parametrize("ranks", [2, slow(1)])
+def test_a_break_on_all_ranks_saves_and_the_same_command_resumes(tmp_path, ranks):
+    command = [OWN, "break_on_all", *SMALL]
+    said = end_well(tmp_path, launcher_of(ranks), ranks, command)
+    assert "finished" not in said
+    steps = result(tmp_path, "own")["steps"]
+    assert [path.name for path in (tmp_path / "runs/own/r/checkpoints").glob("step-*")] == [f"step-{steps:09d}"]
+    assert f"resumed from runs/own/r/checkpoints/step-{steps:09d}, epoch 2" in end_well(
+        tmp_path, launcher_of(ranks), ranks, command
+    )
+    assert result(tmp_path, "own")["exit_reason"] == "finished"
+    assert result(tmp_path, "own")["steps"] == 2 * steps
+
+
+# --- data
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [(1, ("--workers", "0")), slow(2, ("--workers", "2")), slow(2, ("--workers", "0")), slow(3, ("--prefetch", "0"))],
+)
+def test_a_dataset_trains_like_its_tensors(tmp_path, ranks, words):
+    folders = {variant: tmp_path / variant for variant in ("tensors", "dataset")}
+    for variant, folder in folders.items():
+        folder.mkdir()
+        end_well(folder, launcher_of(ranks), ranks, [OWN, variant, *SMALL, *words])
+    wait_until(lambda: not left_in(folders["dataset"]), 5)
+    assert weights(folders["dataset"], ranks, "own") == weights(folders["tensors"], ranks, "own")
+
+
+@pytest.mark.slow
+def test_a_program_that_its_workers_would_start_again_fails_at_once(tmp_path):
+    unguarded = tmp_path / "unguarded.py"
+    text = (PROGRAMS / "own.py").read_text().replace('if __name__ == "__main__":', "if True:")
+    unguarded.write_text(text.replace("variant = ", 'variant = "dataset"  # '))
+    done = start_in(tmp_path, "mpirun", 2, [str(unguarded), *SMALL, "--workers", "1"])
+    assert done.returncode == 1
+    assert 'put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variant", "line"),
+    [
+        slow(
+            "stream", "hvdtrain: Stream: its samples have no numbers. Use tensors, or a Dataset with __getitem__ and "
+        ),
+        slow("shards", "hvdtrain: rank 1 has other samples than rank 0. Give all ranks the same samples"),
+        (
+            "mean",
+            "hvdtrain: the loss function returned () for 2 samples. Return each sample's loss, (2,), for example ",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_there_is_a_run(tmp_path, variant, line):
+    done = start_in(tmp_path, "mpirun", 2, [OWN, variant, *SMALL])
+    assert done.returncode == 2
+    assert refusal(done.stderr).startswith(line)
+    assert not (tmp_path / "runs").exists()
+
+
+# --- slots
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_program_fills_slots_that_hvdtrain_does_not_know(run_program, tmp_path, ranks):
+    answers = run_program(launcher_of(ranks), ranks, "own_slots.py", "--run", "r")
+    steps = 2 * 64 // (8 * ranks)
+    even = list(range(2, steps + 1, 2))
+    seen = {"synced": even, "begun": steps, "ended": steps, "values": steps}
+    assert answers == [seen] * ranks
+    folders = (tmp_path / "runs/own_slots/r/checkpoints").glob("step-*")
+    assert sorted(int(path.name.removeprefix("step-")) for path in folders) == even

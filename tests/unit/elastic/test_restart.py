@@ -1,0 +1,153 @@
+"""What each part does when ranks are lost in the middle of it."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain.elastic.undo import Undo
+from hvdtrain.ranks.sync import GradientSync
+from tests.ranks import together
+from tests.steps import step_of, take
+from tests.unit.ranks.test_buckets import MIB, Net, Sync, alone, assert_equal, inputs_of
+from tests.unit.ranks.test_buckets import step as gradients_of
+
+
+class Torn(GradientSync):
+    """A sync whose sums fail in the passes that are told; gradients are there by then."""
+
+    def __init__(self):
+        self.fails = False
+
+    def finish(self):
+        if self.fails:
+            raise ConnectionError
+
+
+def noisy():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)
+    ).train()
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(6, 3, 8, 8, generator=generator), torch.arange(6)
+
+
+def everything(step):
+    """Its weights, running statistics, momenta and loss scale, and the random state."""
+    return copy.deepcopy(
+        [step.model.state_dict(), step.optimizer.state_dict()["state"], step.scaler.state_dict(), torch.get_rng_state()]
+    )
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_step_whose_sums_failed_is_undone(scaled, passes):
+    model, undo = noisy(), Undo()
+    step = step_of(
+        model,
+        sync=Torn(),
+        scaler=GradScaler("cpu", enabled=scaled, init_scale=64.0),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9),
+        witnesses=[undo],
+    )
+    torch.manual_seed(1)
+    take(step, *[batch(1)] * passes, lr=0.01)
+    before = everything(step)
+    step.slots.how.fails = True
+    with pytest.raises(ConnectionError):
+        take(step, *[batch(2)] * passes, lr=0.01)
+    assert not same(before, everything(step))  # running statistics and random numbers have gone on
+    counters = {name: value.clone() for name, value in model.named_buffers() if "num_batches" in name}
+    undo.undo(step)
+    for name, value in before[0].items():  # batch norm's own count is of passes, not of steps
+        if name not in counters:
+            assert torch.equal(value, model.state_dict()[name]), name
+    assert same(before[1:], everything(step)[1:])
+    step.slots.how.fails = False
+    done = take(step, *[batch(2)] * passes, lr=0.01)
+    after = everything(step)
+
+    twin = noisy()
+    plain = step_of(
+        twin,
+        scaler=GradScaler("cpu", enabled=scaled, init_scale=64.0),
+        optimizer=torch.optim.SGD(twin.parameters(), lr=1.0, momentum=0.9),
+    )
+    torch.manual_seed(1)
+    for number in (1, 2):
+        usual = take(plain, *[batch(number)] * passes, lr=0.01)
+    assert done.totals == usual.totals
+    assert same(after[1:], everything(plain)[1:])
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_a_step_that_is_done_is_not_undone():
+    undo = Undo()
+    step = step_of(noisy(), witnesses=[undo])
+    take(step, batch(1), lr=0.01)
+    after = everything(step)
+    undo.undo(step)
+    assert same(after, everything(step))
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+@pytest.mark.parametrize("when", ["in the first step", "in a later one"])
+def test_buckets_of_a_step_that_was_not_finished_are_forgotten(compression, when):
+    """Two ranks are as many as there were, but the buckets are made anew, in the order of the next step."""
+
+    def program(comm):
+        model = Net()
+        sync = Sync(comm, model, bucket_mb=72 / MIB, compression=compression)
+        if when == "in a later one":
+            gradients_of(sync, [partial(model, inputs_of(comm.rank))])
+        sync.expect(2)
+        model(inputs_of(comm.rank, 1)).backward()
+        if when == "in a later one":
+            model(inputs_of(comm.rank, 1)).backward()  # all are sent, and none has come
+            assert all(bucket.wait is not None for bucket in sync._buckets)
+        sync.restart(comm.size)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        return [gradients_of(sync, [partial(model, inputs_of(comm.rank, number), "cab")]) for number in (2, 3)]
+
+    expected = [
+        alone(Net(), [[lambda twin, rank=rank, n=n: twin(inputs_of(rank, n), "cab")] for rank in range(2)])
+        for n in (2, 3)
+    ]
+    for found in together(2, program):
+        for ours, theirs in zip(found, expected, strict=True):
+            if compression == "none":
+                assert_equal(ours, theirs)
+            else:
+                for name, sums in theirs.items():
+                    torch.testing.assert_close(ours[name], sums, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("ranks", "scale"), [(8, 8.0), (7, 4.0), (2, 2.0), (1, 1.0)])
+def test_fp16_gradients_are_lifted_as_the_ranks_that_are_left_want_it(ranks, scale):
+    def program(comm):
+        sync = Sync(comm, Net(), compression="fp16")
+        sync._wire = type(sync._wire)("fp16", 16)
+        sync.restart(ranks)
+        sync.end_step(overflowed=True)
+        for _ in range(2 * 2000):
+            sync.end_step(overflowed=False)
+        return sync.state_dict()["scale"]
+
+    assert together(1, program) == [scale]

@@ -1,0 +1,55 @@
+import pytest
+
+from hvdtrain.text import settings as texts
+from hvdtrain.vision import settings as images
+from tests.refusals import options_refused_together, refused
+
+STAGES = ["--stages", "2", "--accumulate-steps", "2"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "words", "option"),
+    [
+        (images.parse, STAGES, "--stages 2"),
+        (texts.parse, STAGES, "--stages 2"),
+        (texts.parse, ["--tensor", "2"], "--tensor 2"),
+        (images.parse, ["--sync", "two-level"], "--sync two-level"),
+        (texts.parse, ["--sync", "local", "--sync-every", "4"], "--sync local"),
+        (images.parse, ["--reducer", "horovod"], "--reducer horovod"),
+        (images.parse, ["--compression", "powersgd:2"], "--compression powersgd:2"),
+        (texts.parse, ["--profile", "exact"], "--profile exact"),
+        (images.parse, ["--timeline"], "--timeline"),
+    ],
+)
+def test_what_cannot_go_on_without_a_rank(parse, words, option):
+    assert options_refused_together(lambda: parse(["--elastic", *words])) == {option, "--elastic"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--compression", "fp16"],
+        ["--profile"],
+        ["--torch-profile", "5"],
+        ["--sync-bn"],
+        ["--recompute"],
+        ["--find-nan"],
+        ["--min-np", "2"],
+    ],
+)
+def test_what_goes_with_elastic(words):
+    assert images.parse(["--elastic", *words]).elastic
+
+
+def test_a_least_number_of_ranks_is_for_an_elastic_run():
+    assert refused(lambda: images.parse(["--min-np", "2"])) == "--min-np 2 requires --elastic"
+    assert refused(lambda: images.parse(["--min-np", "2", "--grow"])) == "--min-np 2 with --grow requires --elastic"
+    assert images.parse(["--min-np", "1"]).min_np == 1
+
+
+@pytest.mark.parametrize(("least", "settings"), [(None, (False, 1)), ("1", (True, 1)), ("3", (True, 3))])
+def test_the_launcher_says_whether_a_run_is_elastic(monkeypatch, least, settings):
+    if least is not None:
+        monkeypatch.setenv("HVDLAUNCH_ELASTIC", least)
+    config = texts.parse([])
+    assert (config.elastic, config.min_np) == settings

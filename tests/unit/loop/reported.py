@@ -1,0 +1,45 @@
+"""A report as two ranks would make it, and how a tracker takes it in."""
+
+import torch
+
+from hvdtrain.loop.reports import Report
+from hvdtrain.loop.save_points import Decision
+from hvdtrain.tracking.tracker import Measures
+from tests.steps import task_of
+
+IMAGES = Measures(unit="images", metrics=("loss", "accuracy"), best_metric="accuracy")
+
+
+def report_of(step=20, **changes):
+    """`units_per_s` is a list by rank, `usage` has the readings by rank and name, `spikes` counts its own."""
+    totals = changes.pop("totals", {"loss": 10.0, "count": 20.0, "right": 5.0})
+    speeds = changes.pop("units_per_s", [100.0, 50.0])
+    usage = changes.pop("usage", {(0, "usage/one/cpu_percent"): 12.0})
+    facts = {
+        "step": step,
+        "steps": 20,
+        "unit": "images",
+        "totals": totals,
+        "metrics": task_of().metrics(totals),
+        "unreadable": 0,
+        "skipped": [],
+        "loss_spikes": len(changes.get("spikes", [])),
+        "spikes": [],
+        "lr": 0.1,
+        "grad_norm": 2.5,
+        "loss_scale": 1024.0,
+        "units_per_s": torch.tensor(speeds, dtype=torch.float64),
+        "gauges": list(usage),
+        "readings": torch.tensor(list(usage.values()), dtype=torch.float64),
+        "visited": 40,
+        "decision": Decision(save=False, leave=False),
+        "end": None,
+    }
+    return Report(**{**facts, **changes})
+
+
+def tracked(tracker, report):
+    """As `follow` does it."""
+    tracker.add_counts(report.step, report.counts())
+    if tracker.is_writer:
+        tracker.report(report.scalars(), event_lines=report.events())

@@ -1,0 +1,648 @@
+import itertools
+import json
+import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn import functional
+
+from hvdtrain.core.finite import Skipped, Spike
+from hvdtrain.core.pending import StepDone
+from hvdtrain.core.phases import OFF
+from hvdtrain.core.position import Position
+from hvdtrain.core.slots import EveryStep, Layout
+from hvdtrain.core.task import added
+from hvdtrain.feed.feed import Feed
+from hvdtrain.feed.order import BatchSizes, permutation
+from hvdtrain.loop import limits as limits_module
+from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.reports import Reports
+from hvdtrain.loop.save_points import Decision
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe.average import MovingAverage
+from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.tracking.gauges import Gauges, read_nothing
+from hvdtrain.vision.augment import Augmentations
+from tests.ranks import Rank
+from tests.steps import CPU, images_of, loop_of, rate_of, split, step_of, task_of
+
+TRAIN, TEST = 53, 29
+
+
+def alone_of(rank, size):
+    """One rank of several of which the others have nothing to say."""
+    return Rank(rank, size, answers=lambda value: [value])
+
+
+COUNTS = (10, 11, 10, 11, 11)  # of the batches of an epoch, with a global batch of 12
+RATE = rate_of(1.0, 100, "cosine", batch=12.0, scaling="linear")
+
+
+def random_images():
+    return images_of(split(TRAIN, seed=1), split(TEST, seed=2))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+
+
+@dataclass
+class Whole:
+    """An epoch's reports, together."""
+
+    reports: list
+
+    @property
+    def means(self):
+        totals = {}
+        for report in self.reports:
+            totals = added(totals, report.totals)
+        return task_of().metrics(totals)
+
+    @property
+    def skipped(self):
+        return [one for report in self.reports for one in report.skipped]
+
+    @property
+    def spikes(self):
+        return [one for report in self.reports for one in report.spikes]
+
+    @property
+    def end(self):
+        assert all(report.end is None for report in self.reports[:-1])
+        return self.reports[-1].end
+
+
+def reports_of(comm, every_steps=1000, spikes=None):
+    reports = Reports(comm, lambda _: Gauges(read_nothing), task_of(), every_steps=every_steps, device=CPU)
+    reports.spikes = spikes or reports.spikes
+    return reports
+
+
+def sizes_of(global_batch, micro_batch):
+    return BatchSizes(
+        micro_batch=micro_batch, global_batch=global_batch, steps_per_epoch=math.ceil(TRAIN / global_batch)
+    )
+
+
+@dataclass
+class Taken:
+    """In place of a Pending: notes that it is read, and how many steps have begun by then."""
+
+    done: StepDone
+    number: int
+    calls: list
+    reads: list
+
+    def read(self):
+        self.reads.append((self.number, len(self.calls)))
+        return self.done
+
+
+class Watching:
+    """In place of a Step: keeps what it was given.
+
+    An image has the loss 2, or what `losses` has for its call; the calls in `skips` are skipped.
+    """
+
+    phases = OFF
+
+    def __init__(self, comm, *, losses=None, skips=None):
+        self.model = net().eval()
+        self.comm, self.group, self.losses, self.skips = comm, comm, losses or {}, skips or {}
+        self.slots = SimpleNamespace(comm=comm, when=EveryStep(), where=Layout())
+        self.calls, self.reads = [], []
+        self.scaler = GradScaler("cpu", enabled=False)
+
+    def __call__(self, micro_batches, *, backward_passes, global_count, lr, measure=False):
+        found = [(batch["images"], batch["labels"]) for batch in micro_batches]
+        assert len(found) == backward_passes
+        call = len(self.calls)
+        self.calls.append({"found": found, "global_count": global_count, "lr": lr})
+        count = sum(len(labels) for _, labels in found)
+        loss = self.losses.get(call, 2.0) * count
+        done = StepDone(
+            totals={"loss": loss, "count": count, "right": count - (count > 0)},
+            skipped=self.skips.get(call),
+            grad_norm=float(call) if measure else math.nan,
+        )
+        return Taken(done, call + 1, self.calls, self.reads)
+
+
+def limits(max_skipped_steps=1000, check_replicas_every=0):
+    return Limits(None, max_skipped_steps=max_skipped_steps, check_replicas_every=check_replicas_every)
+
+
+def watch_epoch(
+    rank=0,
+    size=1,
+    *,
+    global_batch=12,
+    micro_batch=5,
+    epoch=0,
+    labels=None,
+    ends=None,
+    spikes=None,
+    step=None,
+    every_steps=1000,
+    **look,
+):
+    images = random_images()
+    if labels is not None:
+        images.train.tensors["labels"] = labels  # by which samples can be told apart
+    step = step or Watching(alone_of(rank, size))
+    task = task_of(images, augmentations=Augmentations(**look), seed=7)
+    loop = loop_of(
+        step,
+        Feed(images.train, task, step.comm.data, sizes_of(global_batch, micro_batch), seed=7, device=CPU),
+        rate=RATE,
+        limits=ends or limits(),
+        reports=reports_of(step.comm, every_steps, spikes),
+    )
+    start = Position(step=epoch * math.ceil(TRAIN / global_batch), epoch=epoch)
+    return step, Whole(list(loop.steps(start)))
+
+
+def samples_of(step):
+    return [label for call in step.calls for _, labels in call["found"] for label in labels.tolist()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_together_see_each_training_image_once(size):
+    watched = [watch_epoch(rank, size, labels=torch.arange(TRAIN))[0] for rank in range(size)]
+    assert sorted(sample for step in watched for sample in samples_of(step)) == list(range(TRAIN))
+    counts = {tuple(call["global_count"] for call in step.calls) for step in watched}
+    assert counts == {COUNTS}
+    passes = {tuple(len(call["found"]) for call in step.calls) for step in watched}
+    assert passes == {(math.ceil(math.ceil(11 / size) / 5),) * 5}
+    assert max(len(labels) for step in watched for call in step.calls for _, labels in call["found"]) <= 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("look", [{}, {"crop": True, "flip": True, "cutout": 6}])
+def test_each_sample_looks_the_same_whichever_rank_and_batch_it_is_in(size, look):
+    def by_sample(ranks, **cut):
+        steps = [
+            watch_epoch(rank, ranks, labels=torch.arange(TRAIN), epoch=3, **look, **cut)[0] for rank in range(ranks)
+        ]
+        return {
+            label: image
+            for step in steps
+            for call in step.calls
+            for images, labels in call["found"]
+            for label, image in zip(labels.tolist(), images, strict=True)
+        }
+
+    alone, shared = by_sample(1, global_batch=TRAIN, micro_batch=TRAIN), by_sample(size, global_batch=12)
+    assert len(alone) == TRAIN
+    assert all(torch.equal(alone[sample], shared[sample]) for sample in range(TRAIN))
+    original = random_images().train.tensors["images"].float() / 255
+    changed = [not torch.allclose(alone[sample], original[sample], rtol=0, atol=1e-6) for sample in range(TRAIN)]
+    assert all(changed) if look else not any(changed)
+
+
+def test_order_and_augmentation_change_from_epoch_to_epoch():
+    first, second = (watch_epoch(epoch=epoch, labels=torch.arange(TRAIN))[0] for epoch in (0, 1))
+    assert samples_of(first) != samples_of(second)
+    images = [
+        {
+            label: one
+            for call in step.calls
+            for raw, of in call["found"]
+            for label, one in zip(of.tolist(), raw, strict=True)
+        }
+        for step in (watch_epoch(epoch=epoch, labels=torch.arange(TRAIN), crop=True)[0] for epoch in (0, 1))
+    ]
+    assert sum(torch.equal(images[0][sample], images[1][sample]) for sample in range(TRAIN)) < TRAIN / 4
+
+
+def test_labels_stay_with_their_images():
+    step = watch_epoch(2, 3)[0]
+    stored = random_images().train.tensors
+    for call in step.calls:
+        for images, labels in call["found"]:
+            for image, label in zip(images, labels, strict=True):
+                same = [index for index in range(TRAIN) if torch.allclose(stored["images"][index] / 255, image)]
+                assert [stored["labels"][index] for index in same] == [label]
+
+
+def test_learning_rate_goes_on_over_epochs():
+    for epoch in (0, 2):
+        step = watch_epoch(epoch=epoch)[0]
+        visited = [0, *itertools.accumulate(COUNTS)]
+        rates = [RATE(5 * (epoch + visited[number] / TRAIN), COUNTS[number]) for number in range(5)]
+        assert [call["lr"] for call in step.calls] == pytest.approx(rates, rel=1e-12)
+
+
+def test_means_are_over_the_images_of_all_ranks():
+    step, trained = watch_epoch(1, 3)
+    mine = len(samples_of(step))
+    assert 17 <= mine <= 18
+    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * mine, mine, mine - 5]]  # one sum per epoch
+    assert (trained.means["loss"], trained.means["accuracy"]) == (2.0, (mine - 5) / mine)
+    assert (trained.skipped, trained.spikes, trained.end) == ([], [], None)
+
+
+@pytest.mark.parametrize(
+    ("every", "epoch", "at"), [(1, 0, [1, 2, 3, 4, 5]), (2, 0, [2, 4, 5]), (2, 1, [6, 8, 10]), (3, 1, [6, 9, 10])]
+)
+def test_reports_come_at_report_steps_and_at_the_end_of_an_epoch(every, epoch, at):
+    losses = {call: float(call) for call in range(5)}
+    step, whole = watch_epoch(step=Watching(alone_of(0, 1), losses=losses), every_steps=every, epoch=epoch)
+    assert [report.step for report in whole.reports] == at
+    first = 5 * epoch
+    counts = COUNTS
+    for report, since in zip(whole.reports, [first, *at], strict=False):
+        steps = range(since - first, report.step - first)
+        assert report.totals["loss"] == sum(losses[call] * counts[call] for call in steps)
+        assert report.totals["count"] == sum(counts[call] for call in steps)
+        assert report.lr == step.calls[steps[-1]]["lr"]
+        assert report.grad_norm == steps[-1]
+        assert report.loss_scale == 1.0
+        assert report.steps == len(steps)
+        assert report.units_per_s[0].item() > 0
+    assert len(step.comm.summed) == len(at)
+
+
+def test_skipped_steps_and_spikes_are_in_the_report_of_their_steps():
+    step = Watching(alone_of(0, 1), losses={13: 90.0}, skips={1: LOSS_OF_2, 15: GRADIENTS_OF_0})
+    _, whole = watch_epoch(step=step, global_batch=3, micro_batch=3, every_steps=6)  # 18 steps
+    assert [[number for number, _ in report.skipped] for report in whole.reports] == [[2], [], [16]]
+    assert [[spike.step for spike in report.spikes] for report in whole.reports] == [[], [], [14]]
+
+
+@pytest.mark.parametrize(
+    ("options", "begun"),
+    [
+        ({}, [2, 3, 4, 5, 5]),  # the last step of an epoch reports
+        ({"every_steps": 2}, [2, 2, 4, 4, 5]),
+        ({"ends": {"max_skipped_steps": 1}}, [1, 2, 3, 4, 5]),
+        ({"ends": {"max_skipped_steps": 2}}, [2, 3, 4, 4, 5]),  # after the third, skipped, one more would be the end
+        ({"ends": {"check_replicas_every": 3}}, [2, 3, 3, 5, 5]),
+    ],
+)
+def test_a_step_is_read_while_the_next_is_under_way_unless_something_depends_on_it(monkeypatch, options, begun):
+    monkeypatch.setattr(limits_module, "check_replicas", lambda *_, **__: None)
+    ends = limits(**options.get("ends", {}))
+    skips = {2: LOSS_OF_2} if ends.needs_now(1) is False else {}
+    step = Watching(alone_of(0, 1), skips=skips)
+    watch_epoch(step=step, **{**options, "ends": ends})
+    assert step.reads == list(zip([1, 2, 3, 4, 5], begun, strict=True))
+
+
+LOSS_OF_2, GRADIENTS_OF_0 = Skipped(rank=2, source="loss"), Skipped(rank=0, source="gradients")
+
+
+def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_means():
+    skips = {1: LOSS_OF_2, 4: GRADIENTS_OF_0}
+    found = [
+        watch_epoch(epoch=epoch, step=Watching(alone_of(0, 1), skips=skips, losses={1: math.nan, 4: math.inf, 0: 3.0}))
+        for epoch in (0, 2)
+    ]
+    assert [trained.skipped for _, trained in found] == [
+        [(2, LOSS_OF_2), (5, GRADIENTS_OF_0)],
+        [(12, LOSS_OF_2), (15, GRADIENTS_OF_0)],  # the numbers go on over epochs of 5 steps
+    ]
+    for step, trained in found:
+        assert len(step.calls) == 5
+        assert [values.tolist()[:3] for values in step.comm.summed] == [[3.0 * 10 + 2.0 * 21, 31, 31 - 3]]
+        assert trained.means["loss"] == pytest.approx(72 / 31)
+        assert (trained.spikes, trained.end) == ([], None)
+
+
+def test_an_epoch_of_skipped_steps_has_no_means():
+    step, trained = watch_epoch(step=Watching(alone_of(0, 1), skips=dict.fromkeys(range(5), LOSS_OF_2)))
+    assert len(step.calls) == 5
+    assert math.isnan(trained.means["loss"])
+    assert math.isnan(trained.means["accuracy"])
+    assert [number for number, _ in trained.skipped] == [1, 2, 3, 4, 5]
+    assert trained.end is None
+
+
+def test_too_many_skipped_steps_end_the_epoch_early():
+    step = Watching(alone_of(0, 1), skips={0: LOSS_OF_2, 2: LOSS_OF_2, 3: GRADIENTS_OF_0})
+    _, trained = watch_epoch(step=step, ends=limits(max_skipped_steps=2), epoch=1)
+    assert len(step.calls) == 4
+    assert trained.skipped == [(6, LOSS_OF_2), (8, LOSS_OF_2), (9, GRADIENTS_OF_0)]
+    assert trained.end.status == TOO_MANY_SKIPPED == 3
+    assert "step 9;" in str(trained.end)
+    assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 11, 11, 10]]  # the other ranks sum as well
+    assert len(step.comm.said) == 1  # the names of the gauges, before the epoch
+
+
+def test_skipped_steps_in_a_row_are_counted_over_the_end_of_an_epoch():
+    ends = limits(max_skipped_steps=3)
+    _, first = watch_epoch(step=Watching(alone_of(0, 1), skips={3: LOSS_OF_2, 4: LOSS_OF_2}), ends=ends)
+    step, second = watch_epoch(step=Watching(alone_of(0, 1), skips={0: LOSS_OF_2}), ends=ends, epoch=1)
+    assert first.end is None
+    assert second.end.status == TOO_MANY_SKIPPED
+    assert len(step.calls) == 1
+
+
+def test_replicas_that_differ_end_the_epoch_early(monkeypatch):
+    seen = []
+
+    def check(comm, where, model, number, *, group):
+        assert group is comm
+        seen.append((comm, model, number))
+        if number == 4:
+            raise EndOfRun("they differ", status=REPLICAS_DIFFER, reason="replicas differ")
+
+    monkeypatch.setattr(limits_module, "check_replicas", check)
+    step, trained = watch_epoch(ends=limits(check_replicas_every=2))
+    assert seen == [(step.comm, step.model, 2), (step.comm, step.model, 4)]
+    assert len(step.calls) == 4
+    assert (trained.end.status, trained.end.reason) == (4, "replicas differ")
+    assert trained.means["loss"] == 2.0
+
+
+def test_spikes_have_the_number_of_their_step_and_skipped_losses_are_not_seen():
+    step = Watching(alone_of(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
+    _, trained = watch_epoch(1, 2, step=step, global_batch=2, epoch=1)  # 27 steps
+    assert trained.spikes == [Spike(step=27 + 13, rank=1, loss=90.0, usual=2.0)]
+    assert [number for number, _ in trained.skipped] == [27 + 16]
+
+
+class Seeing:
+    """In place of a SpikeWatch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def see(self, step, loss):
+        self.seen.append((step, loss))
+
+
+def test_the_watch_sees_the_mean_loss_of_each_step_with_images():
+    spikes = Seeing()
+    watch_epoch(1, 3, step=Watching(alone_of(1, 3), losses={2: 7.0}), spikes=spikes)
+    assert spikes.seen == [(1, 2.0), (2, 2.0), (3, 7.0), (4, 2.0), (5, 2.0)]
+    spikes = Seeing()
+    step, trained = watch_epoch(0, 2, global_batch=1, spikes=spikes)  # rank 0 gets no image of any
+    assert spikes.seen == []
+    assert [len(call["found"]) for call in step.calls] == [1] * TRAIN
+    assert all(
+        images.shape == (0, 3, 16, 16) and labels.shape == (0,)
+        for [(images, labels)] in (call["found"] for call in step.calls)
+    )
+    assert math.isnan(trained.means["loss"])  # the sum over ranks is made up here
+
+
+def test_an_epoch_reports_the_spikes_of_all_ranks():
+    theirs = {"step": 3, "rank": 2, "loss": 8.0, "usual": 1.0}
+    step = Watching(alone_of(0, 3), losses={12: 90.0})
+    step.comm.gather = lambda mine: [mine, b"[]", json.dumps([theirs]).encode()]
+    _, trained = watch_epoch(0, 3, step=step, global_batch=3, micro_batch=1)
+    assert trained.spikes == [Spike(step=13, rank=0, loss=90.0, usual=2.0), Spike(**theirs)]
+
+
+# --- limits
+
+
+def stepping(comm, group=None):
+    """A step of these ranks, of which those of the group step together."""
+    return SimpleNamespace(slots=SimpleNamespace(comm=comm, where=None), group=group or comm, model=None)
+
+
+def take(ends, number, skipped=None):
+    ends.step_known(number, StepDone(totals={}, skipped=skipped))
+
+
+def after_steps(ends, outcomes, comm=None):
+    ends.step = stepping(comm or SerialComm())
+    for number, skipped in enumerate(outcomes, start=1):
+        take(ends, number, skipped)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_so_many_skipped_steps_in_a_row_end_the_run(most):
+    ends = limits(max_skipped_steps=most)
+    after_steps(ends, [None, *[GRADIENTS_OF_0] * (most - 1)])
+    with pytest.raises(EndOfRun) as end:
+        take(ends, most + 1, LOSS_OF_2)
+    assert (end.value.status, end.value.reason) == (3, "too many skipped steps")
+    message = str(end.value)
+    assert "\n" not in message
+    assert message.startswith(f"{most} steps in a row were not finite, up to step {most + 1}; the loss of rank 2 first")
+    assert "--lr" in message
+
+
+def test_a_good_step_in_between_starts_the_count_anew():
+    after_steps(limits(max_skipped_steps=3), [LOSS_OF_2, LOSS_OF_2, None] * 5)
+
+
+@pytest.mark.parametrize(("every", "checked"), [(0, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6]), (8, [])])
+def test_replicas_are_checked_at_multiples(monkeypatch, every, checked):
+    seen = []
+    monkeypatch.setattr(
+        limits_module, "check_replicas", lambda comm, _, model, step, **__: seen.append((comm, model, step))
+    )
+    comm = SerialComm()
+    after_steps(limits(check_replicas_every=every), [None, None, LOSS_OF_2, None, LOSS_OF_2, LOSS_OF_2, None], comm)
+    assert seen == [(comm, None, step) for step in checked]
+
+
+def test_all_ranks_are_compared_where_groups_meet_that_were_compared_each(monkeypatch):
+    seen = []
+    monkeypatch.setattr(limits_module, "check_replicas", lambda *by, **over: seen.append((by[3], not over)))
+    ends, comm = limits(check_replicas_every=3), Rank(0, 4)
+    ends.step = stepping(comm, Rank(0, 2))
+    for step in range(1, 9):
+        take(ends, step)
+        if step % 2 == 0:
+            ends.synced(step)
+    assert seen == [(3, False), (4, True), (6, False), (6, True)]
+    ends.step = stepping(comm)
+    take(ends, 9)
+    ends.synced(10)
+    assert seen[4:] == [(9, False)]
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_pictures_are_normalised_and_in_their_memory_format(memory_format):
+    mean, std = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.5, 0.25, 2.0])
+    images = replace(random_images(), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    raw = split(4, seed=1).tensors["images"]
+    task = task_of(images, augmentations=Augmentations(crop=True, flip=True, cutout=4), memory_format=memory_format)
+    out = task.prepare({"images": raw, "labels": torch.arange(4)}, torch.arange(4), None)["images"]
+    torch.testing.assert_close(out, (raw.float() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1))
+    assert out.is_contiguous(memory_format=memory_format)
+
+
+def train_really(*, average_steps=None):
+    model = net().eval()  # as an evaluation leaves it
+    images = random_images()
+    step = step_of(
+        model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9),
+        average=MovingAverage(model, horizon_steps=average_steps) if average_steps else None,
+    )
+    feed = Feed(images.train, task_of(images), SerialComm(), sizes_of(12, 12), seed=0, device=CPU)
+    for epoch in range(2):
+        loop = loop_of(step, feed, rate=rate_of(0.1, 10, "cosine"), limits=limits(), reports=reports_of(SerialComm()))
+        whole = Whole(list(loop.steps(Position(step=epoch * math.ceil(TRAIN / 12), epoch=epoch))))
+    return step, whole.means
+
+
+def test_the_moving_average_follows_every_step():
+    step, _ = train_really(average_steps=50.0)
+    assert step.average.n_averaged == 10
+    assert not torch.equal(step.average.module[0].weight, step.model[0].weight)
+    assert step.evaluated is step.average.module
+
+
+def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():
+    step, means = train_really()
+    assert step.model.training
+    assert step.evaluated is step.model
+    plain = net().train()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    stored = random_images().train.tensors
+    rate = rate_of(0.1, 10, "cosine")
+    for epoch in range(2):
+        loss_sum = right = visited = 0
+        for chosen in permutation(TRAIN, seed=0, epoch=epoch).split(COUNTS):
+            optimizer.param_groups[0]["lr"] = rate(5 * (epoch + visited / TRAIN), len(chosen))
+            logits, labels = plain(stored["images"][chosen].float() / 255), stored["labels"][chosen]
+            loss = functional.cross_entropy(logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.item() * len(labels)
+            right += (logits.argmax(1) == labels).sum().item()
+            visited += len(chosen)
+    for one, other in zip(step.model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert means["loss"] == pytest.approx(loss_sum / TRAIN, rel=1e-4)
+    assert means["accuracy"] == pytest.approx(right / TRAIN)
+
+
+def directly(model):
+    stored = random_images().test.tensors
+    with torch.no_grad():
+        logits = model.eval()(stored["images"].float() / 255)
+    right = (logits.argmax(1) == stored["labels"]).sum().item()
+    return functional.cross_entropy(logits, stored["labels"]).item(), right
+
+
+def evaluated(step, micro_batch):
+    return evaluate(step, random_images().test, 0, micro_batch=micro_batch)
+
+
+@pytest.mark.parametrize("batch", [1, 7, TEST, 100])
+def test_evaluation_counts_each_image_once(batch):
+    step, _ = train_really()
+    loss, right = directly(step.model)
+    step.model.train()
+    metrics = evaluated(step, batch)
+    assert metrics["accuracy"] == right / TEST
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_evaluation_knows_no_label_smoothing():
+    step, _ = train_really()
+    step.task = task_of(label_smoothing=0.3)
+    assert evaluated(step, 8)["loss"] == pytest.approx(directly(step.model)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 3, 40])  # 40: some ranks have no image
+def test_ranks_share_the_evaluation(size):
+    step, _ = train_really()
+    loss, right = directly(step.model)
+    total = torch.zeros(4, dtype=torch.float64)
+    for rank in range(size):
+        step.slots.comm = Rank(rank, size, sums=torch.ones_like)
+        evaluated(step, 4)
+        [summed] = step.slots.comm.summed
+        total += summed
+    assert total[0].item() == pytest.approx(loss * TEST, rel=1e-5)
+    assert total[1:].tolist() == [TEST, right, 0]
+
+
+def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():
+    step, _ = train_really()
+    step.slots.comm = Rank(0, 2)
+    model = step.model
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    evaluated(step, 8)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {id(one) for one in step.slots.comm.averaged} >= {id(model[1].running_mean), id(model[1].running_var)}
+
+
+class Asked:
+    """Save points that count how often they were asked, and want nothing."""
+
+    def __init__(self):
+        self.times = 0
+
+    def decide(self, step):
+        self.times += 1
+        return lambda: Decision(save=False, leave=False)
+
+    def saved(self):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("images", "micro_batch", "times"), [(7, 3, 1), (8, 3, 2), (9, 3, 2), (3, 1, 1), (1, 4, 0)])
+def test_all_ranks_ask_equally_often_whether_to_leave_an_evaluation(images, micro_batch, times):
+    step, _ = train_really()
+    asked = []
+    for rank in range(2):
+        step.slots.comm = Rank(rank, 2)
+        points = Asked()
+        evaluate(step, split(images), 0, micro_batch=micro_batch, save_points=points)
+        asked.append(points.times)
+    assert asked == [times, times]
+
+
+class Noting:
+    """In place of a watchdog: notes what the rank does, and when it reads."""
+
+    def __init__(self):
+        self.told = []
+
+    def begin_step(self, step):
+        self.told.append(f"working {step}")
+
+    def begin_evaluation(self, step):
+        self.told.append(f"evaluating {step}")
+
+    def time_reads(self, batches):
+        for batch in batches:
+            self.told.append("reading")
+            yield batch
+
+
+@pytest.mark.parametrize("reads_files", [True, False])
+def test_the_watchdog_is_told_of_every_reading_of_a_split_that_reads_files(reads_files):
+    images = random_images()
+    images.train.reads_files = images.test.reads_files = reads_files
+    sizes = sizes_of(20, 10)  # 3 steps, the first two in 2 passes
+    feed = Feed(images.train, task_of(images), SerialComm(), sizes, seed=0, device=CPU)
+    step, dog = Watching(alone_of(0, 1)), Noting()
+    parts = {"rate": rate_of(0.1, 3), "limits": limits(), "reports": reports_of(step.comm), "watchdog": dog}
+    for _ in loop_of(step, feed, **parts).steps(Position()):
+        pass
+    twice = ["reading"] * 2
+    expected = ["working 1", *twice, "working 2", *twice, "working 3", *twice]
+    assert dog.told == [one for one in expected if reads_files or one != "reading"]
+    dog.told.clear()
+    evaluate(train_really()[0], images.test, 7, micro_batch=10, watchdog=dog)
+    assert dog.told == [one for one in ["reading", "evaluating 7"] * 3 if reads_files or one != "reading"]
+
+
+def test_evaluation_in_bf16_is_close_to_fp32():
+    step, _ = train_really()
+    loss, _ = directly(step.model)
+    step.precision = "bf16"
+    metrics = evaluated(step, 8)
+    assert metrics["loss"] != pytest.approx(loss, rel=1e-6)
+    assert metrics["loss"] == pytest.approx(loss, rel=0.02)

@@ -1,0 +1,318 @@
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hvdtrain.core.finite import Skipped, Spike
+from hvdtrain.core.pending import StepDone
+from hvdtrain.core.position import Position
+from hvdtrain.core.task import added
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.loop import position_after
+from hvdtrain.loop.reports import MOST_CURVES, Report, Reports, Window
+from hvdtrain.loop.save_points import Decision
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.tracking import events, tracker
+from hvdtrain.tracking.gauges import Gauges
+from hvdtrain.tracking.recorder import Recorder
+from hvdtrain.tracking.tracker import Tracker
+from tests.ranks import Rank
+from tests.steps import CPU, task_of
+from tests.unit.loop.reported import IMAGES, report_of, tracked
+
+SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0)
+
+
+class Together:
+    """Ranks that run one after the other: the sums are made when all have given their part."""
+
+    def __init__(self, size, names):
+        self.size, self.names = size, names
+        self.total, self.spikes = 0.0, []
+
+    def comm(self, rank):
+        def total(values):
+            self.total = self.total + values
+            return self.total.clone()
+
+        def gather(content):
+            self.spikes.append(content)
+            return self.spikes if rank == 0 else []
+
+        comm = Rank(rank, self.size, answers=lambda _: self.names, sums=total)
+        comm.gather = gather
+        return comm
+
+
+def fixed(**readings):
+    found = Gauges(lambda: readings, period_s=1e6)
+    found._readings = readings
+    return found
+
+
+def reports_of(comm, gauges):
+    return Reports(comm, lambda _: gauges, task_of(), every_steps=20, device=CPU)
+
+
+def report(reports, window, **changes):
+    facts = {"step": 20, "lr": 0.1, "grad_norm": 2.5, "loss_scale": 1.0, "end": None}
+    facts |= {"visited": 40, "decision": Decision(save=False, leave=False)}
+    reports.window = window
+    return reports.report(**{**facts, **changes})
+
+
+def window_of(*, loss, right, count, visited=None, spikes=()):
+    window = Window()
+    done = StepDone(totals={"loss": loss, "count": count, "right": right}, skipped=None)
+    window.add(1, done, count=count if visited is None else visited)
+    window.spikes += spikes
+    return window
+
+
+def test_the_last_rank_of_three_sees_everybodys_numbers(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    together = Together(3, [["a", "b"], [], ["c"]])
+    read = [{"a": 1.0, "b": math.nan}, {}, {"c": 3.0}]
+    # a loss that float32 would round
+    losses = [2.0**30, 1.0, 3.0]
+    for rank in range(3):
+        clock = [100.0]
+        reports = reports_of(together.comm(rank), fixed(**read[rank]))
+        window = window_of(loss=losses[rank], right=rank, count=10 * (rank + 1), visited=20 * (rank + 1))
+        clock[0] = 104.0
+        made = report(reports, window)
+    assert made.metrics == {"loss": (2.0**30 + 4.0) / 60, "accuracy": 3 / 60}
+    assert made.totals == {"loss": 2.0**30 + 4.0, "count": 60, "right": 3}
+    assert made.units_per_s.tolist() == [5.0, 10.0, 15.0]
+    assert made.gauges == [(0, "a"), (0, "b"), (2, "c")]
+    read = made.readings.tolist()
+    assert (read[0], read[2]) == (1.0, 3.0)
+    assert math.isnan(read[1])
+    assert "b" not in made.scalars()
+    assert made.spikes == []
+    assert (made.step, made.lr, made.grad_norm, made.loss_scale) == (20, 0.1, 2.5, 1.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_spikes_are_counted_by_all_and_gathered_by_rank_0_where_any_rank_has_one(rank):
+    together = Together(2, [[], []])
+    other = window_of(loss=1.0, right=1, count=1, spikes=[SPIKE] if rank == 0 else [])
+    report(reports_of(together.comm(1 - rank), fixed()), other)
+    mine = window_of(loss=1.0, right=1, count=1, spikes=[SPIKE] if rank == 1 else [])
+    together.spikes[:] = [json.dumps([asdict(SPIKE)]).encode()] if rank == 0 else [b"[]"]
+    made = report(reports_of(together.comm(rank), fixed()), mine)
+    assert made.loss_spikes == made.counts()["loss_spikes"] == 1
+    assert made.spikes == ([SPIKE] if rank == 0 else [])
+
+
+def test_reports_are_due_every_so_many_steps_and_at_the_last_one():
+    reports = reports_of(SerialComm(), fixed())
+    assert [step for step in range(1, 47) if reports.is_due(step, last=46)] == [20, 40, 46]
+    assert [step for step in range(47, 93) if reports.is_due(step, last=92)] == [60, 80, 92]
+
+
+def test_the_numbers_by_name():
+    assert report_of().scalars() == {
+        "train/loss": 0.5,
+        "train/accuracy": 0.25,
+        "train/lr": 0.1,
+        "train/grad_norm": 2.5,
+        "train/loss_scale": 1024.0,
+        "train/images_per_s": 150.0,
+        "train_by_rank/images_per_s_rank0": 100.0,
+        "train_by_rank/images_per_s_rank1": 50.0,
+        "usage/one/cpu_percent": 12.0,
+    }
+
+
+def test_many_ranks_are_five_curves():
+    speeds = [8.0, 1.0, *map(float, range(2, 8)), *map(float, range(9, MOST_CURVES + 2))]
+    by_rank = {name: value for name, value in report_of(units_per_s=speeds).scalars().items() if "by_rank" in name}
+    assert by_rank == {
+        "train_by_rank/images_per_s_lowest": 1.0,
+        "train_by_rank/images_per_s_mean": 9.0,
+        "train_by_rank/images_per_s_highest": 17.0,
+        "train_by_rank/images_per_s_lowest_rank": 1,
+        "train_by_rank/images_per_s_highest_rank": 16,
+    }
+    assert sum("by_rank" in name for name in report_of(units_per_s=speeds[:-1]).scalars()) == MOST_CURVES
+
+
+def usage_of(report):
+    return {name: value for name, value in report.scalars().items() if name.startswith("usage/")}
+
+
+def test_many_hosts_are_five_curves_for_each_gauge():
+    readings = {(8 * host, f"usage/node{host}/cpu_percent"): float(host) for host in range(MOST_CURVES + 1)}
+    few = dict(list(readings.items())[:-1])
+    assert usage_of(report_of(usage=few)) == {name: value for (_, name), value in few.items()}
+    silent = {(8 * host, f"usage/node{host}/gpu_power_w"): math.nan for host in range(MOST_CURVES + 1)}
+    silent[8, "usage/node1/gpu_power_w"] = 300.0  # the others' cannot be read
+    assert usage_of(report_of(usage={**readings, **silent})) == {
+        "usage/cpu_percent_lowest": 0.0,
+        "usage/cpu_percent_mean": 8.0,
+        "usage/cpu_percent_highest": 16.0,
+        "usage/cpu_percent_lowest_rank": 0,
+        "usage/cpu_percent_highest_rank": 128,
+        "usage/gpu_power_w_lowest": 300.0,
+        "usage/gpu_power_w_mean": 300.0,
+        "usage/gpu_power_w_highest": 300.0,
+        "usage/gpu_power_w_lowest_rank": 8,
+        "usage/gpu_power_w_highest_rank": 8,
+    }
+
+
+# --- 1,024 ranks on 128 hosts
+
+RANKS, PER_HOST = 1024, 8
+OF_GPU = ("utilisation_percent", "memory_gib", "power_w", "temperature_c")
+GAUGES = ("cpu_percent", "memory_gib", *(f"gpu_{one}" for one in OF_GPU))
+NAMES = [
+    [f"usage/node{rank // PER_HOST}/{gauge}" for gauge in GAUGES] if rank % PER_HOST == 0 else []
+    for rank in range(RANKS)
+]
+
+
+@pytest.fixture(scope="module")
+def of_many():
+    """The report of 1,024 ranks as the last one of them has it, and the bytes that each gave to the sum."""
+    together = Together(RANKS, NAMES)
+    for rank in range(RANKS):
+        comm = together.comm(rank)
+        reports = reports_of(comm, fixed(**dict.fromkeys(NAMES[rank], float(rank))))
+        made = report(reports, window_of(loss=1.0, right=1, count=2))
+    [given] = comm.summed
+    return made, given.numel() * given.element_size()
+
+
+def test_what_1024_ranks_say_stays_small(of_many, tmp_path):
+    made, summed_bytes = of_many
+    assert (made.totals["count"], len(made.scalars())) == (2 * RANKS, 41)
+    assert made.scalars()["usage/gpu_power_w_highest_rank"] == RANKS - PER_HOST
+    assert summed_bytes == 8 * (3 + 2 + RANKS + len(GAUGES) * RANKS // PER_HOST) < 15_000
+    writer = Tracker(tmp_path, is_writer=True, measures=IMAGES, result={})
+    before = writer._events.size()
+    tracked(writer, made)
+    assert len((tmp_path / "metrics.jsonl").read_bytes()) < 2_000
+    assert writer._events.size() - before < 2_000
+    writer.conclude("finished")
+
+
+def test_a_rank_that_writes_nothing_makes_nothing_to_write_and_keeps_its_limits(of_many, monkeypatch):
+    def unwanted(*_, **__):
+        raise AssertionError("made for nobody")
+
+    for where, name in ((Report, "scalars"), (Report, "events"), (tracker.json, "dumps"), (events, "_frame")):
+        monkeypatch.setattr(where, name, unwanted)
+    position = Position()
+    silent = Tracker(Path("nowhere"), is_writer=False, measures=IMAGES, result={})
+    run = SimpleNamespace(tracker=silent, console=SimpleNamespace(events=unwanted))
+    limits = Limits(
+        None, max_skipped_steps=20, check_replicas_every=0, most={"unreadable_images": 4}, counts=lambda: silent.result
+    )
+    recorder = Recorder(run, task_of())
+    why = Skipped(rank=1, source="loss")
+    told = [report_of(20, unreadable=3, skipped=[(7, why)]), report_of(40, unreadable=2, spikes=[SPIKE])]
+
+    def follow(reports, position):
+        for report in reports:
+            recorder.record(report)
+            position = position_after(position, report, train_s=1.0)
+            limits.obey(report.decision, position)
+        return position
+
+    position = follow([of_many[0], told[0]], position)
+    assert (position.step, position.totals["count"]) == (20, 2 * RANKS + 20.0)
+    silent.describe(columns=[], command=["python"], config={})
+    silent.record_epoch(1, count=10, train_s=1.0, lr=0.1, train={"loss": 1.0}, test={"loss": 1.0, "accuracy": 0.5})
+    with pytest.raises(EndOfRun, match="5 images could not be decoded"):
+        follow(told[1:], position)
+    counted = ("steps", "skipped_steps", "loss_spikes", "unreadable_images")
+    assert [silent.result[name] for name in counted] == [40, 1, 1, 5]
+    silent.conclude("failed")
+
+
+class OfGroups(Rank):
+    """Rank 0 of two groups of two, which hears that of the other group."""
+
+    sync_group = SimpleNamespace(rank=0, size=2)
+
+    def __init__(self, *told):
+        self._told = list(told)
+        super().__init__(0, 4, answers=self._answer)
+
+    def _answer(self, value):
+        if isinstance(value, str):
+            return ["one", "one", "two", "two"]
+        return [value, None, self._told.pop(0), None] if value else [[]] * 4
+
+
+def at_meetings(*other, waited_s=0.0, skipped=(), lasted_s=10.0):
+    """What rank 0 reports of windows in which it has waited so long; `other` is what the other group tells in each."""
+    reports = reports_of(OfGroups(*other), fixed())
+    made = []
+    for _ in other:
+        window = window_of(loss=1.0, right=1, count=1)
+        window.waited_s, window.skipped = waited_s, list(skipped)
+        window.lasted_s = lambda: lasted_s
+        made.append(report(reports, window))
+    return made
+
+
+def test_a_group_for_which_the_others_wait_is_named_with_its_lag_when_it_falls_behind():
+    in_time, late = [[], 2.5, 10.0], [[], 0.5, 10.0]
+    first, second, third, fourth, fifth = at_meetings(late, late, in_time, late, late, waited_s=2.5)
+    assert fourth.behind is not None
+    assert (first.behind.host, first.behind.rank, first.behind.share) == ("two", 2, pytest.approx(0.2, abs=0.01))
+    assert second.behind is third.behind is fifth.behind is None
+    (event,) = first.events()
+    assert event == {"event": "behind", **asdict(first.behind)}
+    assert event["lag_s"] == pytest.approx(2.0, abs=0.1)
+    begins, goes_on, falls_back = at_meetings([[], 0.0, 10.0], late, [[], -3.0, 10.0], waited_s=2.0)
+    assert begins.behind.lag_s == pytest.approx(2.0, abs=0.1)
+    assert goes_on.behind is None
+    assert falls_back.behind.lag_s == pytest.approx(5.0, abs=0.1)
+    (here,) = at_meetings([[], 3.0, 10.0])
+    assert (here.behind.host, here.behind.rank) == ("one", 0)
+    (hardly,) = at_meetings([[], 0.8, 10.0])
+    assert hardly.behind is None
+
+
+def test_what_each_group_has_skipped_is_told_and_what_all_have_only_once():
+    mine, theirs = Skipped(rank=1, source="loss", ranks="ranks 0 to 1"), Skipped(rank=3, source="loss", ranks="2 to 3")
+    (apart,) = at_meetings([[[4, asdict(theirs)], [7, asdict(theirs)]], 0.0, 10.0], skipped=[(5, mine)])
+    assert apart.skipped == [(4, theirs), (5, mine), (7, theirs)]
+    assert apart.counts()["skipped_steps"] == 3
+    assert apart.events()[1] == {"event": "skipped", "step": 5, "rank": 1, "source": "loss", "ranks": "ranks 0 to 1"}
+    why = Skipped(rank=2, source="loss")
+    (together,) = at_meetings([[[5, asdict(why)]], 0.0, 10.0], skipped=[(5, why)])
+    assert together.skipped == [(5, why)]
+
+
+def test_nothing_counted_has_no_means():
+    assert all(math.isnan(value) for value in task_of().metrics({}).values())
+    assert added({"loss": 1.0, "count": 2.0}, {"loss": 2.0, "count": 1.0}) == {"loss": 3.0, "count": 3.0}
+    assert added({}, {"loss": 2.0}) == {"loss": 2.0}
+
+
+def test_a_skipped_step_counts_as_visited_and_its_unreadable_samples_are_known():
+    window = Window()
+    why = Skipped(rank=1, source="loss")
+    window.add(7, StepDone(totals={"loss": math.nan, "count": 5, "right": 0, "unreadable": 3}, skipped=why), count=8)
+    window.add(8, StepDone(totals={"loss": 2.0, "count": 7, "right": 4, "unreadable": 1}, skipped=None), count=8)
+    assert (window.steps, window.visited, window.unreadable, window.skipped) == (2, 16, 4, [(7, why)])
+    assert window.totals == {"loss": 2.0, "count": 7, "right": 4, "unreadable": 1}
+
+
+def test_what_happened_is_told_by_step_and_counted():
+    why = Skipped(rank=1, source="loss")
+    made = report_of(skipped=[(7, why)], spikes=[SPIKE], unreadable=3)
+    assert made.events() == [
+        {"event": "skipped", "step": 7, "rank": 1, "source": "loss"},
+        {"event": "spike", "step": 3, "rank": 1, "loss": 9.0, "usual": 1.0},
+    ]
+    assert made.counts() == {"skipped_steps": 1, "loss_spikes": 1, "unreadable_images": 3}

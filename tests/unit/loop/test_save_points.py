@@ -1,0 +1,181 @@
+import threading
+import time
+
+import pytest
+import torch
+
+from hvdtrain.core.position import Position
+from hvdtrain.loop.loop import position_after
+from hvdtrain.loop.save_points import NEVER, AgreedSavePoints, Decision
+from hvdtrain.ranks.comm import SerialComm
+from tests.ranks import Rank
+from tests.unit.loop.trainings import TRAIN, begun, weights
+
+KEEP_ON = Decision(save=False, leave=False)
+SAVE = Decision(save=True, leave=False)
+LEAVE = Decision(save=True, leave=True)
+
+
+def beside(*others, rank=0):
+    """One rank together with others, which say what they are given to say."""
+    return Rank(rank, 1 + len(others), others=others)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def points(comm=None, *, leave=None, every_s=0.0, every_steps=None):
+    return AgreedSavePoints(comm or SerialComm(), leave or threading.Event(), every_s=every_s, every_steps=every_steps)
+
+
+def test_never():
+    assert NEVER.decide(1)() == KEEP_ON
+
+
+def test_by_steps():
+    these = points(every_steps=3)
+    assert [step for step in range(1, 10) if these.decide(step)() == SAVE] == [3, 6, 9]
+
+
+def test_by_the_clock_since_the_last_save(clock):
+    these = points(every_s=10.0)
+    assert these.decide(1)() == KEEP_ON
+    clock[0] += 10.0
+    assert these.decide(2)() == SAVE
+    these.saved()
+    assert these.decide(3)() == KEEP_ON
+    clock[0] += 9.0
+    these.saved()  # by steps, or by another's wish
+    clock[0] += 9.0
+    assert these.decide(4)() == KEEP_ON
+    clock[0] += 1.0
+    assert these.decide(5)() == SAVE
+
+
+def test_neither_steps_nor_clock_of_themselves(clock):
+    these = points()
+    clock[0] += 1e9
+    assert these.decide(1)() == KEEP_ON
+
+
+def test_the_clock_is_rank_0s(clock):
+    """Clocks are not alike, and a rank that saves alone would hang."""
+    other = beside([0, 0, 0], rank=1)
+    these = points(other, every_s=10.0)
+    clock[0] += 100.0
+    assert these.decide(1)() == KEEP_ON
+    assert points(beside([1, 0, 0], rank=1), every_s=10.0).decide(1)() == SAVE
+
+
+@pytest.mark.parametrize("others", [([0, 1, 0],), ([0, 0, 0], [0, 1, 0]), ([1, 1, 0], [0, 1, 0])])
+def test_one_rank_that_was_asked_takes_all_with_it(others):
+    assert points(beside(*others)).decide(1)() == LEAVE
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_any_rank_that_was_asked_says_so(rank):
+    leave = threading.Event()
+    leave.set()
+    assert points(beside([0, 0, 0], rank=rank), leave=leave).decide(1)() == LEAVE
+
+
+@pytest.mark.parametrize(("ready", "beside_them"), [(True, [0, 0, 0]), (False, [0, 0, 1])])
+def test_newcomers_of_one_rank_are_taken_in_by_all(ready, beside_them):
+    newcomers = threading.Event()
+    these = AgreedSavePoints(beside([0, 0, 0]), threading.Event(), every_s=0.0, every_steps=None, newcomers=newcomers)
+    assert not these.decide(1)().regroup
+    if ready:
+        newcomers.set()
+    these = AgreedSavePoints(beside(beside_them), threading.Event(), every_s=0.0, every_steps=None, newcomers=newcomers)
+    assert these.decide(2)() == Decision(save=False, leave=False, regroup=True)
+
+
+def test_a_wish_between_question_and_answer_waits_for_the_next(clock):
+    leave = threading.Event()
+    these = points(leave=leave)
+    answer = these.decide(1)
+    leave.set()
+    assert answer() == KEEP_ON
+    assert these.decide(2)() == LEAVE
+
+
+def test_leaving_saves_even_where_nothing_else_would(clock):
+    leave = threading.Event()
+    leave.set()
+    assert points(leave=leave, every_s=0.0).decide(1)() == LEAVE
+
+
+# --- in an epoch
+
+
+class Every:
+    def __init__(self, steps):
+        self.steps = steps
+
+    def decide(self, step):
+        return lambda: Decision(save=step % self.steps == 0, leave=False)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_an_epoch_is_visited_once_over_a_save_point_by_any_number_of_ranks(step):
+    """53 images by at most 16: batches of 13, 13, 13 and 14."""
+    first = begun()
+    position = Position()
+    for report in first.epoch(position, Every(step)):
+        position = position_after(position, report, train_s=0.0)
+        if report.decision.save:
+            break
+    assert (position.step, position.visited) == (step, TRAIN * step // 4)
+    rest = []
+    for rank in range(3):
+        one = begun(Rank(rank, 3), batch_size_per_rank=7)
+        reports = list(one.epoch(one.feed.align(position)))
+        assert [report.visited for report in reports] == ([TRAIN] if step < 4 else [])
+        rest += one.images.train.visited
+    seen = [sample for batch in first.images.train.visited + rest for sample in batch]
+    assert sorted(seen) == list(range(TRAIN))
+
+
+def test_reports_come_at_save_points_and_hold_what_came_since():
+    training = begun()
+    reports = list(training.epoch(Position(), Every(3)))
+    assert [(report.step, report.steps, report.decision.save) for report in reports] == [(3, 3, True), (4, 1, False)]
+    assert [report.totals["count"] for report in reports] == [39.0, 14.0]
+    # to save is decided during the step, when it is too late to measure
+    assert ["train/grad_norm" in report.scalars() for report in reports] == [False, True]
+
+
+def test_an_evaluation_that_is_left_leaves_the_model_as_it_was():
+    training = begun(Rank(averages=lambda tensor: tensor.div_(2)), ema_epochs=0.0, batch_size_per_rank=3)
+    list(training.epoch(Position()))
+    before = weights(training)
+    counting = Counting(leave_at=2)
+    assert training.evaluate(18, counting) is None
+    assert counting.calls == 2
+    assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
+    assert training.evaluate(18) is not None
+    assert not all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
+
+
+def test_no_rank_is_asked_once_more_than_the_others():
+    """10 test images over 3 ranks by 3: rank 2 has a fourth, and a batch more than the others."""
+    for rank in range(3):
+        training, counting = begun(Rank(rank, 3), batch_size_per_rank=3), Counting()
+        assert training.evaluate(1, counting) is not None
+        assert counting.calls == 1
+
+
+class Counting:
+    """Asks to leave at one call, if ever."""
+
+    def __init__(self, leave_at=0):
+        self.leave_at, self.calls = leave_at, 0
+
+    def decide(self, step):
+        self.calls += 1
+        decision = Decision(save=self.calls == self.leave_at, leave=self.calls == self.leave_at)
+        return lambda: decision

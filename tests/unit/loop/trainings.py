@@ -1,0 +1,173 @@
+"""A training that takes milliseconds per step, on images that can be told apart, put together as the script does."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from hvdtrain.checkpoint import changes
+from hvdtrain.checkpoint.saver import Saver
+from hvdtrain.checkpoint.state import State
+from hvdtrain.core.blocks import Cuts
+from hvdtrain.core.step import Step
+from hvdtrain.feed.feed import Feed, Resident
+from hvdtrain.loop.draft import Job
+from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.loop.limits import Limits
+from hvdtrain.loop.loop import Loop
+from hvdtrain.loop.reports import Reports
+from hvdtrain.loop.save_points import NEVER
+from hvdtrain.program.assembly import build_step, place, rate_of, state_of
+from hvdtrain.program.checks import require_batches, require_job
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe.schedule import LearningRate
+from hvdtrain.safety import watchdog
+from hvdtrain.tracking.gauges import Gauges, read_nothing
+from hvdtrain.tracking.recorder import Recorder
+from hvdtrain.vision import models
+from hvdtrain.vision import settings as vision_settings
+from hvdtrain.vision.images import Images
+from hvdtrain.vision.settings import EffnetSettings
+from hvdtrain.vision.task import image_task
+from hvdtrain.witnesses.injected import InjectedFaults
+from tests.steps import CPU, loop_of
+
+SMALL = replace(
+    vision_settings.scaled(),
+    data="digits",
+    model="efficientnet_tiny",
+    batch_size_per_rank=16,
+    epochs=20,
+    dropout=0.3,
+    run="r",
+)
+TRAIN, TEST = 53, 10  # 4 steps of at most 16 images
+
+
+class Noted(Resident):
+    """Notes which images were asked for, batch by batch."""
+
+    def __init__(self, count, seed):
+        generator = torch.Generator().manual_seed(seed)
+        pixels = torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=generator)
+        super().__init__(images=pixels, labels=torch.arange(count) % 10)
+        self.visited = []
+
+    def batches(self, indices, *rest):
+        for samples, batch in zip(indices, super().batches(indices, *rest), strict=True):
+            self.visited.append(samples.tolist())
+            yield batch
+
+
+def images_of(train=TRAIN):
+    plain = {"classes": 10, "height": 16, "mean": (0.5,) * 3, "std": (0.25,) * 3, "is_mirrorable": False}
+    return Images(train=Noted(train, 1), test=Noted(TEST, 2), **plain)
+
+
+@dataclass
+class Begun:
+    """What a script has when it enters its loop."""
+
+    config: EffnetSettings
+    images: Images
+    step: Step
+    feed: Feed
+    lr: LearningRate
+    limits: Limits
+    reports: Reports
+    job: Job | None = None
+
+    def epoch(self, start, save_points=NEVER, **options):
+        kept = {"rate": self.lr, "limits": self.limits, "reports": self.reports, "points": save_points}
+        return loop_of(self.step, self.feed, **kept, **options).steps(start)
+
+    def evaluate(self, number, save_points=NEVER, **options):
+        kept = {"micro_batch": self.feed.sizes.micro_batch, "save_points": save_points}
+        return evaluate(self.step, self.images.test, number, **kept, **options)
+
+    @property
+    def parts(self) -> State:
+        return state_of(self.step, self.limits, self.reports, seed=self.config.seed)
+
+    @property
+    def about(self):
+        return changes.describe_run(
+            asdict(self.config),
+            np=self.step.slots.comm.size,
+            global_batch=self.feed.sizes.global_batch,
+            samples=len(self.images.train),
+            unit="images",
+        )
+
+
+def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), settings=SMALL, **changed) -> Begun:
+    """Put together from the settings, before its first step."""
+    comm, settings = comm or SerialComm(), replace(settings, runs_dir=runs_dir, **changed)
+    found = images or images_of(train)
+    model = models.build_on_all(
+        comm, settings.model, classes=10, seed=settings.seed, dropout=settings.dropout,
+        stochastic_depth=settings.stochastic_depth, stem_stride=settings.stem_stride,
+    )  # fmt: skip
+    task, train_split = image_task(settings, found, CPU), found.train
+    sizes = require_batches(
+        settings, train=len(train_split), test=len(found.test), ranks=comm.data.size, unit=task.unit
+    )
+    job = Job(
+        comm=comm,
+        device=CPU,
+        model=model,
+        task=task,
+        train=train_split,
+        cuts=Cuts(blocks=models.blocks(model)),
+        sizes=sizes,
+        steps=settings.epochs * sizes.steps_per_epoch,
+        precision=settings.precision,
+    )
+    require_job(settings, job)
+    lr = rate_of(settings, job)
+    step = build_step(settings, job, place(settings, job), lr=lr.peak)
+    torch.manual_seed(settings.seed + comm.rank)
+    every = settings.check_replicas_every
+    return Begun(
+        config=settings,
+        images=found,
+        step=step,
+        feed=Feed(train_split, task, comm.data, sizes, seed=settings.seed, device=CPU),
+        lr=lr,
+        limits=Limits(step, max_skipped_steps=settings.max_skipped_steps, check_replicas_every=every),
+        reports=Reports(
+            comm, lambda _: Gauges(read_nothing), task, every_steps=settings.report_every_steps, device=CPU
+        ),
+        job=job,
+    )
+
+
+def train(training, progress, *, saves, points, run):
+    """To the end of all epochs, with checkpoints and records."""
+    step = training.step
+    saver = Saver(saves, points, step, run=run.folder.name, is_best=run.tracker.is_best, watchdog=watchdog.OFF)
+    injected = InjectedFaults(run.faults, step.model)
+    loop = Loop(
+        step=step,
+        feed=training.feed,
+        test=training.images.test,
+        rate=training.lr,
+        reports=training.reports,
+        progress=progress,
+        epochs=training.config.epochs,
+        hooks=[training.limits, saver, injected, Recorder(run, step.task)],
+        points=points,
+    )
+    for _ in loop:
+        pass
+
+
+def weights(training):
+    """All that is evaluated or goes on into the next step of a training."""
+    step = training.step
+    models = [step.model, *([] if step.average is None else [step.average])]
+    return [value.clone() for model in models for value in model.state_dict().values()]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))

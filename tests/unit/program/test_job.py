@@ -1,0 +1,239 @@
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import hvdtrain
+from hvdtrain.feed.feed import Resident
+from hvdtrain.program.job import FunctionTask, make_job, require_same_data
+from hvdtrain.program.settings import parse
+from hvdtrain.program.training import Training
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.settings import command_line
+from tests.ranks import Rank
+from tests.refusals import refused
+from tests.steps import CPU
+
+SAMPLES = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+SETTINGS = hvdtrain.Settings(batch_size_per_rank=5, epochs=2)
+
+
+def losses(model, batch):
+    return mse_loss(model(batch["inputs"]), batch["inputs"], reduction="none").mean(1)
+
+
+def job_of(task=losses, *, model=None, comm=None, train=SAMPLES, **options):
+    comm = comm or SerialComm()
+    run = SimpleNamespace(ranks=comm, settings=SETTINGS, device=CPU)
+    model = model or (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
+    return make_job(run, model, task, train, SAMPLES[:4], **{"cuts": None, "max_steps": None, **options})
+
+
+def test_a_job_of_tensors_and_a_function():
+    job, test = job_of()
+    assert (len(job.train), len(test)) == (20, 4)
+    assert (job.sizes.micro_batch, job.sizes.steps_per_epoch, job.steps, job.length_option) == (5, 4, 8, "--epochs")
+    assert [block.name for block in job.cuts.blocks.row] == ["0", "1"]
+
+
+def test_max_steps_replace_the_epochs():
+    job, _ = job_of(max_steps=3)
+    assert (job.steps, job.length_option) == (3, "--max-steps")
+
+
+def test_a_function_makes_the_model_with_the_seed_of_the_run():
+    weights = []
+    for _ in range(2):
+        torch.rand(1)
+        weights.append(job_of()[0].model[0].weight)
+    assert torch.equal(*weights)
+
+
+def test_a_model_that_is_not_a_row_of_blocks_has_no_cuts():
+    assert job_of(model=nn.Linear(3, 3))[0].cuts.blocks is None
+
+
+def test_a_function_is_tried_before_there_is_a_run_and_leaves_no_trace():
+    seen = []
+
+    def tried(model, batch):
+        seen.append((len(batch["inputs"]), model.training, torch.is_grad_enabled()))
+        torch.rand(1)
+        return losses(model, batch)
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    before = torch.random.get_rng_state()
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    job_of(tried, model=model)
+    assert seen == [(2, False, False)]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(map(torch.equal, statistics, model.buffers()))
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("function", "returned"),
+    [
+        (lambda model, batch: losses(model, batch).mean(), "()"),
+        (lambda model, batch: model(batch["inputs"]), "(2, 3)"),
+        (lambda model, batch: losses(model, batch)[:1], "(1,)"),
+        (lambda *_: 0.5, "a float"),
+    ],
+)
+def test_a_loss_that_is_not_each_samples_is_refused(function, returned):
+    line = refused(lambda: job_of(function))
+    assert line.startswith(f"the loss function returned {returned} for 2 samples. Return each sample's loss, (2,), ")
+
+
+def test_what_one_rank_cannot_use_is_refused_on_all():
+    comm = Rank(0, 2, answers=[[["one", None], ["two", "'inputs' is ndarray"]]])
+    assert refused(lambda: job_of(comm=comm)) == "rank 1 on two: 'inputs' is ndarray"
+
+
+@pytest.mark.parametrize("change", [lambda one: one[:19], lambda one: one.flip(0), lambda one: one[1:]])
+def test_ranks_with_other_samples_are_refused(change):
+    def answers(value):
+        theirs = Rank(0, 1)
+        require_same_data(theirs, Resident(inputs=change(SAMPLES)))
+        return [value, theirs.said[0]]
+
+    with_others = Rank(0, 2, answers=answers)
+    line = refused(lambda: require_same_data(with_others, Resident(inputs=SAMPLES)))
+    assert line.startswith("rank 1 has other samples than rank 0. ")
+    require_same_data(Rank(0, 2), Resident(inputs=SAMPLES))
+
+
+def test_the_sums_of_a_function():
+    batch = {"inputs": SAMPLES[:4]}
+    sums = FunctionTask(losses).loss(nn.Identity(), batch, training=True)
+    assert (sums.loss.item(), sums.count.item()) == (0.0, 4.0)
+    empty = FunctionTask(losses).loss(nn.Linear(3, 3), {"inputs": SAMPLES[:0]}, training=True)
+    assert (empty.loss.item(), empty.count.item()) == (0.0, 0.0)
+    empty.loss.backward()
+
+
+# --- settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithWidth(hvdtrain.Settings):
+    width: int = 64
+
+
+class NotADataclass(hvdtrain.Settings):
+    width: int = 64
+
+
+def test_settings_need_no_more_than_a_field_of_their_own(capsys):
+    assert parse([], [hvdtrain.Settings]).experiment
+    assert parse(["--width", "8"], [WithWidth]).width == 8
+    with pytest.raises(SystemExit):
+        parse(["--help"], [WithWidth])
+    assert "--width INT" in capsys.readouterr().out
+
+
+def test_settings_that_are_not_a_dataclass_are_refused():
+    line = refused(lambda: parse(["--width", "8"], [NotADataclass]))
+    assert line == "class NotADataclass: write @dataclass(frozen=True, kw_only=True) above it"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("own.py", "own"),
+        ("/a/b/own_model.py", "own_model"),
+        ("/a/package/__main__.py", "package"),
+        ("-c", "run"),
+        ("", "run"),
+    ],
+)
+def test_an_experiment_has_the_name_of_its_program(monkeypatch, file, name):
+    monkeypatch.setattr("sys.argv", [file])
+    settings = hvdtrain.Settings()
+    command_line.require_rules(settings)
+    assert settings.experiment == name
+
+
+def test_every_setting_has_a_default():
+    names = {field.name for field in fields(hvdtrain.Settings)}
+    assert {"recipe", "data", "model", "experiment"} <= names
+
+
+# --- the loop over a training
+
+
+class Events:
+    """A loop that yields what it is given, and whose ranks agree after each."""
+
+    def __init__(self, events, training, *, changes=()):
+        self.events, self.training = events, training
+        self.membership = SimpleNamespace(changes=changes)
+        self.progress = SimpleNamespace(position="here")
+        self.obeyed = []
+
+    def __iter__(self):
+        for event in self.events:
+            yield event
+            self.training._agree(continues=True)
+
+    def obey(self, decision, position):
+        self.obeyed.append((decision.leave, position))
+        raise hvdtrain.safety.exits.EndOfRun("saved", status=0, reason="left")
+
+
+def training_of(comm, *, changes=()):
+    training = Training.__new__(Training)
+    training._comm, training._end = comm, None
+    training._loop = Events([1, 2, 3], training, changes=changes)
+    return training
+
+
+def test_a_loop_that_ends_by_itself():
+    training = training_of(SerialComm())
+    assert list(training) == [1, 2, 3]
+    training.require_end()
+
+
+def test_a_break_on_all_ranks_saves():
+    training = training_of(SerialComm())
+    for _ in training:
+        break
+    assert training._loop.obeyed == [(True, "here")]
+    with pytest.raises(hvdtrain.safety.exits.EndOfRun, match="saved"):
+        training.require_end()
+
+
+@pytest.mark.parametrize(("rank", "breaks"), [(1, True), (0, False)])
+def test_a_break_on_one_rank_is_known_to_all(rank, breaks):
+    training = training_of(Rank(rank, 2, answers=[[True, False]]))
+
+    def go_through():
+        for _ in training:
+            if breaks:
+                break
+        training.require_end()
+
+    with pytest.raises(hvdtrain.safety.exits.EndOfRun, match="was left on rank 1 while other ranks") as end:
+        go_through()
+    assert (end.value.status, end.value.reason) == (1, "left by some ranks")
+
+
+class Waits(SerialComm):
+    def allgather(self, value):
+        with self.waiting():
+            return [value]
+
+
+@pytest.mark.parametrize(("changes", "refuses"), [((), False), ((RuntimeError,), True)])
+def test_the_body_calls_no_collective_where_ranks_may_be_lost(changes, refuses):
+    comm = Waits()
+    training = training_of(comm, changes=changes)
+    expected = pytest.raises(RuntimeError, match="has called a collective") if refuses else nullcontext()
+    for _ in training:
+        with expected:
+            comm.allgather(1)
+    comm.allgather(1)  # after the loop

@@ -1,0 +1,93 @@
+import os
+import sys
+
+import pytest
+
+from hvdtrain.program import join
+from hvdtrain.program.join import join_ranks, with_horovods_threshold
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.vision import settings as vision_settings
+from tests.ranks import Rank
+from tests.refusals import refused
+
+
+@pytest.mark.parametrize("name", ["torch", "nccl", "cuda", "nvidia_driver", "mpi"])
+def test_ranks_with_other_versions_are_refused(monkeypatch, name):
+    def with_other(said):
+        host, facts = said
+        fact = f"the version of {name}"
+        return [said, [host, {**facts, fact: "another"} if fact in (facts or ()) else facts]]
+
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr(sys, "argv", ["it"])
+    monkeypatch.setattr(join, "connect", lambda **_: Rank(0, 2, answers=with_other))
+    message = refused(lambda: join_ranks(vision_settings.parse, vision_settings.scaled()))
+    assert message.startswith(f"ranks disagree on the version of {name}: rank 0 on ")
+    assert message.endswith("has 'another'; start all ranks with the same command, code and software")
+
+
+SIZE, TUNED = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "bucket_mb", "warning"),
+    [
+        ("", {}, 25.0, None),
+        ("", {SIZE: str(64 * 2**20)}, 64.0, None),
+        ("", {SIZE: "524288.0"}, 0.5, None),  # as horovodrun's configuration file may lead to
+        ("", {SIZE: "0", TUNED: "0"}, 0.0, None),
+        ("--fusion-threshold-mb 8", {SIZE: str(64 * 2**20)}, 8.0, None),
+        ("--reducer horovod", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, None),
+        ("", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, f"{TUNED}: no effect with --reducer bucket, "),
+        ("--deterministic", {SIZE: "9", TUNED: "1"}, 0.0, f"{SIZE}, {TUNED}: no effect with --deterministic, "),
+        ("--deterministic", {SIZE: "0"}, 0.0, None),
+        (
+            "--elastic",
+            {TUNED: "1"},
+            25.0,
+            f"{TUNED}: no effect with --reducer bucket, whose buckets have one size. U",
+        ),
+        ("--compression powersgd:2", {SIZE: "9"}, 25.0, f"{SIZE}: no effect with --compression powersgd:2, "),
+    ],
+)
+def test_horovods_environment_is_obeyed_or_named(words, environment, bucket_mb, warning):
+    settings, said = with_horovods_threshold(vision_settings.parse(words.split()), environment)
+    assert settings.sent_at_once_mb == bucket_mb
+    assert (said is None) == (warning is None)
+    assert (said or "").startswith(warning or "")
+
+
+@pytest.mark.parametrize("size", ["64MB", "-1", "1e9"])
+def test_a_threshold_of_the_environment_is_a_number_of_bytes(size):
+    settings = vision_settings.scaled()
+    assert refused(lambda: with_horovods_threshold(settings, {SIZE: size})) == (
+        f"{SIZE}={size!r}: not a number of bytes. Correct it in the environment."
+    )
+
+
+@pytest.mark.parametrize("given", ["8388608", None])
+def test_ranks_and_newcomers_have_the_threshold_of_their_launcher(monkeypatch, capsys, given):
+    environment = {TUNED: "1", **({} if given is None else {SIZE: given})}
+    monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(sys, "argv", ["it"])
+    settings = []
+    for _ in ("a rank", "a newcomer in its environment"):
+        comm, found = join_ranks(vision_settings.parse, vision_settings.scaled())
+        assert isinstance(comm, SerialComm)
+        settings.append(found.fusion_threshold_mb)
+        assert environment[SIZE] == "0"  # Horovod's own: a bucket is not copied once more
+    assert settings == [None if given is None else 8.0] * 2
+    assert TUNED not in environment
+    assert capsys.readouterr().err.count(f"hvdtrain: warning: {TUNED}: no effect with --reducer bucket") == 1
+
+
+def test_ranks_with_other_thresholds_are_refused(monkeypatch):
+    def without(said):
+        host, facts = said
+        return [said, [host, {**facts, "--fusion-threshold-mb": "None"} if facts else facts]]
+
+    monkeypatch.setattr(os, "environ", {SIZE: "8388608"})
+    monkeypatch.setattr(sys, "argv", ["it"])
+    monkeypatch.setattr(join, "connect", lambda **_: Rank(0, 2, answers=without))
+    message = refused(lambda: join_ranks(vision_settings.parse, vision_settings.scaled()))
+    assert message.startswith("ranks disagree on --fusion-threshold-mb: rank 0 on ")

@@ -1,0 +1,85 @@
+"""The settings of a program of somebody else: no recipe or several, and options of its own."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+import pytest
+
+from hvdtrain.program.settings import Settings, parse
+from hvdtrain.settings.capabilities import Capability, Use
+from hvdtrain.settings.command_line import option
+from hvdtrain.settings.notes import AT_LEAST_1, SHAPES, marked
+from hvdtrain.text.settings import BertSettings
+from hvdtrain.vision.settings import EffnetSettings
+from tests.refusals import options_refused_together, refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Settings):
+    """A network of my own."""
+
+    data: str = "digits"
+    model: str = "mlp"
+    width: Annotated[int, AT_LEAST_1, SHAPES] = 64
+    """Of the hidden layers."""
+    wired: bool = False
+
+    def uses(self) -> Iterable[Use]:
+        if self.wired:
+            yield Use(option="--wired", needs=(Capability.WORLD,))
+
+
+def wide():
+    return Mine(recipe="wide", width=512, lr=0.5)
+
+
+def test_the_class_is_the_only_recipe():
+    assert parse([], [Mine]) == Mine()
+    assert parse(["--width", "8", "--stages", "2", "--accumulate-steps", "2"], [Mine]).parts == ("--stages", 2)
+    assert "choose one of default" in refused(lambda: parse(["--recipe", "wide"], [Mine]))
+
+
+def test_the_first_of_several_recipes_is_the_default():
+    assert parse([], [Mine, wide]) == Mine()
+    assert parse(["--recipe", "wide", "--width", "8"], [Mine, wide]) == replace(wide(), width=8)
+
+
+def test_its_options_have_rules_and_capabilities_beside_the_common_ones():
+    assert refused(lambda: parse(["--width", "0"], [Mine])) == "--width 0 must be at least 1"
+    assert options_refused_together(lambda: parse(["--wired", "--elastic"], [Mine])) == {"--wired", "--elastic"}
+    assert refused(lambda: parse(["--grow"], [Mine])) == "--grow requires --elastic"
+    assert {"width", "model", "seed"} <= set(marked(Mine, SHAPES))
+
+
+def test_what_follows_from_the_given_fields_is_filled_in():
+    def resolve(settings, given):
+        return replace(settings, wired="width" in given)
+
+    assert not parse([], [Mine], resolve).wired
+    assert parse(["--width", "9"], [Mine], resolve).wired
+
+
+@pytest.mark.parametrize(
+    ("spec", "command"),
+    [(None, "python mine.py"), ("package.mine", "python -m package.mine"), ("a.__main__", "python -m a")],
+)
+def test_help_names_the_command_and_every_option(monkeypatch, capsys, spec, command):
+    monkeypatch.setattr(sys, "argv", ["mine.py"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec and type(sys.__spec__)(spec, None))
+    with pytest.raises(SystemExit):
+        parse(["--help"], [Mine])
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: {command} [--option value ...]\n\nA network of my own.\n")
+    assert "--width INT" in shown
+    for text in ("Of the hidden layers.", "Times that each sample is visited."):
+        assert text in shown
+
+
+@pytest.mark.parametrize("kind", [EffnetSettings, BertSettings, Mine])
+def test_each_option_stands_under_one_heading(capsys, kind):
+    with pytest.raises(SystemExit):
+        parse(["--help"], [kind])
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    assert sorted(word.rstrip(",") for word in shown) == sorted(option(field.name) for field in fields(kind))

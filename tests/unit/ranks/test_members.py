@@ -1,0 +1,37 @@
+import torch
+
+from hvdtrain.ranks.members import MpiMembers
+from tests.ranks import Mpi, together
+
+
+def test_values_of_any_length_are_gathered_by_rank():
+    answers = together(3, lambda comm: MpiMembers(Mpi(comm)).allgather({"rank": comm.rank, "é": "x" * 10**comm.rank}))
+    assert answers == [[{"rank": rank, "é": "x" * 10**rank} for rank in range(3)]] * 3
+
+
+def test_a_sum_leaves_what_was_given_and_a_begun_one_takes_its_place():
+    def program(comm):
+        members, given, replaced = MpiMembers(Mpi(comm)), torch.tensor([comm.rank + 1.0]), torch.tensor([2, comm.rank])
+        total = members.allreduce(given)
+        same = members.begin_sum(replaced, "name")()
+        assert same is replaced
+        return given.tolist(), total.tolist(), replaced.tolist()
+
+    assert together(2, program) == [([1.0], [3.0], [4, 1]), ([2.0], [3.0], [4, 1])]
+
+
+def test_the_average_is_that_of_floating_tensors_alone():
+    def program(comm):
+        tensors = [torch.full((2, 2), float(comm.rank)), torch.tensor(comm.rank), torch.tensor([3.0 * comm.rank])]
+        MpiMembers(Mpi(comm)).average_(tensors)
+        return [tensor.tolist() for tensor in tensors]
+
+    assert together(2, program) == [[[[0.5, 0.5], [0.5, 0.5]], rank, [1.5]] for rank in range(2)]
+    assert together(2, lambda comm: MpiMembers(Mpi(comm)).average_([torch.tensor(comm.rank)])) == [None, None]
+
+
+def test_parts_are_joined_by_rank():
+    joined = together(
+        3, lambda comm: MpiMembers(Mpi(comm)).allgather_tensor(torch.tensor([comm.rank, 10 * comm.rank])).tolist()
+    )
+    assert joined == [[0, 0, 1, 10, 2, 20]] * 3

@@ -1,0 +1,153 @@
+import dataclasses
+import re
+
+import pytest
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.text import settings as text_settings
+from hvdtrain.vision import settings as vision_settings
+from hvdtrain.vision.settings import EffnetSettings, parse
+from tests.refusals import refused
+
+
+def test_the_launchers_seed_is_taken_where_none_is_given(monkeypatch):
+    monkeypatch.setenv("HVDLAUNCH_SEED", "7")
+    assert parse([]).seed == parse(["--recipe", "book"]).seed == 7
+    assert parse(["--seed", "0"]).seed == 0
+
+
+@pytest.mark.parametrize("seed", ["''", "-1", "one", "1.5", "4294967296"])
+def test_a_bad_seed_of_the_launcher_is_named(monkeypatch, seed):
+    monkeypatch.setenv("HVDLAUNCH_SEED", seed.strip("'"))
+    with pytest.raises(BadInput, match=seed):
+        parse([])
+
+
+@pytest.mark.parametrize(
+    "words", [["--recipe", "book", "--lr", "0.3"], ["--recipe=book", "--lr=0.3"], ["--lr", "0.3", "--recipe", "book"]]
+)
+def test_an_option_changes_the_recipe_wherever_it_stands(words):
+    assert parse(words) == dataclasses.replace(vision_settings.book(), lr=0.3)
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ("--profile", "on"),
+        ("--profile --lr 0.3", "on"),
+        ("--lr 0.3 --profile", "on"),
+        ("--profile off --lr 0.3", "off"),
+        ("--profile=exact", "exact"),
+        ("--profile=off", "off"),
+        ("--profile exact --profile", "on"),
+    ],
+)
+def test_profile_alone_means_on(words, mode):
+    lr = 0.3 if "--lr" in words else None
+    assert parse(words.split()) == dataclasses.replace(EffnetSettings(), profile=mode, lr=lr)
+
+
+@pytest.mark.parametrize("option", ["--lr", "--recipe", "--data-dir", "--run"])
+def test_an_option_without_its_value_is_named(option):
+    with pytest.raises(BadInput) as error:
+        parse(["--seed", "1", option])
+    message = str(error.value)
+    assert "\n" not in message
+    assert option in message
+
+
+@pytest.mark.parametrize("words", [["stray"], ["--overwrite", "yes"], ["--runs-dir", "a", "b"]])
+def test_a_stray_word_is_named(words):
+    with pytest.raises(BadInput, match=words[-1]):
+        parse(words)
+
+
+@pytest.mark.parametrize("option", ["--experiment", "--run"])
+def test_an_empty_name_is_refused(option):
+    with pytest.raises(BadInput, match=f"^{option} '' must be one folder's name"):
+        parse([option, ""])
+
+
+def test_a_line_break_is_no_name_for_a_run():
+    with pytest.raises(BadInput, match="--run"):
+        parse(["--run", "a\nb"])
+
+
+@pytest.mark.parametrize("columns", ["20", "300"])
+@pytest.mark.parametrize("words", [["--precision", "fp8"], ["--bogus", "1"], ["--epochs", "abc"]])
+def test_a_complaint_does_not_depend_on_the_terminal(monkeypatch, words, columns):
+    with pytest.raises(BadInput) as plain:
+        parse(words)
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with pytest.raises(BadInput) as error:
+        parse(words)
+    assert str(error.value) == str(plain.value)
+
+
+def test_a_bad_command_line_prints_nothing_itself(capsys):
+    with pytest.raises(BadInput):
+        parse(["--epochs", "abc"])
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--recipe", "book", "--help"]])
+def test_help_exits_0_and_names_every_option(capsys, words):
+    with pytest.raises(SystemExit) as leaving:
+        parse(words)
+    assert leaving.value.code == 0
+    shown = capsys.readouterr().out
+    for field in dataclasses.fields(EffnetSettings):
+        assert f"--{field.name.replace('_', '-')}" in shown
+
+
+@pytest.mark.parametrize("program", [vision_settings, text_settings], ids=["effnet", "bert"])
+def test_help_begins_with_the_fifteen_most_used_and_has_a_text_for_each_option(capsys, program):
+    with pytest.raises(SystemExit):
+        program.parse(["--help"])
+    [_, first, *others] = re.split(r"^(?=[a-z].*:$)", capsys.readouterr().out.partition("\noptions:\n")[2], flags=re.M)
+    assert first.startswith("most used:")
+    options = re.compile(r"^  (--[a-z0-9-]+)[^\n]*(?:\n {32}[^\n]*)*", re.M)
+    assert len(options.findall(first)) == 15
+    assert len(others) > 5
+    for one in options.finditer("".join(others) + first):
+        shown = " ".join(one[0].split())
+        assert "(default: " in shown
+        assert not re.match(r"(\S+ ){1,2}\(default", shown)
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "complaint"),
+    [
+        (vision_settings, "--epoch 3", "--epoch 3: unknown option. Did you mean --epochs? See --help."),
+        (vision_settings, "--batch-size 3", "Did you mean --batch-size-per-rank or --global-batch-size?"),
+        (
+            vision_settings,
+            "--batch_size=3",
+            "--batch-size=3: unknown option. Did you mean --batch-size-per-rank or --global-",
+        ),
+        (vision_settings, "--learning-rate 3", "Did you mean --lr?"),
+        (vision_settings, "--fusion 3", "Did you mean --fusion-threshold-mb or --fusion-groups?"),
+        (vision_settings, "--no-channel-last", "Did you mean --no-channels-last?"),
+        (vision_settings, "--bogus --epochs 3", "--bogus: unknown option. See --help."),
+        (vision_settings, "--max-seq-length 3", "--max-seq-length 3: unknown option. See --help."),
+        (text_settings, "--max-seq-length 3", "Did you mean --max-tokens?"),
+        (text_settings, "--text-colum 3", "Did you mean --text-column?"),
+        (text_settings, "stray", "stray: not an option or the value of one. See --help."),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_one_that_was_meant(program, words, complaint):
+    assert complaint in refused(lambda: program.parse(words.split()))
+
+
+def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    with pytest.raises(SystemExit) as leaving:
+        parse(["--help"])
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_settings_cannot_change_after_they_are_read():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        vision_settings.scaled().lr = 1.0

@@ -1,0 +1,45 @@
+from dataclasses import dataclass
+from typing import Annotated
+
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, COLUMN, SHAPES, Column, columns, marked, notes
+from hvdtrain.text.settings import BertSettings
+from hvdtrain.vision.settings import EffnetSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    width: Annotated[int, AT_LEAST_1, SHAPES] = 2
+    run: Annotated[str, ASIDE, COLUMN] = "a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Base):
+    width: int = 4
+    rate: Annotated[float, Column(value="peak", first=True)] = 0.5
+
+
+def test_a_field_that_is_declared_again_keeps_its_notes():
+    assert notes(Derived)["width"] == [AT_LEAST_1, SHAPES]
+    assert (marked(Derived, SHAPES), marked(Derived, ASIDE)) == (("width",), ("run",))
+
+
+def test_columns_that_are_shown_from_the_beginning_stand_first():
+    assert columns(Base) == ("run",)
+    assert columns(Derived) == ("peak", "run")
+
+
+COMMON = ["optimizer", "data", "epochs", "precision", "compression", "seed"]
+
+
+def test_tensorboard_shows_four_columns_of_a_run_from_the_beginning():
+    for kind, more in ((EffnetSettings, ["sync_bn"]), (BertSettings, ["task"])):
+        names = columns(kind)
+        assert set(names[:4]) == {"recipe", "model", "global_batch", "peak_lr"}
+        assert set(names[4:]) == {*COMMON, *more}
+
+
+def test_what_a_checkpoint_depends_on():
+    common = {"data", "model", "optimizer", "decay_all", "seed"}
+    assert set(marked(EffnetSettings, SHAPES)) == common | {"stem_stride"}
+    of_texts = {"task", "max_tokens", "vocab_size", "tokenizer", "freeze_embeddings"}
+    assert set(marked(BertSettings, SHAPES)) == common | of_texts

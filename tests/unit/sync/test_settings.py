@@ -1,0 +1,75 @@
+import pytest
+
+from hvdtrain.sync.comm import SyncSchedule
+from hvdtrain.text import settings as texts
+from hvdtrain.vision import settings as images
+from tests.refusals import options_refused_together, refused
+from tests.steps import required_sizes
+
+LOCAL = ["--sync", "local", "--sync-every"]
+
+
+@pytest.mark.parametrize("parse", [images.parse, texts.parse])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--sync-group-size", "2"], "--sync-group-size 2 requires --sync two-level, or --sync local --sync-every 16"),
+        (["--sync-every", "4"], "--sync-every 4 requires --sync local"),
+        (["--sync", "two-level", "--sync-every", "4"], "--sync-every 4 requires --sync local"),
+        (["--sync", "local"], "--sync local requires --sync-every 16, the steps of a round, or 16@5"),
+        ([*LOCAL, "0"], "--sync-every 0: give the steps of a round as --sync-every 16, or 16@5"),
+        ([*LOCAL, "4@"], "--sync-every 4@: give the steps of a round"),
+        ([*LOCAL, "four"], "--sync-every four: give the steps of a round"),
+        ([*LOCAL, "4", "--sync-group-size", "0"], "--sync-group-size 0 must be at least 1"),
+        ([*LOCAL, "4@6", "--epochs", "6"], "--sync-every 4@6 begins after the last of 6 epochs: give fewer"),
+    ],
+)
+def test_a_wrong_choice_is_one_line(parse, words, line):
+    assert refused(lambda: parse(words)).startswith(line)
+
+
+@pytest.mark.parametrize("parse", [images.parse, texts.parse])
+@pytest.mark.parametrize(
+    ("words", "pair"),
+    [
+        (["--sync", "two-level", "--stages", "2", "--accumulate-steps", "2"], {"--sync two-level", "--stages 2"}),
+        (["--sync", "two-level", "--compression", "fp16"], {"--compression fp16", "--sync two-level"}),
+        ([*LOCAL, "4", "--profile", "exact"], {"--profile exact", "--sync local"}),
+        (["--sync", "two-level", "--timeline"], {"--timeline", "--sync two-level"}),
+        (["--sync", "two-level", "--compression", "powersgd:2"], {"--sync two-level", "--compression powersgd:2"}),
+    ],
+)
+def test_what_does_not_work_with_groups_of_ranks(parse, words, pair):
+    assert options_refused_together(lambda: parse(words)) == pair
+
+
+def test_batch_norm_over_all_ranks_does_not_go_with_groups_apart():
+    assert options_refused_together(lambda: images.parse([*LOCAL, "4", "--sync-bn"])) == {"--sync local", "--sync-bn"}
+    assert images.parse([*LOCAL, "1", "--sync-bn"]).sync_bn
+    assert images.parse(["--sync", "two-level", "--sync-bn"]).sync_bn
+
+
+@pytest.mark.parametrize(
+    ("words", "every"),
+    [
+        ([], None),
+        (["--sync", "two-level"], None),
+        ([*LOCAL, "1"], None),  # the flat path: with Adam, means at every step are another result
+        ([*LOCAL, "1@3"], None),
+        ([*LOCAL, "16"], SyncSchedule(steps=16, from_epoch=0)),
+        ([*LOCAL, "16@5"], SyncSchedule(steps=16, from_epoch=5)),
+    ],
+)
+def test_rounds_are_those_of_the_command_line(words, every):
+    assert images.parse(words).rounds == every
+
+
+def test_rounds_are_no_longer_than_an_epoch():
+    def cut(every):
+        config = images.parse([*LOCAL, every, "--batch-size-per-rank", "10", "--data", "digits"])
+        return required_sizes(config, train=100, test=10, ranks=2)
+
+    assert cut("5").steps_per_epoch == 5
+    line = "--sync-every 6: an epoch has 5 steps, and rounds end with it: give no more"
+    assert refused(lambda: cut("6")) == line
+    assert refused(lambda: cut("6@2")) == line.replace("6", "6@2", 1)

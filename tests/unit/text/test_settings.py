@@ -1,0 +1,55 @@
+from dataclasses import replace
+
+import pytest
+
+from hvdtrain.text import settings as texts
+from hvdtrain.text.settings import of_steps, parse
+from tests.refusals import refused
+
+
+def test_a_batch_per_rank_takes_the_place_of_the_recipes_global_batch():
+    assert parse([]).global_batch_size == 192
+    given = parse(["--batch-size-per-rank", "8"])
+    assert (given.global_batch_size, given.batch_size_per_rank) == (None, 8)
+
+
+@pytest.mark.parametrize("name", texts.RECIPES)
+def test_a_recipe_is_its_own_default(name):
+    assert parse(["--recipe", name, "--pretrained", "none"]) == replace(texts.RECIPES[name]())
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs", "warmup_epochs"),
+    [
+        ("--max-steps 25", 3, 0.25),  # a tenth of the recipe's 5 epochs
+        ("--max-steps 25 --warmup-epochs 1.5", 3, 1.5),
+        ("--max-steps 25 --warmup-epochs 0.5", 3, 0.5),  # the recipe's own number, but asked for
+        ("--max-steps 20 --recipe pretrain --data-dir d", 2, 0.4),  # 8 of 40 epochs
+        ("--max-steps 1", 1, 0.01),
+        ("--epochs 7", 7, 0.5),
+    ],
+)
+def test_with_max_steps_the_warm_up_is_the_recipes_share_of_them(words, epochs, warmup_epochs):
+    config = of_steps(parse(words.split()), steps_per_epoch=10)
+    assert (config.epochs, config.warmup_epochs) == (epochs, pytest.approx(warmup_epochs))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--model bert_huge", "--model bert_huge is unknown: choose one of bert_tiny"),
+        ("--data imdb", "--data imdb is unknown: choose one of icd10"),
+        ("--max-tokens 7", "--max-tokens 7 leaves no room for words: give at least 8"),
+        ("--data text", "--data text requires --task mlm (it has no labels to learn)"),
+        ("--text-column t", "--text-column requires --data csv (or json, or glue)"),
+        ("--task mlm --data csv --pair-column p", "--pair-column is for --task classify"),
+        ("--recipe finetune", "--recipe finetune requires --pretrained FOLDER (or NAME of one of the hub)"),
+        ("--data csv --pair-column p", "--pair-column requires --text-column NAME"),
+        ("--epochs 3 --max-steps 5", "--epochs 3 and --max-steps 5 exclude each other"),
+        ("--tokenizer v --vocab-size 9", "--tokenizer v and --vocab-size 9 exclude each other"),
+        ("--pretrained p --model bert_base", "--pretrained p and --model bert_base exclude each other"),
+        ("--optimizer lamb --precision fp16", "--optimizer lamb does not work with --precision fp16: "),
+    ],
+)
+def test_what_cannot_go_together_is_refused(words, named):
+    assert refused(lambda: parse(words.split())).startswith(named)

@@ -1,0 +1,238 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.vision import settings as vision_settings
+from hvdtrain.vision.settings import EffnetSettings, parse
+from tests.refusals import options_refused_together
+
+OPTIONS = [
+    ("--data digits", "digits"),
+    ("--data-dir some/where", Path("some/where")),
+    ("--model efficientnet_tiny", "efficientnet_tiny"),
+    ("--pretrained hub", "hub"),
+    ("--stem-stride 1", 1),
+    ("--dropout 0.0", 0.0),
+    ("--stochastic-depth 0.4", 0.4),
+    ("--recipe scaled", "scaled"),
+    ("--epochs 7", 7),
+    ("--batch-size-per-rank 12", 12),
+    ("--global-batch-size 96", 96),
+    ("--accumulate-steps 3", 3),
+    ("--pipeline-schedule gpipe --stages 2 --accumulate-steps 2", "gpipe"),
+    ("--recompute", True),
+    ("--stages 2 --accumulate-steps 2", 2),
+    ("--stages-at 3 --stages 2 --accumulate-steps 2", "3"),
+    ("--optimizer adamw", "adamw"),
+    ("--optimizer lars", "lars"),
+    ("--optimizer lamb", "lamb"),
+    ("--lr 0.02", 0.02),
+    ("--no-scale-lr", False),
+    ("--schedule constant", "constant"),
+    ("--warmup-epochs 0.5", 0.5),
+    ("--weight-decay 0", 0.0),
+    ("--decay-all", True),
+    ("--label-smoothing 0", 0.0),
+    ("--ema-epochs 0", 0.0),
+    ("--no-normalize", False),
+    ("--no-augment", False),
+    ("--cutout 8", 8),
+    ("--sync-bn", True),
+    ("--max-skipped-steps 3", 3),
+    ("--report-every-steps 5", 5),
+    ("--check-replicas-every 0", 0),
+    ("--check-replicas-every 100", 100),
+    ("--find-nan", True),
+    ("--no-tf32", False),
+    ("--clip-value 0.5", 0.5),
+    ("--clip-norm 1", 1.0),
+    ("--precision bf16", "bf16"),
+    ("--no-channels-last", False),
+    ("--compile", True),
+    ("--compression fp16", "fp16"),
+    ("--compression powersgd:2", "powersgd:2"),
+    ("--sync two-level", "two-level"),
+    ("--sync-every 16@5 --sync local", "16@5"),
+    ("--sync-group-size 4 --sync two-level", 4),
+    ("--reducer horovod", "horovod"),
+    ("--elastic", True),
+    ("--grow --elastic", True),
+    ("--min-np 2 --elastic", 2),
+    ("--fusion-threshold-mb 0", 0.0),
+    ("--fusion-threshold-mb 64", 64.0),
+    ("--fusion-groups 2 --reducer horovod", 2),
+    ("--cycle-time-ms 2.5", 2.5),
+    ("--profile", "on"),
+    ("--profile exact", "exact"),
+    ("--torch-profile 5", 5),
+    ("--timeline", True),
+    ("--seed 11", 11),
+    ("--runs-dir else/where", Path("else/where")),
+    ("--experiment mine", "mine"),
+    ("--run first", "first"),
+    ("--overwrite", True),
+    ("--deterministic", True),
+    ("--resume never", "never"),
+    ("--checkpoint-every-s 7.5", 7.5),
+    ("--checkpoint-every-steps 12", 12),
+    ("--keep 5", 5),
+    ("--max-unreadable-images 3", 3),
+    ("--hang-timeout-s 30", 30.0),
+    ("--workers 0", 0),
+    ("--workers 3", 3),
+    ("--prefetch 0", 0),
+    ("--prefetch 4", 4),
+]
+
+
+def test_the_scaled_recipe_is_the_default():
+    assert parse(["--seed", "0"]) == parse(["--recipe", "scaled"]) == vision_settings.scaled() == EffnetSettings()
+
+
+@pytest.mark.parametrize("words", [["--recipe", "book"], ["--recipe=book"], ["--recipe", "scaled", "--recipe", "book"]])
+def test_book_recipe(words):
+    assert parse(words) == EffnetSettings(
+        recipe="book",
+        model="efficientnet_b7",
+        pretrained="hub",
+        optimizer="adam",
+        lr=1e-4,
+        scale_lr=False,
+        schedule="constant",
+        warmup_epochs=0.0,
+        weight_decay=0.005,
+        decay_all=True,
+        label_smoothing=0.0,
+        ema_epochs=0.0,
+        normalize=False,
+        augment=False,
+        channels_last=False,
+    )
+
+
+def test_a_recipe_with_pretrained_weights_can_do_without():
+    assert parse(["--recipe", "book", "--pretrained", "none"]) == dataclasses.replace(
+        vision_settings.book(), pretrained=None
+    )
+
+
+def test_recipes_carry_their_own_name():
+    assert {name: recipe().recipe for name, recipe in vision_settings.RECIPES.items()} == {
+        "scaled": "scaled",
+        "book": "book",
+    }
+
+
+WITH_IT = {  # what an option does not stand without
+    "pipeline_schedule": {"stages": 2, "accumulate_steps": 2},
+    "grow": {"elastic": True},
+    "min_np": {"elastic": True},
+    "fusion_groups": {"reducer": "horovod"},
+    "stages": {"accumulate_steps": 2},
+    "sync_every": {"sync": "local"},
+    "sync_group_size": {"sync": "two-level"},
+    "stages_at": {"stages": 2, "accumulate_steps": 2},
+}
+
+
+@pytest.mark.parametrize(("words", "expected"), OPTIONS)
+def test_each_option_sets_its_field_and_no_other(words, expected):
+    field = words.split()[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+    assert parse(words.split()) == dataclasses.replace(EffnetSettings(), **{field: expected, **WITH_IT.get(field, {})})
+
+
+def test_the_list_above_knows_every_option():
+    words = {words.split()[0].removeprefix("--").removeprefix("no-") for words, _ in OPTIONS}
+    assert words == {field.name.replace("_", "-") for field in dataclasses.fields(EffnetSettings)}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model resnet50",
+        "--data mnist",
+        "--recipe best",
+        "--stem-stride 3",
+        "--optimizer adagrad",
+        "--schedule step",
+        "--precision fp8",
+        "--compression zip",
+        "--reducer nccl",
+        "--epochs abc",
+        "--epochs 1.5",
+        "--epochs 0",
+        "--batch-size-per-rank 0",
+        "--batch-size-per-rank -8",
+        "--accumulate-steps 0",
+        "--global-batch-size 0",
+        "--global-batch-size -64",
+        "--global-batch-size 1.5",
+        "--max-skipped-steps 0",
+        "--max-skipped-steps -1",
+        "--report-every-steps 0",
+        "--profile fast",
+        "--torch-profile 0",
+        "--torch-profile -3",
+        "--torch-profile all",
+        "--check-replicas-every -1",
+        "--check-replicas-every often",
+        "--fusion-groups 0",
+        "--fusion-groups -2",
+        "--lr -1",
+        "--lr 0",
+        "--lr nan",
+        "--lr inf",
+        "--weight-decay inf",
+        "--fusion-threshold-mb inf",
+        "--seed 4294967296",
+        "--lr fast",
+        "--clip-value 0",
+        "--clip-value -2",
+        "--clip-norm 0",
+        "--clip-norm nan",
+        "--fusion-threshold-mb -1",
+        "--cycle-time-ms 0",
+        "--warmup-epochs -1",
+        "--warmup-epochs nan",
+        "--weight-decay -3",
+        "--ema-epochs -1",
+        "--cutout -1",
+        "--seed -1",
+        "--seed one",
+        "--dropout 1",
+        "--stochastic-depth -0.5",
+        "--label-smoothing 1",
+        "--run ../x",
+        "--run ..",
+        "--run a/b",
+        "--experiment a/b",
+        "--experiment .",
+        "--workers -1",
+        "--workers 1.5",
+        "--workers auto",
+        "--prefetch -1",
+        "--prefetch 0.5",
+        "--bogus 1",
+        "--epoch 3",
+    ],
+)
+def test_a_bad_value_is_one_line_that_names_option_and_value(words):
+    option, value = words.split()
+    with pytest.raises(BadInput) as error:
+        parse([option, value])
+    message = str(error.value)
+    assert "\n" not in message
+    assert option in message
+    assert value in message.replace(option, "")
+
+
+def test_no_options_are_the_defaults():
+    assert parse([]) == EffnetSettings()
+
+
+def test_batch_norm_over_all_ranks_is_not_compiled():
+    assert options_refused_together(lambda: parse(["--sync-bn", "--compile"])) == {"--sync-bn", "--compile"}
+    assert parse(["--sync-bn"]).sync_bn
+    assert parse(["--compile"]).compile
