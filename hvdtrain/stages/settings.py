@@ -67,19 +67,22 @@ class StageSettings(BatchSettings):
             yield Use(option="--recompute", takes=(Capability.TRACE, Capability.FORWARD))
 
     def check_job(self, job: "Job") -> None:
+        if self.stages == 1 and not self.recompute:
+            return
         from hvdtrain.stages.stage import require_blocks, require_stages
 
+        blocks = require_blocks(job.cuts.blocks)
         if self.stages > 1:
-            require_stages(require_blocks(job.cuts.blocks), self.stages, self.stages_at)
-        if self.recompute:
-            require_blocks(job.cuts.blocks)
+            require_stages(blocks, self.stages, self.stages_at)
 
     def place(self, job: "Job") -> "Layout | None":
+        if self.stages == 1 and not self.recompute:
+            return None
         from hvdtrain.stages.place import make_stages, recompute_blocks
         from hvdtrain.stages.stage import require_blocks, require_stages
 
-        blocks = job.cuts.blocks
+        blocks = require_blocks(job.cuts.blocks)
         if self.stages > 1:
-            cuts = require_stages(require_blocks(blocks), self.stages, self.stages_at)
+            cuts = require_stages(blocks, self.stages, self.stages_at)
             return make_stages(job, cuts=cuts, order=self.pipeline_schedule, recompute=self.recompute)
-        return recompute_blocks(require_blocks(blocks)) if self.recompute else None
+        return recompute_blocks(blocks)

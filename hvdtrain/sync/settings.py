@@ -83,12 +83,13 @@ class SyncSettings(GradientSettings, BatchSettings):
             raise BadInput(f"--compression powersgd:{rank} makes no gradient of this model half as large: {remedy}")
 
     def fill(self, draft: "Draft") -> None:
-        from hvdtrain.sync.power_sgd import PowerSGD
-        from hvdtrain.sync.rounds import local_rounds
-
         job, rank = draft.job, power_rank(self.compression)
         if rank is not None and job.comm.size > 1:
+            from hvdtrain.sync.power_sgd import PowerSGD
+
             draft.how = PowerSGD(job.model, rank=rank, ranks=job.comm.size, begin_sum=job.comm.begin_sum)
         if self.rounds is not None:
+            from hvdtrain.sync.rounds import local_rounds
+
             draft.how = draft.make_sync()
             draft.when = local_rounds(draft, draft.how, self.rounds)

@@ -27,7 +27,7 @@ class WitnessSettings(Group):
             yield Use(option="--find-nan", needs=(Capability.BACKWARD,))
 
     def fill(self, draft: "Draft") -> None:
-        from hvdtrain.witnesses.find_nan import FindNan
-
         if self.find_nan:
+            from hvdtrain.witnesses.find_nan import FindNan
+
             draft.witnesses.append(FindNan())

@@ -30,7 +30,9 @@ PROGRAMS = ("hvdtrain.effnet", "hvdtrain.bert", "hvdtrain.bandwidth")
 FIXED = ("PYTHON", "OMP_", "MKL_")
 # What they import once the ranks have agreed on their settings.
 LATE = (
-    *("hvdtrain.program.job", "hvdtrain.program.training"),
+    *("hvdtrain.program.job", "hvdtrain.program.start", "hvdtrain.program.training"),
+    *("hvdtrain.recipe.sync_batch_norm", "hvdtrain.replica.parts", "hvdtrain.stages.place", "hvdtrain.sync.rounds"),
+    *("hvdtrain.witnesses.find_nan", "torch.utils.serialization"),
     *("hvdtrain.vision.data", "hvdtrain.vision.models", "hvdtrain.vision.task"),
     *("hvdtrain.text.data", "hvdtrain.text.export", "hvdtrain.text.model", "hvdtrain.text.pretrained"),
     *("hvdtrain.text.task", "hvdtrain.text.weights", "sklearn.datasets", "torch.utils.tensorboard"),
