@@ -177,7 +177,8 @@ class Loop:
             phases.enter("other")
             decision = decision_of_all()
             while pending and (len(pending) > 1 or is_due or decision.is_any or self._needs_now(number)):
-                end_of_group = self._read(pending) or end_of_group
+                end = self._read(pending)
+                end_of_group = end_of_group or end  # the first
             end = self._sync(number, end_of_group) if is_synced else None
             if is_due or end or decision.is_any:
                 phases.enter("record")

@@ -16,7 +16,7 @@ from hvdtrain.vision import images
 from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
 
 folder = Path(sys.argv.pop(1)).absolute()
-digits, epoch_done = images.digits, Tracker.epoch_done
+digits, record_epoch = images.digits, Tracker.record_epoch
 resident_mib: list[float] = []
 
 
@@ -31,7 +31,7 @@ def few() -> images.Images:
 
 def noting(self, *arguments, **more):
     resident_mib.append(psutil.Process().memory_info().rss / 2**20)
-    return epoch_done(self, *arguments, **more)
+    return record_epoch(self, *arguments, **more)
 
 
 def main(run: hvdtrain.Run[EffnetSettings]) -> None:
@@ -39,5 +39,5 @@ def main(run: hvdtrain.Run[EffnetSettings]) -> None:
     (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.json").write_text(json.dumps(resident_mib))
 
 
-images.digits, Tracker.epoch_done = few, noting
+images.digits, Tracker.record_epoch = few, noting
 hvdtrain.start(main, *RECIPES.values(), resolve=resolve)

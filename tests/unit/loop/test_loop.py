@@ -364,6 +364,21 @@ def test_replicas_that_differ_end_the_epoch_early(monkeypatch):
     assert trained.means["loss"] == 2.0
 
 
+class AtTheEnd(EveryStep):
+    """Groups that are synchronized at the end of an epoch only."""
+
+    def syncs_after(self, step, *, last):
+        return step == last
+
+
+def test_of_several_reasons_to_end_the_first_is_kept_until_all_are_synchronized():
+    step = Watching(alone_of(0, 1), skips={1: LOSS_OF_2, 2: GRADIENTS_OF_0})
+    step.slots.when = AtTheEnd()
+    _, trained = watch_epoch(step=step, ends=limits(max_skipped_steps=1))
+    assert len(step.calls) == 5
+    assert "up to step 2;" in str(trained.end)
+
+
 def test_spikes_have_the_number_of_their_step_and_skipped_losses_are_not_seen():
     step = Watching(alone_of(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
     _, trained = watch_epoch(1, 2, step=step, global_batch=2, epoch=1)  # 27 steps
