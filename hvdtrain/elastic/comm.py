@@ -22,7 +22,7 @@ from hvdtrain.elastic.newcomers import Invitation, Newcomers, read_invitation
 from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import Comm, HorovodComm, loss_errors
 from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, EndOfRun
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,6 +101,8 @@ class ElasticComm(HorovodComm):
         """What it returns; a loss where it cannot be read: Open MPI 5.0.11 may leave out a lost rank's part."""
         try:
             return gather()
+        except EndOfRun:
+            raise
         except self.loss_errors:
             raise
         except Exception as error:
