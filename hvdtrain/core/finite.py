@@ -15,7 +15,7 @@ from hvdtrain.ranks.comm import Comm, Members
 if TYPE_CHECKING:
     from hvdtrain.core.slots import Layout
 
-# Of all ranks: no rank's forward pass has failed. If a witness looked, no rank's own gradients either: in fp16 on the
+# No rank's forward pass has failed. If a witness looked, no rank's own gradients either: in fp16 on the
 # wire their sum overflows at 65504.
 SUM = "summed gradients"
 

@@ -13,9 +13,8 @@ from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.settings import FileSettings
 from hvdtrain.core.task import Batch
 from hvdtrain.feed.feed import Resident, Split
-from hvdtrain.feed.readers import Readers
+from hvdtrain.feed.readers import Readers, count_workers
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.cores import count_host_cores
 from hvdtrain.safety.exits import BadInput
 
 Data = Split | Tensor | Sequence[Any] | Mapping[str, Tensor] | Dataset[Any]
@@ -41,7 +40,7 @@ def as_split(data: Data, settings: FileSettings, comm: Comm) -> Split:
             "__len__: ranks take their parts of it, and a resumed run the rest."
         )
     dataset = cast("Dataset[Any]", data)
-    loaded = Loaded(dataset, workers=_workers(settings, comm), prefetch=settings.prefetch)
+    loaded = Loaded(dataset, workers=count_workers(settings, comm), prefetch=settings.prefetch)
     if len(loaded):
         collate([dataset[0]])  # refuse samples that cannot be collated before there is a run
     return loaded
@@ -68,15 +67,6 @@ def _require_tensors(values: Mapping[str, Any]) -> None:
         if not isinstance(value, Tensor) or not value.dim():
             kind = "a scalar" if isinstance(value, Tensor) else type(value).__name__
             raise BadInput(f"{name!r} is {kind}: use a tensor with samples first, such as torch.as_tensor makes of it")
-
-
-def _workers(settings: FileSettings, comm: Comm) -> int:
-    """Processes that read ahead for this rank."""
-    if not settings.prefetch:
-        return 0
-    if settings.workers is not None:
-        return settings.workers
-    return max(1, count_host_cores(comm.local_size) // comm.local_size)
 
 
 class Loaded:

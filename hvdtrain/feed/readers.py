@@ -13,8 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hvdtrain.core.phases import Phases
+from hvdtrain.core.settings import FileSettings
 from hvdtrain.core.task import Batch
 from hvdtrain.feed.feed import copied, prefetched
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.cores import count_host_cores
 from hvdtrain.safety.exits import STOP_SIGNALS
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -118,3 +121,12 @@ class Readers:
     def _read_here(self, keys: list[Any]) -> Batch:
         """A batch that no worker has read."""
         return self._collate([self._dataset[key] for key in keys])
+
+
+def count_workers(settings: FileSettings, comm: Comm) -> int:
+    """The processes that read files ahead for this rank."""
+    if not settings.prefetch:
+        return 0
+    if settings.workers is not None:
+        return settings.workers
+    return max(1, count_host_cores(comm.local_size) // comm.local_size)

@@ -59,7 +59,7 @@ class Training:
 
         The order of the phases matters, and each says why it comes where it does.
         """
-        self._settings, self._comm, self._device = settings, job.comm, job.device
+        self._settings, self._comm = settings, job.comm
         parameters = sum(parameter.numel() for parameter in job.model.parameters())  # before features take some away
         # Features refuse a job before there is a folder; the folder is there before Horovod starts, for its timeline.
         agree(job.comm, lambda: require_job(settings, job))

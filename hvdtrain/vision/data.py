@@ -7,9 +7,9 @@ from pathlib import Path
 
 from torchvision.datasets import CIFAR10
 
+from hvdtrain.feed.readers import count_workers
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.cores import count_host_cores
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision import images, models
 from hvdtrain.vision.download import socket_timeout
@@ -44,18 +44,9 @@ def load_folder_on_all(comm: Comm, config: EffnetSettings) -> Images:
         models.preprocessing(config.model),
         augment=config.augment,
         seed=config.seed,
-        workers=count_readers(comm, config),
+        workers=count_workers(config, comm),
         prefetch=config.prefetch,
     )
-
-
-def count_readers(comm: Comm, config: EffnetSettings) -> int:
-    """The number of processes that read files for this rank; 0 for data that fit on the device, or without prefetch."""
-    if config.data != "imagefolder" or not config.prefetch:
-        return 0
-    if config.workers is not None:
-        return config.workers
-    return max(1, count_host_cores(comm.local_size) // comm.local_size)
 
 
 def load(name: str, folder: Path) -> Images:

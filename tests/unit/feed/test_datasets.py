@@ -114,7 +114,7 @@ def test_workers_read_the_same_samples_epoch_after_epoch():
     ],
 )
 def test_ranks_share_the_cores_of_their_host_for_workers(monkeypatch, settings, local_size, workers):
-    monkeypatch.setattr("hvdtrain.feed.datasets.count_host_cores", lambda _: 4)
+    monkeypatch.setattr("hvdtrain.feed.readers.count_host_cores", lambda _: 4)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))  # torch warns of more workers than cores
     comm = SimpleNamespace(local_size=local_size)
     assert as_split(Samples(1), settings, comm).readers == workers

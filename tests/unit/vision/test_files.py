@@ -17,7 +17,7 @@ from hvdtrain.feed import readers
 from hvdtrain.profiling.clocks import HostClock
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.guard import Guard
-from hvdtrain.vision import data, files
+from hvdtrain.vision import files
 from hvdtrain.vision.data import load_on_all
 from hvdtrain.vision.files import Folder, _collate, decode
 from hvdtrain.vision.headers import BROKEN
@@ -338,7 +338,7 @@ def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, pr
             super().__init__(dataset, batch_sampler=batch_sampler, collate_fn=collate_fn)
 
     monkeypatch.setattr(readers, "DataLoader", Loader)
-    monkeypatch.setattr(data, "count_host_cores", lambda _: 1)  # one worker
+    monkeypatch.setattr(readers, "count_host_cores", lambda _: 1)  # one worker
     for part in ("train", "val"):
         write_image(tmp_path / part / "cat" / "a.png", height=40, width=50)
         write_image(tmp_path / part / "dog" / "c.png")
