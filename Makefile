@@ -46,7 +46,7 @@ test-long: setup
 # Ranks that outlive others: after MPI=5 make setup.
 test-elastic:
 	@MPI=5 scripts/setup.sh
-	source .venv-mpi5/bin/activate && pytest tests/mpi/test_elastic.py tests/mpi/test_grow.py tests/cluster/test_elastic.py -m 'slow and not long'
+	source .venv-mpi5/bin/activate && pytest tests/mpi/test_elastic.py tests/mpi/test_grow.py tests/cluster/test_elastic.py tests/mpi/test_pairs.py -m 'slow and not long'
 
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
 test-cluster: setup

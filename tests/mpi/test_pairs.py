@@ -1,0 +1,54 @@
+"""Options that work together do: real ranks train with sets of them, in which each pair of the table is."""
+
+import json
+import math
+
+import pytest
+
+from hvdtrain.vision import settings as images
+from tests import texts
+from tests.mpi import openmpi5
+from tests.mpi.conftest import PROGRAMS, end_well
+from tests.mpi.forks import BY_ITSELF
+from tests.pairs import programs, trials, words_of
+
+DIGITS = "--data digits --model efficientnet_tiny --batch-size-per-rank 64 --epochs 1 --check-replicas-every 2"
+TEXTS = (
+    "--data json --data-dir texts --vocab-size 200 --batch-size-per-rank 4 --accumulate-steps 1 --epochs 1 "
+    "--check-replicas-every 2"
+)
+SPLIT = {"--stages 2", "--tensor 2"}
+WANT_A_GPU = {"--precision fp16", "--compile"}
+GROUPED = {"--sync two-level", "--sync local"}
+AS_ROOT = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def marked(options):
+    """A trial; one of elastic ranks wants another MPI."""
+    marks = pytest.mark.skipif(
+        not openmpi5.is_here(), reason="the MPI here is not Open MPI 5: make test-elastic sets that up"
+    )
+    return pytest.param(options, id=" ".join(options), marks=[marks] * ("--elastic" in options))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [marked(options) for options in trials()])
+def test_options_of_the_table_that_work_together_train(tmp_path, options):
+    is_images = programs(options)[0] is images
+    name, words = ("effnet", DIGITS) if is_images else ("bert", TEXTS)
+    if not is_images:
+        texts.put(tmp_path / "texts", train=96)
+    program = [str(PROGRAMS / "on_cpus.py"), name] if WANT_A_GPU & {*options} else ["-m", f"hvdtrain.{name}"]
+    ranks = 4 if SPLIT & {*options} and GROUPED & {*options} else 2
+    launcher = "ulfm" if "--elastic" in options else "mpirun"
+    # a rank that outlives others is known by its process
+    more = {**BY_ITSELF, "OMPI_MCA_btl": "self,sm", **AS_ROOT} if "--elastic" in options else {}
+    end_well(tmp_path, launcher, ranks, [*program, *words.split(), "--run", "r", *words_of(options)], **more)
+    [file] = tmp_path.glob("runs/*/r/result.json")
+    result = json.loads(file.read_text())
+    assert (result["np"], result["exit_reason"]) == (ranks, "finished")
+    assert math.isfinite(result["eval_loss"])
+    assert result["steps"] >= 2
+    skipped = result["skipped_steps"]
+    assert skipped < result["steps"] / 2 if "--precision fp16" in options else skipped == 0  # its first scale is large
