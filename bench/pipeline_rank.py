@@ -22,7 +22,8 @@ from torch import Tensor
 from hvdtrain.core.task import Batch, Model, Sums, Task
 from hvdtrain.feed.feed import Resident
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.replica.parts import PartsComm, split_replicas
+from hvdtrain.ranks.members import MpiMembers
+from hvdtrain.replica.parts import split_replicas
 from hvdtrain.replica.point_to_point import join_replica
 from hvdtrain.stages.pipeline import Pipeline
 from hvdtrain.text import model as berts
@@ -163,7 +164,7 @@ def slow(received: Tensor) -> Tensor:
 
 def sleep(comm: Comm, chosen: argparse.Namespace) -> dict[str, Any]:
     """The share of each step in which this stage had nothing to do."""
-    assert isinstance(comm, PartsComm)
+    assert isinstance(comm.replica, MpiMembers)
     join_replica(comm.replica, CPU)
     pipeline = Pipeline(comm.replica.rank, chosen.stages, CPU, order=chosen.order)
     idle = []

@@ -142,8 +142,9 @@ class Feed:
         """Cut what is left of an epoch so, over the ranks that there are now."""
         comm, self.sizes = self._comm, sizes
         self._rank, self._ranks = comm.data.rank, comm.data.size
-        first = self._rank - comm.sync_group.rank
-        self._sync_group = range(first, first + comm.sync_group.size) if comm.sync_group.size < self._ranks else None
+        replicas = comm.sync_group.size // comm.replica.size  # that sum their gradients at every step
+        first = self._rank - self._rank % replicas
+        self._sync_group = range(first, first + replicas) if replicas < self._ranks else None
 
     def align(self, position: Position) -> Position:
         """Where these batches go on from there: with others than before, what is left of the epoch is cut anew."""

@@ -198,7 +198,7 @@ class Reports:
         self._device = device
         self._behind: Behind | None = None  # the group that was named last, as long as it stays late
         self._exchange_names()
-        self._hosts = comm.allgather(socket.gethostname()) if comm.sync_group.size < comm.data.size else []
+        self._hosts = comm.allgather(socket.gethostname()) if comm.sync_group.size < comm.size else []
 
     def _exchange_names(self) -> None:
         """Learn which gauges the ranks read."""

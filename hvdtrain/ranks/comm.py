@@ -37,13 +37,18 @@ Reducer = Literal["bucket", "horovod"]
 
 
 class Members(Protocol):
-    """Ranks that act together: all of them call each method, in the same order."""
+    """Ranks that act together: all of them call each method, in the same order.
 
-    rank: int  # of this process among them
-    size: int
+    Here and in the protocols below a method has the answer of a process that is alone.
+    """
+
+    rank: int = 0  # of this process among them
+    size: int = 1
+    wait_context: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while this rank waits for others
 
     def allgather(self, value: Any) -> list[Any]:
         """The JSON values of all ranks, by rank."""
+        return [value]
 
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         """The element-wise sum over ranks of a small tensor.
@@ -51,16 +56,30 @@ class Members(Protocol):
         `name` must be the same on all ranks and used once at a time; a sum that recurs at every step in a shape of its
         own has a name of its own, since Horovod remembers one shape for each.
         """
+        return values
+
+    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        """Begin to replace a tensor by its sum over ranks; the returned function waits for it. Of `name` as above."""
+        return lambda: values
 
 
 class Group(Members, Protocol):
     """Ranks that hold the same parameters."""
 
+    def start(self, timeline: Path | None = None) -> None:
+        """Start Horovod; before this only `allgather`, `gather` and `broadcast` may be called.
+
+        Rank 0 writes Horovod's timeline to that file, if `connect` was told of one.
+        """
+        return
+
     def average_(self, tensors: Iterable[Tensor]) -> None:
         """Replace floating-point tensors by their average over ranks, in one all-reduce."""
+        return
 
     def broadcast_(self, model: nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0."""
+        return
 
     def gradient_sync(
         self,
@@ -78,109 +97,63 @@ class Group(Members, Protocol):
         gradients are sent in that many fixed groups instead of as they come; then a parameter must get a gradient on
         all ranks or on none. `bucket_mb` (MiB, BUCKET_MB if None, 0 for each gradient alone) is for buckets.
         """
+        from hvdtrain.ranks.sync import GradientSync
+
+        return GradientSync()
 
 
 class Comm(Members, Protocol):
     """The world: all ranks of the run, which agree, report and save together."""
 
-    local_rank: int  # among the `local_size` ranks of this host
-    local_size: int
-    wait_context: Callable[[], AbstractContextManager[None]]  # entered while this rank waits for others
+    local_rank: int = 0  # among the `local_size` ranks of this host
+    local_size: int = 1
 
     @property
     def data(self) -> Group:
         """The ranks with a replica of the same parameters and data of their own: gradients, shards, batch norm."""
 
     @property
-    def sync_group(self) -> Group:
-        """Those of them that sum their gradients at every step: a block of consecutive ones, or all."""
+    def sync_group(self) -> Members:
+        """The ranks of the replicas that sum their gradients at every step: a block of consecutive ones, or all."""
 
     @property
     def replica(self) -> Members:
         """The ranks that hold the parts of one replica: this one alone, as long as each holds all of it."""
 
+    def start(self, timeline: Path | None = None) -> None:
+        """Start Horovod between those that it connects, see Group."""
+        return
+
     def gather(self, content: bytes) -> list[bytes]:
         """On rank 0 the contents of all ranks, by rank; elsewhere an empty list."""
+        return [content]
 
     def broadcast(self, content: bytes) -> bytes:
         """Rank 0's content, of any length; what the others give is not looked at."""
-
-    def start(self, timeline: Path | None = None) -> None:
-        """Start Horovod; before this only `allgather`, `gather` and `broadcast` may be called.
-
-        Rank 0 writes Horovod's timeline to that file, if `connect` was told of one.
-        """
-
-    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
-        """Begin to replace a tensor by its sum over ranks; the returned function waits for it. Of `name` as above."""
+        return content
 
 
-class SerialComm:
-    """One process: every collective is the identity."""
-
-    rank = 0
-    size = 1
-    local_rank = 0
-    local_size = 1
-    wait_context: Callable[[], AbstractContextManager[None]] = nullcontext
+class SerialComm(Comm, Group):
+    """One process: every collective is the identity. Subclasses have more ranks, with a whole replica each."""
 
     @property
     def data(self) -> Group:
         return self
 
     @property
-    def sync_group(self) -> Group:
+    def sync_group(self) -> Members:
         return self
 
     @property
     def replica(self) -> Members:
         return SerialComm()
 
-    def allgather(self, value: Any) -> list[Any]:
-        return [value]
 
-    def gather(self, content: bytes) -> list[bytes]:
-        return [content]
-
-    def broadcast(self, content: bytes) -> bytes:
-        return content
-
-    def start(self, timeline: Path | None = None) -> None:
-        pass
-
-    def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
-        return values
-
-    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
-        return lambda: values
-
-    def average_(self, tensors: Iterable[Tensor]) -> None:
-        pass
-
-    def broadcast_(self, model: nn.Module) -> None:
-        pass
-
-    def gradient_sync(
-        self,
-        model: nn.Module,
-        *,
-        compression: str,
-        loss_is_scaled: bool = False,
-        reducer: Reducer = "bucket",
-        groups: int | None = None,
-        bucket_mb: float | None = None,
-    ) -> GradientSync:
-        from hvdtrain.ranks.sync import GradientSync
-
-        return GradientSync()
-
-
-class HorovodComm:
+class HorovodComm(SerialComm):
     """The ranks of one mpirun, or of one horovodrun with its Gloo controller (then `mpi` is None)."""
 
     def __init__(self, mpi: Any, *, is_world: bool = True) -> None:
         """`mpi` is MPI's world, or a part of it that has Horovod for itself."""
-        self.wait_context: Callable[[], AbstractContextManager[None]] = nullcontext
         self._init_arguments = () if is_world else (mpi,)
         self._mpi = mpi
         if mpi is None:
@@ -201,18 +174,6 @@ class HorovodComm:
         self.rank, self.size = mpi.rank, mpi.size
         self.local_rank, self.local_size = host.rank, host.size
         host.Free()
-
-    @property
-    def data(self) -> Group:
-        return self
-
-    @property
-    def sync_group(self) -> Group:
-        return self
-
-    @property
-    def replica(self) -> Members:
-        return SerialComm()
 
     @property
     def mpi_comm(self) -> Any:

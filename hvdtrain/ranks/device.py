@@ -58,7 +58,7 @@ def require_own_device(comm: Comm, device: torch.device) -> None:
 
 def share_cores(comm: Comm) -> None:
     """Let torch's threads be this rank's share of its host's cores, unless OMP_NUM_THREADS says otherwise."""
-    if not isinstance(comm, SerialComm) and "OMP_NUM_THREADS" not in os.environ:
+    if type(comm) is not SerialComm and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores.count_host_cores(comm.local_size) // comm.local_size))
 
 

@@ -10,17 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvdtrain.ranks.comm import wait_until
+from hvdtrain.ranks.comm import Members, wait_until
 from hvdtrain.ranks.sync import WaitContext
 
 
 class MpiMembers:
     """The ranks of a communicator; they wait politely."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, *others: Members) -> None:
+        """`others` have the same `wait_context`."""
         self.mpi = mpi
         self.rank, self.size = mpi.rank, mpi.size
-        self.wait_context: WaitContext = nullcontext
+        self._wait_context: WaitContext = nullcontext
+        self._others = others
+
+    @property
+    def wait_context(self) -> WaitContext:
+        return self._wait_context
+
+    @wait_context.setter
+    def wait_context(self, wait_context: WaitContext) -> None:
+        self._wait_context = wait_context
+        for members in self._others:
+            members.wait_context = wait_context
 
     def wait(self, request: Any) -> None:
         """Return when MPI is done with a request."""

@@ -6,74 +6,12 @@ replica, or all ranks, tell each other goes over mpi4py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hvdtrain.ranks.comm import Comm, Group, HorovodComm
+from hvdtrain.ranks.comm import Comm, HorovodComm
 from hvdtrain.safety.exits import BadInput
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hvdtrain.ranks.members import MpiMembers
-    from hvdtrain.ranks.sync import WaitContext
-
-
-class PartsComm:
-    """All ranks of a run whose replicas are cut into parts."""
-
-    def __init__(self, world: HorovodComm, mpi: Any, parts: int) -> None:
-        from hvdtrain.ranks.members import MpiMembers
-
-        replica, part = divmod(world.rank, parts)
-        self.rank, self.size = world.rank, world.size
-        self.local_rank, self.local_size = world.local_rank, world.local_size
-        self._world = world
-        self._all = MpiMembers(mpi)
-        self._data = HorovodComm(mpi.Split(part, replica), is_world=False)
-        self._replica = MpiMembers(mpi.Split(replica, part))
-
-    @property
-    def wait_context(self) -> Callable[[], AbstractContextManager[None]]:
-        return self._world.wait_context
-
-    @wait_context.setter
-    def wait_context(self, wait_context: WaitContext) -> None:
-        for members in (self._world, self._data, self._all, self._replica):
-            members.wait_context = wait_context
-
-    @property
-    def data(self) -> Group:
-        return self._data
-
-    @property
-    def sync_group(self) -> Group:
-        return self._data
-
-    @property
-    def replica(self) -> MpiMembers:
-        return self._replica
-
-    def allgather(self, value: Any) -> list[Any]:
-        return self._all.allgather(value)
-
-    def gather(self, content: bytes) -> list[bytes]:
-        return self._world.gather(content)
-
-    def broadcast(self, content: bytes) -> bytes:
-        return self._world.broadcast(content)
-
-    def start(self, timeline: Path | None = None) -> None:
-        self._data.start(timeline)
-
-    def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
-        return self._all.allreduce(values, name)
-
-    def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
-        return self._all.begin_sum(values, name)
 
 
 def split_replicas(comm: Comm, parts: int, option: str) -> Comm:
@@ -83,7 +21,12 @@ def split_replicas(comm: Comm, parts: int, option: str) -> Comm:
     require_replicas(comm.size, parts, option)
     if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
         raise BadInput(f"{option} {parts} needs MPI between the ranks: start with mpirun or hvdlaunch")
-    return PartsComm(comm, comm.mpi_comm, parts)
+    from hvdtrain.ranks.members import MpiMembers
+    from hvdtrain.ranks.mesh import MeshComm
+
+    mpi, (replica, part) = comm.mpi_comm, divmod(comm.rank, parts)
+    data = HorovodComm(mpi.Split(part, replica), is_world=False)
+    return MeshComm(comm, mpi, data=data, replica=MpiMembers(mpi.Split(replica, part)))
 
 
 def require_replicas(ranks: int, parts: int, option: str) -> None:

@@ -16,7 +16,8 @@ from hvdtrain.loop.draft import Draft
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.sync.comm import HostsComm, SyncSchedule
+from hvdtrain.sync.comm import SyncSchedule
+from hvdtrain.sync.groups import Groups, GroupSums
 from hvdtrain.sync.two_level import TwoLevelSync
 
 
@@ -25,7 +26,8 @@ class LocalRounds(EveryStep):
 
     def __init__(
         self,
-        comm: HostsComm,
+        comm: Members,
+        sums: GroupSums,
         sync: TwoLevelSync,
         *,
         schedule: SyncSchedule,
@@ -33,7 +35,7 @@ class LocalRounds(EveryStep):
         average: Follower | None,
         scaler: GradScaler,
     ) -> None:
-        self._comm, self._sync, self._schedule = comm, sync, schedule
+        self._comm, self._sums, self._sync, self._schedule = comm, sums, sync, schedule
         self._optimizer, self._average, self._scaler = optimizer, average, scaler
         self._synced_at = 0
 
@@ -89,8 +91,8 @@ class LocalRounds(EveryStep):
                     state[name] = torch.zeros((), device=parameter.device) if is_count else torch.zeros_like(parameter)
                 tensors.append(state[name])
         flat = torch.cat([tensor.detach().flatten().float().to(parameters[0].device) for tensor in tensors])
-        self._comm.group_sums.sum_(flat)
-        flat /= self._comm.group_sums.groups
+        self._sums.sum_(flat)
+        flat /= self._sums.groups
         parts = flat.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
@@ -105,7 +107,9 @@ def _optimizer_fields(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
 def local_rounds(draft: Draft, sync: GradientSync, schedule: SyncSchedule) -> EveryStep:
     """Rounds of this schedule; plain steps if the ranks are not in groups."""
     comm = draft.job.comm
-    if not isinstance(comm, HostsComm) or not isinstance(sync, TwoLevelSync):
+    if not isinstance(comm.data, Groups) or not isinstance(sync, TwoLevelSync):
         return EveryStep()
     optimizer, average, scaler = draft.optimizer, draft.average, draft.scaler
-    return LocalRounds(comm, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=scaler)
+    return LocalRounds(
+        comm, comm.data.sums, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=scaler
+    )

@@ -42,7 +42,7 @@ step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, aver
 if every_steps:
     schedule = SyncSchedule(steps=every_steps, from_epoch=from_epoch)
     step.slots.when = LocalRounds(
-        comm, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=step.scaler
+        comm, comm.data.sums, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=step.scaler
     )
 steps = -(-IMAGES // GLOBAL_BATCH)
 sizes = BatchSizes(micro_batch=MICRO_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)

@@ -6,7 +6,8 @@ import torch
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.sync.comm import GroupSums, group_ranks
+from hvdtrain.sync.comm import group_ranks
+from hvdtrain.sync.groups import GroupSums
 from tests.ranks import Mpi, together
 
 

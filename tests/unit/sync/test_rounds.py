@@ -11,19 +11,11 @@ from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.sync.comm import GroupSums, SyncSchedule
+from hvdtrain.sync.comm import SyncSchedule
+from hvdtrain.sync.groups import GroupSums
 from hvdtrain.sync.rounds import LocalRounds
 from hvdtrain.sync.two_level import TwoLevelSync
 from tests.ranks import Mpi, together
-
-
-class Groups:
-    """What rounds need of ranks that are a group each."""
-
-    def __init__(self, comm):
-        mpi = Mpi(comm)
-        self.allgather = MpiMembers(mpi).allgather
-        self.group_sums = GroupSums(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi))
 
 
 class One:
@@ -36,8 +28,10 @@ class One:
         self.average = MovingAverage(self.model, horizon_steps=5)
         self.optimizer = optim.BUILD[optimizer]([{"params": list(self.model.parameters())}], 0.1)
         sync = TwoLevelSync(GradientSync(), self.model, lambda _: None)
+        mpi = Mpi(comm)  # ranks that are a group each
         self.rounds = LocalRounds(
-            Groups(comm),
+            comm,
+            GroupSums(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi)),
             sync,
             schedule=SyncSchedule(steps=every, from_epoch=from_epoch),
             optimizer=self.optimizer,

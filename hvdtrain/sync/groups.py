@@ -1,0 +1,58 @@
+"""Groups of ranks that a slow link joins: inside a group Horovod sums, between groups MPI does.
+
+Rank = group x size of a group + place in it. What the ranks of a group have alike is cut into as many parts as it has
+ranks, and each rank carries its part to the others with its place: a network card passes on no element twice.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.ranks.comm import HorovodComm
+from hvdtrain.ranks.members import MpiMembers
+from hvdtrain.sync.two_level import TwoLevelSync
+
+
+class GroupSums:
+    """The groups, as one rank of each sees them."""
+
+    def __init__(self, group: MpiMembers, between_groups: MpiMembers) -> None:
+        self.groups = between_groups.size
+        self._group, self._between_groups = group, between_groups
+
+    def sum_(self, values: Tensor) -> None:
+        """Replace a flat tensor, which is equal on all ranks of a group, by its sum over groups."""
+        padded = nn.functional.pad(values.detach().cpu(), (0, -len(values) % self._group.size))
+        own_part = padded.view(self._group.size, -1)[self._group.rank].clone()
+        self._between_groups.sum_(own_part)
+        values.copy_(self._group.allgather_tensor(own_part)[: len(values)])
+
+
+class Groups(MpiMembers):
+    """The ranks with a replica each, in groups."""
+
+    def __init__(self, mpi: Any, group_size: int) -> None:
+        """`mpi` is their communicator."""
+        group, place = divmod(mpi.rank, group_size)
+        group_mpi = mpi.Split(group, place)
+        self._group = HorovodComm(group_mpi, is_world=False)
+        self.start = self._group.start
+        in_group, between_groups = MpiMembers(group_mpi.Dup()), MpiMembers(mpi.Split(place, group))
+        self.sums = GroupSums(in_group, between_groups)
+        super().__init__(mpi, self._group, in_group, between_groups)
+
+    def broadcast_(self, model: nn.Module) -> None:
+        self._group.broadcast_(model)
+        values = list(model.state_dict().values())
+        for dtype in dict.fromkeys(value.dtype for value in values):  # in the same order on all ranks
+            same_dtype = [value for value in values if value.dtype == dtype]
+            flat = torch.cat([value.flatten() for value in same_dtype])
+            if self.rank >= self._group.size:
+                flat.zero_()
+            self.sums.sum_(flat)
+            for value, part in zip(same_dtype, flat.split([value.numel() for value in same_dtype]), strict=True):
+                value.copy_(part.view_as(value))
+
+    def gradient_sync(self, model: nn.Module, **options: Any) -> TwoLevelSync:
+        return TwoLevelSync(self._group.gradient_sync(model, **options), model, self.sums.sum_)
