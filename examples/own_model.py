@@ -5,7 +5,7 @@
     mpirun -np 2 python own_model.py --run a                   the same again resumes the run if it was interrupted
     mpirun -np 2 python own_model.py --stages 2 --accumulate-steps 2    two ranks, each with half of the layers
 
-The result, in runs/own_model/<run>/result.json, is a test accuracy of 0.96. `--help` lists all options.
+The result, in runs/own_model/<run>/result.json, is a test accuracy of 0.96. `--help` lists the options most used.
 """
 
 from dataclasses import dataclass

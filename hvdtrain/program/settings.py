@@ -39,22 +39,10 @@ class Settings(  # the last base is the first in --help and in config.json, as d
     """How any model is trained, recorded and kept; a program adds its data and its model."""
 
     title: ClassVar[str] = "the program"
-    # First in --help.
+    # What --help shows, with what a program adds.
     MOST_USED: ClassVar[tuple[str, ...]] = (
-        "recipe",
-        "data",
-        "data_dir",
-        "model",
-        "epochs",
-        "batch_size_per_rank",
-        "global_batch_size",
-        "optimizer",
-        "lr",
-        "precision",
-        "seed",
-        "runs_dir",
-        "run",
-        "profile",
+        *("recipe", "data", "data_dir", "model", "epochs", "batch_size_per_rank", "global_batch_size"),
+        *("optimizer", "lr", "precision", "seed", "runs_dir", "run", "profile"),
     )
 
     recipe: Annotated[str, Column(first=True)] = "default"

@@ -15,9 +15,11 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin,
 
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import Alone, Rule, notes
+from hvdtrain.settings.notes import Alone, Rule, chosen, notes
 
 S = TypeVar("S", bound=Any)
+
+_HELP = {"-h", "--help", "--help-all"}
 
 # What other programs call options, where the spelling does not lead here.
 OF_OTHERS = {
@@ -46,19 +48,18 @@ def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: 
     words = [_with_dashes(word) for word in argv]
     chooser = _Parser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--recipe", default=next(iter(recipes)))
-    name = chooser.parse_known_args([word for word in words if word not in ("-h", "--help")])[0].recipe
+    name = chooser.parse_known_args([word for word in words if word not in _HELP])[0].recipe
     if name not in recipes:
         raise BadInput(f"--recipe {name!r} is unknown: choose one of {', '.join(recipes)}")
     defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed), **_elastic_of_launcher())
-    help_is_asked = not {"-h", "--help"}.isdisjoint(words)
-    parser = _parser(defaults, prog, texts=_docstrings(type(defaults)) if help_is_asked else None)
-    if help_is_asked:
+    if not _HELP.isdisjoint(words):
         if launched_rank() == 0:
-            parser.print_help()
+            _print_help(defaults, prog, has_all="--help-all" in words)
         raise SystemExit(0)
+    parser = _parser(defaults, prog, _groups(defaults))
     known, stray = parser.parse_known_args(words)
     if stray:
-        raise BadInput(_unknown(stray, [*parser._option_string_actions]))
+        raise BadInput(_unknown(stray, [*parser._option_string_actions], chosen(type(defaults))))
     given = vars(known)
     settings = replace(defaults, **given)
     require_rules(settings)
@@ -80,13 +81,16 @@ def option(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def _unknown(stray: Sequence[str], options: Sequence[str]) -> str:
-    """What to say of words that no option takes: which one is most like the first, or does what others call so."""
+def _unknown(stray: Sequence[str], options: Sequence[str], chosen: Mapping[str, str]) -> str:
+    """What to say of words that no option takes: what the program chooses instead, or which option may be meant."""
     word, *others = stray
     if not word.startswith("--"):
         return f"{word}: not an option or the value of one. See --help."
     value = f" {others[0]}" if others and not others[0].startswith("--") else ""
     name = word.partition("=")[0]
+    for field, what in chosen.items():
+        if name in (option(field), option(f"no_{field}")):
+            return f"{word}{value}: not an option, since the program chooses: {what}. Leave it out."
     near = [own for own in OF_OTHERS.get(name, ()) if own in options]
     near = near or get_close_matches(name, options, 1, cutoff=0.75) or [one for one in options if one.startswith(name)]
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -98,18 +102,30 @@ class _Parser(argparse.ArgumentParser):
         raise BadInput(f"{' '.join(message.split())}; see --help")
 
 
-def _parser(defaults: Any, prog: str, texts: Mapping[str, str] | None) -> argparse.ArgumentParser:
+def _print_help(defaults: Any, prog: str, *, has_all: bool) -> None:
+    groups = _groups(defaults)
+    shown = groups if has_all else dict([next(iter(groups.items()))])
+    left_out = sum(map(len, groups.values())) - sum(map(len, shown.values()))
+    parser = _parser(defaults, prog, shown, texts=_docstrings(type(defaults)))
+    parser.epilog = f"--help-all shows the other {left_out} options, in groups." if left_out else None
+    parser.print_help()
+
+
+def _parser(
+    defaults: Any, prog: str, groups: Mapping[str, Sequence[str]], texts: Mapping[str, str] | None = None
+) -> argparse.ArgumentParser:
     """The options of these settings; without `texts`, which take most of the time, it can print no help."""
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [--option value ...]",
         description=inspect.getdoc(type(defaults)),
+        add_help=False,
         argument_default=argparse.SUPPRESS,  # so that only what was given comes back
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     hints, by_field = get_type_hints(type(defaults)), notes(type(defaults))
-    for title, names in _groups(defaults).items():
+    for title, names in groups.items():
         group = parser.add_argument_group(title)
         for name in names:
             value = getattr(defaults, name)
@@ -121,13 +137,17 @@ def _parser(defaults: Any, prog: str, texts: Mapping[str, str] | None) -> argpar
 
 
 def _groups(defaults: Any) -> dict[str, list[str]]:
-    """The fields by the title of their group in --help, the most used ones first."""
-    groups: dict[str, list[str]] = {"most used": list(defaults.MOST_USED)}
-    options = {field.name for field in fields(defaults)} - {*defaults.MOST_USED}
-    for kind in (kind for kind in reversed(type(defaults).__mro__) if issubclass(kind, Group)):
-        for name in inspect.get_annotations(kind):
+    """The options by the title of their group in --help, the most used ones first, and what a program has added."""
+    kind = type(defaults)
+    not_options = chosen(kind)
+    options = [field.name for field in fields(defaults) if field.name not in not_options]
+    added = () if "MOST_USED" in vars(kind) else [name for name in inspect.get_annotations(kind) if name in options]
+    groups: dict[str, list[str]] = {"most used": [*dict.fromkeys([*defaults.MOST_USED, *added])]}
+    options = [name for name in options if name not in groups["most used"]]
+    for base in (base for base in reversed(kind.__mro__) if issubclass(base, Group)):
+        for name in inspect.get_annotations(base):
             if name in options:
-                groups.setdefault(kind.title, []).append(name)
+                groups.setdefault(base.title, []).append(name)
                 options.remove(name)
     return groups
 

@@ -41,6 +41,13 @@ class Alone:
     means: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """The field is no option: the program chooses its value, unless a program of one's own sets another default."""
+
+    what: str  # it chooses, as the answer to who gives the option
+
+
 class Mark(Enum):
     """What a field is, besides an option."""
 
@@ -69,6 +76,13 @@ def notes(settings: type) -> dict[str, list[Any]]:
         for name, hint in inspect.get_annotations(kind, eval_str=True).items():
             by_field.setdefault(name, []).extend(getattr(hint, "__metadata__", ()))
     return by_field
+
+
+def chosen(settings: type) -> dict[str, str]:
+    """The fields of a dataclass that are no options, with what the program chooses."""
+    return {
+        name: note.what for name, at_field in notes(settings).items() for note in at_field if isinstance(note, Chosen)
+    }
 
 
 def marked(settings: type, mark: Mark) -> tuple[str, ...]:

@@ -32,21 +32,8 @@ class BertSettings(TensorSettings, Settings):
 
     title: ClassVar[str] = "texts and their model"
     MOST_USED: ClassVar[tuple[str, ...]] = (
-        "recipe",
-        "task",
-        "data",
-        "data_dir",
-        "text_column",
-        "label_column",
-        "model",
-        "pretrained",
-        "max_tokens",
-        "epochs",
-        "global_batch_size",
-        "lr",
-        "precision",
-        "run",
-        "export",
+        *("recipe", "task", "data", "data_dir", "text_column", "label_column", "model", "pretrained", "max_tokens"),
+        *("epochs", "global_batch_size", "lr", "precision", "run", "export"),
     )
 
     recipe: str = "tiny"

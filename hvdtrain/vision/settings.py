@@ -25,23 +25,7 @@ class EffnetSettings(Settings):
     """EfficientNet with Horovod; recipe sets the defaults, other options change them."""
 
     title: ClassVar[str] = "images and their model"
-    MOST_USED: ClassVar[tuple[str, ...]] = (
-        "recipe",
-        "data",
-        "data_dir",
-        "model",
-        "pretrained",
-        "epochs",
-        "batch_size_per_rank",
-        "global_batch_size",
-        "optimizer",
-        "lr",
-        "precision",
-        "seed",
-        "runs_dir",
-        "run",
-        "profile",
-    )
+    MOST_USED: ClassVar[tuple[str, ...]] = (*Settings.MOST_USED, "pretrained")
 
     recipe: str = "scaled"
     """scaled or book: where the other defaults come from."""

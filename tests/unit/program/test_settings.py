@@ -65,7 +65,7 @@ def test_what_follows_from_the_given_fields_is_filled_in():
     ("spec", "command"),
     [(None, "python mine.py"), ("package.mine", "python -m package.mine"), ("a.__main__", "python -m a")],
 )
-def test_help_names_the_command_and_every_option(monkeypatch, capsys, spec, command):
+def test_help_names_the_command_and_the_options_of_the_program(monkeypatch, capsys, spec, command):
     monkeypatch.setattr(sys, "argv", ["mine.py"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec and type(sys.__spec__)(spec, None))
     with pytest.raises(SystemExit):
@@ -80,6 +80,6 @@ def test_help_names_the_command_and_every_option(monkeypatch, capsys, spec, comm
 @pytest.mark.parametrize("kind", [EffnetSettings, BertSettings, Mine])
 def test_each_option_stands_under_one_heading(capsys, kind):
     with pytest.raises(SystemExit):
-        parse(["--help"], [kind])
+        parse(["--help-all"], [kind])
     shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
     assert sorted(word.rstrip(",") for word in shown) == sorted(option(field.name) for field in fields(kind))

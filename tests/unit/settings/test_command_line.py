@@ -91,26 +91,34 @@ def test_a_bad_command_line_prints_nothing_itself(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--recipe", "book", "--help"]])
-def test_help_exits_0_and_names_every_option(capsys, words):
+def helped(capsys, parse, *words):
     with pytest.raises(SystemExit) as leaving:
-        parse(words)
+        parse([*words])
     assert leaving.value.code == 0
-    shown = capsys.readouterr().out
-    for field in dataclasses.fields(EffnetSettings):
-        assert f"--{field.name.replace('_', '-')}" in shown
+    return capsys.readouterr().out
+
+
+OPTION = re.compile(r"^  (--[a-z0-9-]+)[^\n]*(?:\n {32}[^\n]*)*", re.M)
 
 
 @pytest.mark.parametrize("program", [vision_settings, text_settings], ids=["effnet", "bert"])
-def test_help_begins_with_the_fifteen_most_used_and_has_a_text_for_each_option(capsys, program):
-    with pytest.raises(SystemExit):
-        program.parse(["--help"])
-    [_, first, *others] = re.split(r"^(?=[a-z].*:$)", capsys.readouterr().out.partition("\noptions:\n")[2], flags=re.M)
+def test_help_shows_the_fifteen_most_used_and_where_the_others_are(capsys, program):
+    most_used = OPTION.findall(helped(capsys, program.parse, "--help"))
+    everything = helped(capsys, program.parse, "--help-all")
+    others = [name for name in OPTION.findall(everything) if name not in most_used]
+    assert len(most_used) == 15
+    last_line = helped(capsys, program.parse, "-h").splitlines()[-1]
+    assert last_line == f"--help-all shows the other {len(others)} options, in groups."
+    assert "--help-all" not in everything
+
+
+@pytest.mark.parametrize("program", [vision_settings, text_settings], ids=["effnet", "bert"])
+def test_help_all_begins_with_the_most_used_and_has_a_text_for_each_option(capsys, program):
+    everything = helped(capsys, program.parse, "--seed", "1", "--help-all")
+    [_, first, *others] = re.split(r"^(?=[a-z].*:$)", everything, flags=re.M)
     assert first.startswith("most used:")
-    options = re.compile(r"^  (--[a-z0-9-]+)[^\n]*(?:\n {32}[^\n]*)*", re.M)
-    assert len(options.findall(first)) == 15
     assert len(others) > 5
-    for one in options.finditer("".join(others) + first):
+    for one in OPTION.finditer(everything):
         shown = " ".join(one[0].split())
         assert "(default: " in shown
         assert not re.match(r"(\S+ ){1,2}\(default", shown)
