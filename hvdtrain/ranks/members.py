@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvdtrain.ranks.comm import Members, wait_until
+from hvdtrain.ranks.comm import Comm, Group, Members, wait_until
 from hvdtrain.ranks.sync import WaitContext
 
 
@@ -81,3 +81,16 @@ class MpiMembers:
         flat /= self.size
         for tensor, part in zip(float_tensors, flat.split([tensor.numel() for tensor in float_tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+class MeshComm(MpiMembers):
+    """A Comm of which Horovod has the `data` alone: what all ranks tell each other goes over MPI."""
+
+    def __init__(
+        self, world: Comm, mpi: Any, *, data: Group, replica: Members, sync_group: Members | None = None
+    ) -> None:
+        """`world` are the same ranks, `mpi` is their communicator; `sync_group` is all of them if not given."""
+        self.local_rank, self.local_size = world.local_rank, world.local_size
+        self.data, self.replica, self.sync_group = data, replica, sync_group or self
+        self.gather, self.broadcast, self.start = world.gather, world.broadcast, data.start
+        super().__init__(mpi, world, data, replica, *([] if sync_group is None else [sync_group]))

@@ -21,8 +21,7 @@ def split_replicas(comm: Comm, parts: int, option: str) -> Comm:
     require_replicas(comm.size, parts, option)
     if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
         raise BadInput(f"{option} {parts} needs MPI between the ranks: start with mpirun or hvdlaunch")
-    from hvdtrain.ranks.members import MpiMembers
-    from hvdtrain.ranks.mesh import MeshComm
+    from hvdtrain.ranks.members import MeshComm, MpiMembers
 
     mpi, (replica, part) = comm.mpi_comm, divmod(comm.rank, parts)
     data = HorovodComm(mpi.Split(part, replica), is_world=False)

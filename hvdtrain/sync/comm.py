@@ -30,8 +30,7 @@ def group_ranks(comm: Comm, group_size: int | None) -> Comm:
     if comm.size % group_size or group_size == comm.size:
         valid_sizes = [str(size) for size in range(1, comm.size) if comm.size % size == 0]
         raise BadInput(f"--sync-group-size {group_size}: {comm.size} ranks make groups of {', '.join(valid_sizes)}")
-    from hvdtrain.ranks.members import MpiMembers
-    from hvdtrain.ranks.mesh import MeshComm
+    from hvdtrain.ranks.members import MeshComm, MpiMembers
     from hvdtrain.sync.groups import Groups
 
     mpi = comm.mpi_comm
