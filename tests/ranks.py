@@ -156,9 +156,16 @@ class Mpi:
         return [of_all[member] for member in self._members]
 
     def Split(self, colour, key):  # noqa: N802
-        of_all = self._comm._exchange((colour, key, self._comm.rank))
-        alike = sorted((key, rank) for theirs, key, rank in of_all if theirs == colour)
+        alike = sorted(
+            (key, rank) for theirs, key, rank in self._parts((colour, key, self._comm.rank)) if theirs == colour
+        )
         return Mpi(self._comm, [rank for _, rank in alike])
+
+    def Dup(self):  # noqa: N802
+        return self
+
+    def allgather(self, content):
+        return self._parts(content)
 
     def Allreduce(self, own, total):  # noqa: N802
         total[...] = sum(self._parts(own.copy()))

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hvdtrain.core.step import Step
 
 
+TensorsOf = Callable[[nn.Parameter], Iterable[Tensor]]
+
+
 class Passes(Protocol):
     """What a layout runs micro-batches with: the step, as far as a layout knows it."""
 
@@ -100,11 +103,14 @@ class Layout:
         with step.context(None):
             return [step.loss(model, batch, training=False)]
 
-    def sum_tied(self, model: nn.Module) -> None:
-        """Sum the gradients of parameters that several ranks of a replica hold; replicas are summed already."""
+    def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
+        """Sum what two ranks of a replica have of parameters that both hold, such as gradients; on both the same bits.
 
-    def decide_skip(self, gradients: Sequence[Tensor], trouble: Tensor) -> tuple[Tensor, Tensor]:
-        """1 if all ranks skip the step, and 1 if this rank sees why; else 0.
+        Replicas are summed already.
+        """
+
+    def decide_skip(self, gradients: Sequence[Tensor], trouble: Tensor, group: Members) -> tuple[Tensor, Tensor]:
+        """1 if the ranks of `group`, which step together, skip the step, and 1 if this rank sees why; else 0.
 
         `trouble` is not looked at: a rank without samples may have NaN in its statistics alone, and would skip alone.
         """
@@ -149,9 +155,9 @@ class Parts(Layout):
         self._comm, self._counted_before = comm, counted_before
         self.rank, self.ranks = comm.replica.rank, comm.replica.size
 
-    def decide_skip(self, gradients: Sequence[Tensor], trouble: Tensor) -> tuple[Tensor, Tensor]:
+    def decide_skip(self, gradients: Sequence[Tensor], trouble: Tensor, group: Members) -> tuple[Tensor, Tensor]:
         bad_here = not_finite([*gradients, trouble], SerialComm())
-        return not_finite([*gradients, trouble], self._comm), bad_here
+        return not_finite([*gradients, trouble], group), bad_here
 
     def norm(self, groups: Sequence[Sequence[nn.Parameter]]) -> Tensor:
         counted = [

@@ -97,16 +97,17 @@ class Step:
 
     # What slot `how` calls, in the order that it needs: ranks.sync.Update.
 
-    def unscale(self) -> None:
+    def unscale(self) -> Tensor:
         """The gradients are summed: unscale them, and decide whether all ranks skip the step."""
         where = self.slots.where
-        where.sum_tied(self.model)
+        where.sum_tied(self.model, lambda parameter: [] if parameter.grad is None else [parameter.grad])
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
         self._trouble = torch.stack(self._troubles).sum()
-        self._skip, self._bad_here = where.decide_skip(self.gradients(), self._trouble)
+        self._skip, self._bad_here = where.decide_skip(self.gradients(), self._trouble, self.group)
         self._grad_norm = self._norm() if self._measure else torch.full_like(self._skip, torch.nan)
         self.statistics.set(torch.where(self._skip == 0, self._latest, self._before))
+        return self._skip
 
     def clip(self) -> None:
         """By value, then by norm."""

@@ -98,11 +98,11 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     require_equal(comm, facts)
     option_of_parts, parts = config.parts
     require_parts(option_of_parts, parts, ranks=comm.size, placement=placed)
-    if config.sync == "two-level" or config.rounds is not None:
-        comm = agree(comm, lambda: group_ranks(comm, config.sync_group_size))
     if config.elastic:
         agree(comm, lambda: require_ulfm(comm, os.environ, can_grow=config.grow))
     comm = split_replicas(comm, parts, option_of_parts)
+    if config.sync == "two-level" or config.rounds is not None:
+        comm = agree(comm, lambda: group_ranks(comm, config.sync_group_size))
 
     from hvdtrain.ranks.device import set_arithmetic, share_cores  # torch
 

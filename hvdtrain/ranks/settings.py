@@ -47,7 +47,7 @@ class GradientSettings(Group):
             yield Use(
                 option=f"--compression {self.compression}",
                 takes=(Capability.GRADIENTS,),
-                needs=(Capability.RANK_STATE, Capability.WORLD, Capability.UNSCALED),
+                needs=(Capability.RANK_STATE, Capability.UNSCALED),
             )
         if self.reducer == "horovod":
             yield Use(option="--reducer horovod", takes=(Capability.RESTART,), needs=(Capability.GRADIENTS,))

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hvdtrain.ranks.wire import Wire
 
@@ -15,8 +15,8 @@ WaitContext = Callable[[], AbstractContextManager[None]]
 class Update(Protocol):
     """What a step does with summed gradients, each part once."""
 
-    def unscale(self) -> None:
-        """Take the loss scale off the gradients and decide whether all ranks skip the step."""
+    def unscale(self) -> Tensor:
+        """Take the loss scale off the gradients and decide: 1 if all ranks skip the step, else 0."""
 
     def clip(self) -> None:
         """Clip the gradients."""

@@ -12,6 +12,7 @@ class Capability(Enum):
     """What any setting can count on unless another takes it; the value is the reason why it is gone."""
 
     WORLD = "Horovod does not connect all ranks for the whole run"
+    REPLICA = "the ranks of a replica hold parts of the model already"
     RANK_STATE = "a rank that dies takes with it what no other rank has"
     RESTART = "Horovod's own hooks cannot begin again without a rank"
     PHASES = "the ranks do not all wait for each other at each phase of a step"

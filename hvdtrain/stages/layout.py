@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hvdtrain.core.slots import Parts, Passes
+from hvdtrain.core.slots import Parts, Passes, TensorsOf
 from hvdtrain.core.task import Batch, Sums
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.stages.stage import Stage
@@ -66,8 +66,8 @@ class Stages(Parts):
         stage.pipeline.evaluate(forward=forward, make_buffer=lambda _: stage.make_buffer(inputs, step.device))
         return sums
 
-    def sum_tied(self, model: nn.Module) -> None:
-        self._stage.sum_tied(model)
+    def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
+        self._stage.sum_tied(model, tensors_of)
 
     def name_failure(self, source: str) -> str:
         return super().name_failure(source if self._stage.is_last else "forward pass")

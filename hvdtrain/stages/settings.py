@@ -56,12 +56,13 @@ class StageSettings(BatchSettings):
                 option=f"--stages {self.stages}",
                 takes=(
                     Capability.WORLD,
+                    Capability.REPLICA,
                     Capability.PHASES,
                     Capability.BACKWARD,
                     Capability.TRACE,
                     Capability.LAYERS,
                 ),
-                needs=(Capability.WORLD, Capability.UNSCALED, Capability.TRAINED),
+                needs=(Capability.REPLICA, Capability.UNSCALED, Capability.TRAINED),
             )
         if self.recompute:
             yield Use(option="--recompute", takes=(Capability.TRACE, Capability.FORWARD))

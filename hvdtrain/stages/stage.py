@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
+from hvdtrain.core.slots import TensorsOf
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.stages.blocks import keep_blocks, run_all
@@ -58,18 +59,16 @@ class Stage:
         """An empty tensor for what comes from the stage before."""
         return self.passages[self.starts[self.index] - 1].make_buffer(inputs, self.blocks.batch_dims, device)
 
-    def sum_tied(self, model: nn.Module) -> None:
-        """Let the gradients of parameters that two stages hold be the sum of both; on both the same bits."""
-        for name in self.tied:
-            gradient = model.get_parameter(name).grad
-            assert gradient is not None
-            received = torch.empty_like(gradient)
+    def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
+        """Let what two stages have of parameters that both hold be the sum of both; on both the same bits."""
+        for values in (values for name in self.tied for values in tensors_of(model.get_parameter(name))):
+            received = torch.empty_like(values)
             other = len(self.starts) - 1 - self.index  # of the first and the last stage
             for request in dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, gradient, other), dist.P2POp(dist.irecv, received, other)]
+                [dist.P2POp(dist.isend, values, other), dist.P2POp(dist.irecv, received, other)]
             ):
                 request.wait()
-            gradient.add_(received)
+            values.add_(received)
 
     def counted_before(self, model: nn.Module) -> set[int]:
         """The identities of parameters that a stage before this one counts already."""

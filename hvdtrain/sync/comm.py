@@ -19,27 +19,34 @@ class SyncSchedule:
 
 
 def group_ranks(comm: Comm, group_size: int | None) -> Comm:
-    """The same ranks in groups of so many, those of a host if not given; BadInput on all of them where it cannot be."""
-    if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
+    """The same ranks in groups of so many replicas, those of a host if not given.
+
+    BadInput on all of them where it cannot be.
+    """
+    data, replicas, parts = comm.data, comm.data.size, comm.replica.size
+    if not isinstance(data, HorovodComm) or data.mpi_comm is None:
         raise BadInput(
             "--sync needs several ranks with MPI between them: start with mpirun, hvdlaunch or horovodrun --mpi"
         )
+    if replicas == 1:
+        raise BadInput("--sync needs several replicas, and the ranks are one: start more ranks, or leave it out")
     hosts = comm.allgather(socket.gethostname())
     if group_size is None:
-        group_size = _count_ranks_per_host(hosts)
-    if comm.size % group_size or group_size == comm.size:
-        valid_sizes = [str(size) for size in range(1, comm.size) if comm.size % size == 0]
-        raise BadInput(f"--sync-group-size {group_size}: {comm.size} ranks make groups of {', '.join(valid_sizes)}")
+        group_size = _count_replicas_per_host(hosts, parts)
+    if replicas % group_size or group_size == replicas:
+        valid_sizes = [str(size) for size in range(1, replicas) if replicas % size == 0]
+        count = f"{replicas} replicas" if parts > 1 else f"{replicas} ranks"
+        raise BadInput(f"--sync-group-size {group_size}: {count} make groups of {', '.join(valid_sizes)}")
     from hvdtrain.ranks.members import MeshComm, MpiMembers
     from hvdtrain.sync.groups import Groups
 
-    mpi = comm.mpi_comm
-    sync_group = MpiMembers(mpi.Split(comm.rank // group_size, comm.rank))
-    return MeshComm(comm, mpi, data=Groups(mpi, group_size), replica=comm.replica, sync_group=sync_group)
+    mpi = comm.mpi if isinstance(comm, MeshComm) else data.mpi_comm
+    sync_group = MpiMembers(mpi.Split(comm.rank // (group_size * parts), comm.rank))
+    return MeshComm(comm, mpi, data=Groups(data.mpi_comm, group_size), replica=comm.replica, sync_group=sync_group)
 
 
-def _count_ranks_per_host(hosts: list[str]) -> int:
-    """How many ranks each host has; BadInput where that makes no groups."""
+def _count_replicas_per_host(hosts: list[str], parts: int) -> int:
+    """How many replicas of so many ranks each host has, by the host of each rank; BadInput if they are no groups."""
     counts = Counter(hosts)
     if len(counts) == 1:
         raise BadInput(
@@ -52,4 +59,9 @@ def _count_ranks_per_host(hosts: list[str]) -> int:
     per_host = counts[hosts[0]]
     if any(hosts[rank] != hosts[rank - rank % per_host] for rank in range(len(hosts))):
         raise BadInput("--sync: the ranks of a host are not neighbours: place them by slot, as hvdlaunch does")
-    return per_host
+    if per_host % parts:
+        raise BadInput(
+            f"--sync: a host has {per_host} ranks, and a replica {parts}: start a multiple of {parts} on each host, or "
+            "give --sync-group-size"
+        )
+    return per_host // parts

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.sync import GradientSync, Update
 
 BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; what it returns waits for the sum
 
@@ -32,6 +32,7 @@ class PowerSGD(GradientSync):
             orthogonalization_epsilon=1e-8,
         )
         self._state.iter = _FIRST
+        self._before: dict[str, Tensor] = {}  # what was remembered before this step's sum
         self._parameters: list[nn.Parameter] = []
         self.include(model.named_parameters())
 
@@ -50,7 +51,7 @@ class PowerSGD(GradientSync):
             for part, gradient in zip(flat.split([gradient.numel() for gradient in gradients]), gradients, strict=True)
         ]
         # The hook makes a new error, and changes the others where they lie.
-        before = {
+        self._before = {
             name: memory[0] if name == "error" else memory[0].clone()
             for name, memory in self._memories().items()
             if memory
@@ -58,14 +59,22 @@ class PowerSGD(GradientSync):
         bucket: Any = _Bucket(flat, parts)
         powerSGD_hook(self._state, bucket).wait()
         torch._foreach_copy_(gradients, parts)
-        self._reset_memories(before, has_nonfinite=~torch.isfinite(flat).all())
 
-    def _reset_memories(self, before: dict[str, Tensor], *, has_nonfinite: Tensor) -> None:
-        """Remember nothing of a sum that is not finite, which all ranks see and skip: it would come again for ever."""
+    def apply(self, update: Update) -> None:
+        self.finish()
+        self._forget(update.unscale())
+        update.clip()
+        update.step()
+
+    def _forget(self, skip: Tensor) -> None:
+        """Remember nothing of a step that is skipped: a NaN would come again for ever.
+
+        This rank's own sum may be finite: the step is skipped for what another rank of the replica has.
+        """
         for name, memory in self._memories().items():
-            if name in before:
-                memory[0] = torch.where(has_nonfinite, before[name], memory[0])
-            elif has_nonfinite.item():
+            if name in self._before:
+                memory[0] = torch.where(skip > 0, self._before[name], memory[0])
+            elif skip.item():
                 memory.clear()
 
     def _memories(self) -> dict[str, dict[int, Tensor]]:

@@ -5,13 +5,15 @@ their means over groups: what is evaluated or saved is always of a meeting.
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.slots import EveryStep, Follower, Weighed
+from hvdtrain.core.slots import EveryStep, Follower, TensorsOf, Weighed
 from hvdtrain.loop.draft import Draft
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.sync import GradientSync
@@ -34,9 +36,11 @@ class LocalRounds(EveryStep):
         optimizer: torch.optim.Optimizer,
         average: Follower | None,
         scaler: GradScaler,
+        sum_tied: Callable[[TensorsOf], None] = lambda _: None,
     ) -> None:
+        """`sum_tied` is `Layout.sum_tied` of the model."""
         self._comm, self._sums, self._sync, self._schedule = comm, sums, sync, schedule
-        self._optimizer, self._average, self._scaler = optimizer, average, scaler
+        self._optimizer, self._average, self._scaler, self._sum_tied = optimizer, average, scaler, sum_tied
         self._synced_at = 0
 
     def step_group(self, comm: Comm) -> Members:
@@ -96,6 +100,12 @@ class LocalRounds(EveryStep):
         parts = flat.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
+        # Between more than two groups the order of a sum depends on a tensor's place, which differs in the two parts.
+        self._sum_tied(
+            lambda parameter: [
+                tensor.detach().div_(2) for tensor in (parameter, *self._optimizer.state[parameter].values())
+            ]
+        )
 
 
 def _optimizer_fields(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
@@ -109,7 +119,13 @@ def local_rounds(draft: Draft, sync: GradientSync, schedule: SyncSchedule) -> Ev
     comm = draft.job.comm
     if not isinstance(comm.data, Groups) or not isinstance(sync, TwoLevelSync):
         return EveryStep()
-    optimizer, average, scaler = draft.optimizer, draft.average, draft.scaler
     return LocalRounds(
-        comm, comm.data.sums, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=scaler
+        comm,
+        comm.data.sums,
+        sync,
+        schedule=schedule,
+        optimizer=draft.optimizer,
+        average=draft.average,
+        scaler=draft.scaler,
+        sum_tied=partial(draft.where.sum_tied, draft.job.model),
     )

@@ -29,7 +29,7 @@ class SyncSettings(GradientSettings, BatchSettings):
     sync_every: str | None = None
     """K or K@E: local's steps in a round, and the epoch after which rounds begin."""
     sync_group_size: Annotated[int | None, AT_LEAST_1] = None
-    """Neighbouring ranks in place of those of a host."""
+    """Neighbouring ranks in place of those of a host; replicas of several ranks with --stages or --tensor."""
 
     @property
     def rounds(self) -> SyncSchedule | None:
@@ -62,12 +62,13 @@ class SyncSettings(GradientSettings, BatchSettings):
         return {}
 
     def uses(self) -> Iterable[Use]:
+        needs = (Capability.GRADIENTS,)
         if self.sync == "two-level":  # only inside a group gradients travel in fp16
-            yield Use(option="--sync two-level", takes=(Capability.WORLD, Capability.FP16), needs=(Capability.WORLD,))
+            yield Use(option="--sync two-level", takes=(Capability.WORLD, Capability.FP16), needs=needs)
         elif self.sync == "local":
             apart = () if self.rounds is None else (Capability.LAYERS,)
             takes = (Capability.WORLD, Capability.PHASES, *apart)
-            yield Use(option="--sync local", takes=takes, needs=(Capability.WORLD,))
+            yield Use(option="--sync local", takes=takes, needs=needs)
 
     def check_job(self, job: "Job") -> None:
         from hvdtrain.sync.power_sgd import max_rank
@@ -83,11 +84,11 @@ class SyncSettings(GradientSettings, BatchSettings):
             raise BadInput(f"--compression powersgd:{rank} makes no gradient of this model half as large: {remedy}")
 
     def fill(self, draft: "Draft") -> None:
-        job, rank = draft.job, power_rank(self.compression)
-        if rank is not None and job.comm.size > 1:
+        job, data, rank = draft.job, draft.job.comm.data, power_rank(self.compression)
+        if rank is not None and data.size > 1:
             from hvdtrain.sync.power_sgd import PowerSGD
 
-            draft.how = PowerSGD(job.model, rank=rank, ranks=job.comm.size, begin_sum=job.comm.begin_sum)
+            draft.how = PowerSGD(job.model, rank=rank, ranks=data.size, begin_sum=data.begin_sum)
         if self.rounds is not None:
             from hvdtrain.sync.rounds import local_rounds
 

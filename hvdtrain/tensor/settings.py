@@ -28,12 +28,13 @@ class TensorSettings(Group):
                 option=f"--tensor {self.tensor}",
                 takes=(
                     Capability.WORLD,
+                    Capability.REPLICA,
                     Capability.PHASES,
                     Capability.BACKWARD,
                     Capability.TRACE,
                     Capability.NORMS,
                 ),
-                needs=(Capability.WORLD, Capability.UNSCALED),
+                needs=(Capability.REPLICA, Capability.UNSCALED),
             )
 
     def place(self, job: "Job") -> "Layout | None":

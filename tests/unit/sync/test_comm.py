@@ -5,10 +5,11 @@ import torch
 
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from hvdtrain.ranks.members import MpiMembers
+from hvdtrain.replica.parts import split_replicas
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.sync.comm import group_ranks
+from hvdtrain.sync.comm import _count_replicas_per_host, group_ranks
 from hvdtrain.sync.groups import GroupSums
-from tests.ranks import Mpi, together
+from tests.ranks import Mpi, Rank, together
 
 
 @pytest.mark.parametrize(("ranks", "group_size"), [(2, 1), (4, 2), (6, 3), (6, 2)])
@@ -31,11 +32,22 @@ def test_each_rank_carries_its_part_and_all_get_the_sum_over_groups(ranks, group
     assert together(ranks, program) == [(groups, [-(-count // group_size)], total)] * ranks
 
 
-class Hosts(HorovodComm):
-    """Ranks on these hosts, over MPI or not."""
+class Replicas(HorovodComm):
+    """Ranks with the same part each, over MPI or not."""
 
-    def __init__(self, *hosts, mpi="MPI"):
-        self.rank, self.size, self._hosts, self._mpi = 0, len(hosts), list(hosts), mpi
+    def __init__(self, size, mpi):
+        self.rank, self.size, self._mpi = 0, size, mpi
+
+
+class Hosts(SerialComm):
+    """Ranks on these hosts, in replicas of `parts` ranks."""
+
+    def __init__(self, *hosts, mpi="MPI", parts=1):
+        self.size, self._hosts = len(hosts), list(hosts)
+        self._data, self._replica = Replicas(len(hosts) // parts, mpi), Rank(0, parts)
+
+    data = property(lambda self: self._data)
+    replica = property(lambda self: self._replica)
 
     def allgather(self, value):
         assert value == socket.gethostname()
@@ -52,8 +64,48 @@ class Hosts(HorovodComm):
         (Hosts("a", "b", "a", "b"), None, "--sync: the ranks of a host are not neighbours: place them by slot, as "),
         (Hosts(*"abcdef"), 4, "--sync-group-size 4: 6 ranks make groups of 1, 2, 3$"),
         (Hosts("a", "b"), 2, "--sync-group-size 2: 2 ranks make groups of 1$"),
+        (Hosts("a"), 1, "--sync needs several replicas, and the ranks are one: start more ranks, or leave it out$"),
+        (Hosts("a", "b", parts=2), 1, "--sync needs several replicas, and the ranks are one: start more ranks, or "),
+        (Hosts(*"aabb", parts=2), 2, "--sync-group-size 2: 2 replicas make groups of 1$"),
+        (
+            Hosts(*"aaabbb", parts=2),
+            None,
+            "--sync: a host has 3 ranks, and a replica 2: start a multiple of 2 on each ",
+        ),
     ],
 )
 def test_groups_that_cannot_be_are_one_line(comm, group_size, line):
     with pytest.raises(BadInput, match=f"^{line}"):
         group_ranks(comm, group_size)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_by_itself_a_group_is_the_replicas_of_a_host(parts):
+    assert _count_replicas_per_host(list("aaaabbbb"), parts) == 4 // parts
+
+
+@pytest.mark.parametrize(("parts", "group_size"), [(1, 4), (2, 1), (2, 2), (4, 1)])
+def test_groups_of_replicas_are_groups_of_the_ranks_with_each_part(monkeypatch, parts, group_size):
+    """8 ranks: what is summed over all data, and over groups, is of ranks with the same part."""
+
+    def be(comm, mpi):
+        comm.rank, comm.size, comm.local_rank, comm.local_size = mpi.rank, mpi.size, mpi.rank, mpi.size
+
+    monkeypatch.setattr(HorovodComm, "_set_communicator", be)
+    place = parts * group_size  # the ranks of a group
+
+    def program(comm):
+        mesh = group_ranks(split_replicas(HorovodComm(Mpi(comm)), parts, "--stages"), group_size)
+        of_data = mesh.data.allreduce(torch.tensor([10**comm.rank])).item()
+        values = torch.tensor([number(comm.rank // place, comm.rank % parts)])  # equal in a group
+        mesh.data.sums.sum_(values)
+        assert (mesh.sync_group.rank, mesh.sync_group.size) == (comm.rank % place, place)
+        assert (mesh.rank, mesh.size, mesh.replica.size, mesh.data.rank) == (comm.rank, 8, parts, comm.rank // parts)
+        return of_data, values.item()
+
+    def number(group, part):
+        return 10 ** (group * parts + part)
+
+    for rank, (of_data, of_groups) in enumerate(together(8, program)):
+        assert of_data == sum(10**other for other in range(rank % parts, 8, parts))
+        assert of_groups == sum(number(group, rank % parts) for group in range(8 // place))

@@ -47,11 +47,29 @@ def gradients(step, *, thin=None):
     return found
 
 
-def sums(model, sync, own):
+class Update:
+    """A step that is skipped if its sums are not finite, or for what another rank of the replica has."""
+
+    def __init__(self, model, skips):
+        self._model, self._skips, self.made = model, skips, []
+
+    def unscale(self):
+        is_finite = all(bool(one.grad.isfinite().all()) for one in self._model.parameters())
+        return torch.tensor(float(self._skips or not is_finite))
+
+    def clip(self):
+        self.made.append("clip")
+
+    def step(self):
+        self.made.append("step")
+
+
+def sums(model, sync, own, *, skips=False):
     for parameter, gradient in zip(model.parameters(), own, strict=True):
         parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
     sync.expect(1)
-    sync.finish()
+    sync.apply(update := Update(model, skips))
+    assert update.made == ["clip", "step"]
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 
@@ -83,15 +101,18 @@ def test_what_a_step_leaves_out_comes_with_the_next_ones():
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_sum_that_is_not_finite_leaves_no_trace(before):
+@pytest.mark.parametrize("is_finite", [False, True])  # the step is skipped for a sum of this rank's, or of another's
+def test_a_step_that_is_skipped_leaves_no_trace(before, is_finite):
     disturbed, calm = net(), net()
     syncs = [sync_of(disturbed, 2), sync_of(calm, 2)]
     for step in range(before):
         sums(disturbed, syncs[0], gradients(step))
         sums(calm, syncs[1], gradients(step))
     bad = gradients(7)
-    bad[2][3, 4] = torch.nan
-    assert not all(one.isfinite().all() for one in sums(disturbed, syncs[0], bad))
+    if not is_finite:
+        bad[2][3, 4] = torch.nan
+    skipped = sums(disturbed, syncs[0], bad, skips=is_finite)
+    assert all(bool(one.isfinite().all()) for one in skipped) == is_finite
     for step in range(8, 12):
         found, wanted = sums(disturbed, syncs[0], gradients(step)), sums(calm, syncs[1], gradients(step))
         assert all(one.isfinite().all() for one in found)

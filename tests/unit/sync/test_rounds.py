@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from tests.ranks import Mpi, together
 class One:
     """The model of one group, with all that belongs to it."""
 
-    def __init__(self, comm, *, every=4, from_epoch=0, optimizer="sgd", scaler=None):
+    def __init__(self, comm, *, every=4, from_epoch=0, optimizer="sgd", scaler=None, **more):
         torch.manual_seed(0)
         self.rank = comm.rank
         self.model = nn.Linear(2, 1)
@@ -37,6 +38,7 @@ class One:
             optimizer=self.optimizer,
             average=self.average,
             scaler=scaler or GradScaler("cpu", enabled=False),
+            **more,
         )
         self.sync = sync
 
@@ -88,6 +90,24 @@ def test_where_they_meet_parameters_and_what_the_optimizer_remembers_become_mean
     assert len(met) > 2  # something is remembered
     for one, other, mean in zip(first, second, met, strict=True):
         assert mean == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-6)
+
+
+def test_what_two_ranks_of_a_replica_hold_is_the_mean_of_what_both_have():
+    def program(comm, times):
+        def sum_tied(tensors_of):
+            for tensor in tensors_of(one.model.weight):
+                tensor.mul_(times)
+
+        one = One(comm, optimizer="adamw", **({"sum_tied": sum_tied} if times else {}))
+        one.rounds.begin(0, 0)
+        one.step(1.0 + comm.rank)
+        one.rounds.sync(4, None)
+        return one.numbers()
+
+    alone, alike, other = (together(1, partial(program, times=times))[0] for times in (0, 2, 3))
+    assert alike == alone
+    changed = [ours != theirs for ours, theirs in zip(alike, other, strict=True)]
+    assert changed == [True, False, True, True, True, False, False, False]  # the weight, and what AdamW has of it
 
 
 @pytest.mark.parametrize("steps_on", [0, 1])
