@@ -22,7 +22,7 @@ from tests.mpi.conftest import EFFNET, QUICK, left_in, program_of, slow, wait_un
     ],
 )
 def test_all_ranks_skip_the_step_of_one(run_program, precision, where, culprit, ranks):
-    answers = run_program("mpirun", ranks, "skipped_steps.py", precision, where, str(culprit))
+    answers = run_program("mpirun", ranks, "skipped_steps.py", precision, where, str(culprit), "flat")
     for answer in answers:
         assert answer["skipped"] == [None, None, None, [culprit, where], None, None, None]
         assert answer["unchanged"] == [number == 3 for number in range(7)]  # batch norm's statistics too
@@ -34,6 +34,30 @@ def test_all_ranks_skip_the_step_of_one(run_program, precision, where, culprit, 
     ]
     for other in weights[1:]:
         assert all(torch.equal(one, two) for one, two in zip(weights[0], other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("how", "culprit", "ranks"),
+    [
+        ("powersgd", 1, 2),
+        ("local", 3, 4),
+        slow("two-level", 1, 2),
+        slow("two-level", 2, 4),
+        slow("local", 1, 2),
+        slow("powersgd", 2, 3),
+    ],
+)
+def test_a_rank_of_any_group_is_named_by_its_gradients(run_program, how, culprit, ranks):
+    """What the other ranks' last pass gives is finite, and so is what they computed themselves."""
+    answers = run_program("mpirun", ranks, "skipped_steps.py", "fp32", "gradients", str(culprit), how)
+    apart = [rank // (ranks // 2) != culprit // (ranks // 2) if how == "local" else False for rank in range(ranks)]
+    for answer, goes_on in zip(answers, apart, strict=True):
+        assert answer["skipped"][3] == (None if goes_on else [culprit, "gradients"])
+        assert answer["skipped"].count(None) == (7 if goes_on else 6)
+        assert answer["unchanged"] == [number == 3 and not goes_on for number in range(7)]
+        assert all(answer["finite"])
+    weights = {goes_on: answer["weights"] for goes_on, answer in zip(apart, answers, strict=True)}
+    assert [answer["weights"] for answer in answers] == [weights[goes_on] for goes_on in apart]
 
 
 def test_too_many_skipped_steps_end_the_run_with_status_3(run, tmp_path):

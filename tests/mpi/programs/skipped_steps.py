@@ -1,6 +1,7 @@
-"""Training steps in which one rank's loss or gradients are not finite. argv: folder, precision, where, rank.
+"""Training steps in which one rank's loss or gradients are not finite. argv: folder, precision, where, rank, how.
 
-`where` is loss or gradients. Three good steps, one bad, three good.
+`where` is loss or gradients, `how` is flat, powersgd, or two-level or local in groups of half the ranks. Three good
+steps, one bad, three good; local ranks are not synchronized in between.
 """
 
 import json
@@ -12,11 +13,16 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.connect import connect
 from hvdtrain.recipe import optim
+from hvdtrain.sync.comm import SyncSchedule, group_ranks
+from hvdtrain.sync.power_sgd import PowerSGD
+from hvdtrain.sync.rounds import LocalRounds
 from hvdtrain.vision import models
 from tests.steps import step_of, take
 
-folder, precision, where, culprit = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+folder, precision, where, culprit, how = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
+if how in {"two-level", "local"}:
+    comm = group_ranks(comm, comm.size // 2)
 comm.start()
 torch.set_num_threads(1)
 
@@ -46,20 +52,30 @@ class Model(torch.nn.Module):
 
 torch.manual_seed(0)
 model = Model().train()
-comm.broadcast_(model)
+comm.data.broadcast_(model)
 torch.manual_seed(1 + comm.rank)
 scaler = GradScaler("cpu", enabled=precision == "fp16", init_scale=128.0)
+optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
+if how == "powersgd":
+    sync = PowerSGD(model, rank=2, ranks=comm.size, begin_sum=comm.begin_sum)
+else:
+    sync = comm.data.gradient_sync(model, compression="none")
 step = step_of(
     model,
-    optimizer=optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01),
+    optimizer=optimizer,
     comm=comm,
-    sync=comm.gradient_sync(model, compression="none"),
+    sync=sync,
     scaler=scaler,
     precision=precision,
     label_smoothing=0.1,
     clip_value=1.0,
     clip_norm=1.0,
 )
+if how == "local":
+    step.slots.when = LocalRounds(
+        comm, comm.data.sums, sync, schedule=SyncSchedule(steps=10), optimizer=optimizer, average=None, scaler=scaler
+    )
+    step.slots.when.begin(0, 0)
 
 
 def state():
@@ -78,7 +94,7 @@ for number in range(7):
         elif where == "gradients":
             Faulty.gradient = torch.inf
     before = state()
-    done = take(step, (images[:5], labels[:5]), (images[5:], labels[5:]), global_count=8 * comm.size, lr=0.01)
+    done = take(step, (images[:5], labels[:5]), (images[5:], labels[5:]), global_count=8 * step.group.size, lr=0.01)
     skipped.append([done.skipped.rank, done.skipped.source] if done.skipped else None)
     unchanged.append(torch.equal(before, state()))
     finite.append(bool(torch.isfinite(state()).all()))
