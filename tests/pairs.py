@@ -20,7 +20,6 @@ OPTIONS = {
     "--sync two-level": "--sync-group-size 1",
     "--sync local": "--sync-group-size 1 --sync-every 2",
     "--compression powersgd:2": "",
-    "--compression fp16": "",
     "--reducer horovod": "",
     "--fusion-threshold-mb 0": "",
     "--fusion-threshold-mb 8": "",

@@ -174,6 +174,9 @@ class Mpi:
         self.Allreduce(own, total)
         return Done()
 
+    def Alltoall(self, own, received):  # noqa: N802
+        received[...] = [part[self.rank] for part in self._parts(own.copy())]
+
     def Allgather(self, own, whole):  # noqa: N802
         whole[...] = np.concatenate(self._parts(own.copy()))
 

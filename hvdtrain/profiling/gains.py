@@ -73,12 +73,11 @@ def compute_gains(ranks: Sequence[RankMeans], gradient_sync: SentGradients) -> G
     saved_s: dict[str, float] = {}
     can_regroup = not gradient_sync.compression.startswith("powersgd")  # which --sync does not go with
     if gradient_sync.sync == "flat" and can_regroup and sent_bytes is not None:
-        width = 2 if gradient_sync.compression == "fp16" else 1  # groups send fp32 to each other
-        needed_bytes = 2 * (hosts - 1) / hosts * gradient_sync.gradient_bytes * width
+        needed_bytes = 2 * (hosts - 1) / hosts * gradient_sync.gradient_bytes
         saved_s["--sync two-level"] = exposed_s * (1 - needed_bytes / sent_bytes)
     if gradient_sync.sync != "local" and can_regroup and hosts > 1:
         saved_s[f"--sync local --sync-every {ROUND_STEPS}"] = exposed_s * (1 - ROUND_SENDS / ROUND_STEPS)
-    if gradient_sync.compression == "none" and gradient_sync.sync != "two-level":
+    if gradient_sync.compression == "none":
         saved_s["--compression fp16"] = exposed_s / 2
     worthwhile_s = {option: seconds for option, seconds in saved_s.items() if seconds >= MIN_SHARE * step_s}
     if not worthwhile_s:

@@ -80,7 +80,7 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
 
 def wire(settings: Settings, device: torch.device) -> str:
     """How gradients travel."""
-    return settings.compression or ("fp16" if device.type == "cuda" and settings.sync != "two-level" else "none")
+    return settings.compression or ("fp16" if device.type == "cuda" else "none")
 
 
 def gradient_bytes(model: nn.Module, how: str) -> int:

@@ -87,13 +87,15 @@ class Group(Members, Protocol):
         *,
         compression: str,
         loss_is_scaled: bool = False,
+        scale_for: int | None = None,
         reducer: Reducer = "bucket",
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:
         """A GradientSync for the trainable parameters of a model on its device; `compression` is 'none' or 'fp16'.
 
-        Where the loss is scaled, fp16 gradients are not scaled once more. `groups` is for Horovod's reducer: the
+        Where the loss is scaled, fp16 gradients are not scaled once more; else as `scale_for` ranks need it, these if
+        not given. `groups` is for Horovod's reducer: the
         gradients are sent in that many fixed groups instead of as they come; then a parameter must get a gradient on
         all ranks or on none. `bucket_mb` (MiB, BUCKET_MB if None, 0 for each gradient alone) is for buckets.
         """
@@ -275,6 +277,7 @@ class HorovodComm(SerialComm):
         *,
         compression: str,
         loss_is_scaled: bool = False,
+        scale_for: int | None = None,
         reducer: Reducer = "bucket",
         groups: int | None = None,
         bucket_mb: float | None = None,
@@ -285,7 +288,7 @@ class HorovodComm(SerialComm):
 
         if self.size == 1:
             return GradientSync()
-        wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled)
+        wire = Wire(compression, scale_for or self.size, loss_is_scaled=loss_is_scaled)
         if reducer == "horovod":
             return HorovodSync(model, wire=wire, groups=groups, wait_context=self._wait)
         return BucketSync(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import Comm, Group, Members, wait_until
 from hvdtrain.ranks.sync import WaitContext
@@ -61,15 +61,25 @@ class MpiMembers:
         return values
 
     def sum_(self, values: Tensor) -> None:
-        """Replace a large tensor on the host by its sum over ranks, which all wait for it."""
+        """Replace a large flat tensor on the host by its sum over ranks, which all wait for it.
+
+        MPI does not add fp16: each rank adds a part of it, in fp32.
+        """
+        if values.dtype != torch.float16:
+            with self.wait_context():
+                self.mpi.Allreduce(values.clone().numpy(), values.numpy())
+            return
+        parts = nn.functional.pad(values, (0, -len(values) % self.size)).view(self.size, -1)
+        of_ranks = torch.empty_like(parts)
         with self.wait_context():
-            self.mpi.Allreduce(values.clone().numpy(), values.numpy())
+            self.mpi.Alltoall(_movable(parts), _movable(of_ranks))
+        values.copy_(self.allgather_tensor(of_ranks.sum(0, dtype=torch.float32).half())[: len(values)])
 
     def allgather_tensor(self, part: Tensor) -> Tensor:
         """The parts of all ranks, tensors on the host with as many elements each, one after the other."""
         gathered = part.new_empty(self.size * len(part))
         with self.wait_context():
-            self.mpi.Allgather(part.numpy(), gathered.numpy())
+            self.mpi.Allgather(_movable(part), _movable(gathered))
         return gathered
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
@@ -94,3 +104,8 @@ class MeshComm(MpiMembers):
         self.data, self.replica, self.sync_group = data, replica, sync_group or self
         self.gather, self.broadcast, self.start = world.gather, world.broadcast, data.start
         super().__init__(mpi, world, data, replica, *([] if sync_group is None else [sync_group]))
+
+
+def _movable(values: Tensor) -> np.ndarray[Any, Any]:
+    """Their memory, in a type that MPI knows."""
+    return values.view(torch.int16).numpy() if values.dtype == torch.float16 else values.numpy()

@@ -41,8 +41,6 @@ class GradientSettings(Group):
         return {requires(f"--fusion-groups {self.fusion_groups}", "--reducer horovod"): {"reducer": "horovod"}}
 
     def uses(self) -> Iterable[Use]:
-        if self.compression == "fp16":
-            yield Use(option="--compression fp16", needs=(Capability.FP16,))
         if power_rank(self.compression) is not None:  # each rank keeps what it has left out, in its loss's scale
             yield Use(
                 option=f"--compression {self.compression}",

@@ -25,7 +25,6 @@ class Capability(Enum):
     UNSCALED = "gradients have a scale that changes"
     GRADIENTS = "the gradients themselves are not sent, only small matrices"
     BUCKETS = "each gradient is sent alone"
-    FP16 = "gradients do not travel in fp16 all the way"
 
 
 @dataclass(frozen=True, kw_only=True)

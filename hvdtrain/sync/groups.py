@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.members import MpiMembers
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.sync.two_level import TwoLevelSync
 
 
@@ -54,5 +55,11 @@ class Groups(MpiMembers):
             for value, part in zip(same_dtype, flat.split([value.numel() for value in same_dtype]), strict=True):
                 value.copy_(part.view_as(value))
 
-    def gradient_sync(self, model: nn.Module, **options: Any) -> TwoLevelSync:
-        return TwoLevelSync(self._group.gradient_sync(model, **options), model, self.sums.sum_)
+    def gradient_sync(
+        self, model: nn.Module, *, compression: str, loss_is_scaled: bool = False, **options: Any
+    ) -> TwoLevelSync:
+        in_group = self._group.gradient_sync(
+            model, compression=compression, loss_is_scaled=loss_is_scaled, scale_for=self.size, **options
+        )
+        wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled)
+        return TwoLevelSync(in_group, model, self.sums.sum_, wire)

@@ -5,7 +5,7 @@ their means over groups: what is evaluated or saved is always of a meeting.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,13 +66,14 @@ class LocalRounds(EveryStep):
             return end
         end_fields = None if end is None else [str(end), end.status, end.reason]
         arrived_at_s = time.perf_counter()
-        ends, shapes, scales = zip(
-            *self._comm.allgather([end_fields, _optimizer_fields(self._optimizer), self._scaler.state_dict()]),
-            strict=True,
+        scales_here = self._scaler.state_dict(), self._sync.wire.state_dict()
+        ends, shapes, loss_scales, wire_scales = zip(
+            *self._comm.allgather([end_fields, _optimizer_fields(self._optimizer), *scales_here]), strict=True
         )
         self.waited_s = time.perf_counter() - arrived_at_s
         self._mean(max(shapes, key=len))
-        self._scaler.load_state_dict(min(scales, key=lambda state: state.get("scale", 0.0)))
+        self._scaler.load_state_dict(_smallest(loss_scales))
+        self._sync.load_state_dict(_smallest(wire_scales))
         if self._average is not None:
             self._average.follow(
                 torch.zeros((), device=self._optimizer.param_groups[0]["params"][0].device),
@@ -106,6 +107,11 @@ class LocalRounds(EveryStep):
                 tensor.detach().div_(2) for tensor in (parameter, *self._optimizer.state[parameter].values())
             ]
         )
+
+
+def _smallest(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The state with the smallest scale; any one if they have none."""
+    return min(states, key=lambda state: state.get("scale", 0.0))
 
 
 def _optimizer_fields(optimizer: torch.optim.Optimizer) -> dict[str, bool]:

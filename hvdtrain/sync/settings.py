@@ -63,8 +63,8 @@ class SyncSettings(GradientSettings, BatchSettings):
 
     def uses(self) -> Iterable[Use]:
         needs = (Capability.GRADIENTS,)
-        if self.sync == "two-level":  # only inside a group gradients travel in fp16
-            yield Use(option="--sync two-level", takes=(Capability.WORLD, Capability.FP16), needs=needs)
+        if self.sync == "two-level":
+            yield Use(option="--sync two-level", takes=(Capability.WORLD,), needs=needs)
         elif self.sync == "local":
             apart = () if self.rounds is None else (Capability.LAYERS,)
             takes = (Capability.WORLD, Capability.PHASES, *apart)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.wire import Wire
 
 
 class TwoLevelSync(GradientSync):
@@ -14,9 +15,14 @@ class TwoLevelSync(GradientSync):
 
     is_apart = False  # whether this step's gradients stay in the group
 
-    def __init__(self, in_group: GradientSync, model: nn.Module, sum_between: Callable[[Tensor], None]) -> None:
-        """`sum_between` replaces a flat tensor by its sum over groups."""
-        self._in_group, self._sum_between = in_group, sum_between
+    def __init__(
+        self, in_group: GradientSync, model: nn.Module, sum_between: Callable[[Tensor], None], wire: Wire
+    ) -> None:
+        """`sum_between` replaces a flat tensor by its sum over groups, and `wire` is how gradients travel between them.
+
+        The scales of both levels are equal: what overflows at either one halves both.
+        """
+        self._in_group, self._sum_between, self.wire = in_group, sum_between, wire
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def expect(self, backward_passes: int) -> None:
@@ -35,18 +41,24 @@ class TwoLevelSync(GradientSync):
         for dtype in dict.fromkeys(parameter.dtype for parameter in self._parameters):
             gradients = [_gradient(parameter) for parameter in self._parameters if parameter.dtype == dtype]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
-            self._sum_between(flat)
+            wire_dtype = self.wire.wire_dtype(dtype)
+            wire_values = flat if wire_dtype == dtype else torch.empty_like(flat, dtype=wire_dtype)
+            self.wire.pack(flat, wire_values)
+            self._sum_between(wire_values)
+            self.wire.unpack(wire_values, flat)
             parts = zip(flat.split([gradient.numel() for gradient in gradients]), gradients, strict=True)
             torch._foreach_copy_(gradients, [part.view_as(gradient) for part, gradient in parts])
 
     def end_step(self, *, overflowed: bool) -> None:
         self._in_group.end_step(overflowed=overflowed)
+        self.wire.end_step(overflowed=overflowed)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._in_group.state_dict()
+        return {**self._in_group.state_dict(), **self.wire.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._in_group.load_state_dict(state)
+        self.wire.load_state_dict(state)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

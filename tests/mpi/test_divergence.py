@@ -60,6 +60,16 @@ def test_a_rank_of_any_group_is_named_by_its_gradients(run_program, how, culprit
     assert [answer["weights"] for answer in answers] == [weights[goes_on] for goes_on in apart]
 
 
+@pytest.mark.parametrize("ranks", [4, slow(2)])
+def test_a_sum_too_large_for_fp16_skips_the_step_of_all_groups_and_halves_their_scale(run_program, ranks):
+    answers = run_program("mpirun", ranks, "skipped_steps.py", "fp32", "overflow", "1", "fp16")
+    for answer in answers:
+        assert answer["skipped"] == [None, None, None, [None, "summed gradients"], None, None, None]
+        assert answer["unchanged"] == [number == 3 for number in range(7)]
+        assert answer["wire"] == {"scale": ranks / 2, "calm_steps": 3}
+        assert answer["weights"] == answers[0]["weights"]
+
+
 def test_too_many_skipped_steps_end_the_run_with_status_3(run, tmp_path):
     words = ["--lr", "1e30", "--max-skipped-steps", "3", "--run", "r"]
     done = run("mpirun", 2, [*EFFNET, *QUICK, *words])

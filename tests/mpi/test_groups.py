@@ -84,12 +84,22 @@ def expected(ranks, every_steps, from_epoch, group_size):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rounds", "group_size"),
-    [(2, (0, 0), 1), (2, (3, 0), 1), slow(2, (2, 1), 1), slow(4, (0, 0), 2), slow(4, (3, 0), 2)],
+    ("ranks", "rounds", "group_size", "wire"),
+    [
+        (2, (0, 0), 1, "none"),
+        (2, (3, 0), 1, "none"),
+        slow(2, (2, 1), 1, "none"),
+        slow(4, (0, 0), 2, "none"),
+        slow(4, (3, 0), 2, "none"),
+        (4, (0, 0), 2, "fp16"),
+        slow(2, (2, 1), 1, "fp16"),
+        slow(4, (3, 0), 2, "fp16"),
+    ],
 )
-def test_weights_are_those_of_a_plain_loop(run, tmp_path, ranks, rounds, group_size):
+def test_weights_are_those_of_a_plain_loop(run, tmp_path, ranks, rounds, group_size, *, wire):
+    """On the wire fp16 rounds by 2^-11."""
     every_steps, from_epoch = rounds
-    words = map(str, (PROGRAMS / "group_steps.py", tmp_path, every_steps, from_epoch, group_size))
+    words = map(str, (PROGRAMS / "group_steps.py", tmp_path, every_steps, from_epoch, group_size, wire))
     done = run("mpirun", ranks, list(words))
     assert done.returncode == 0, done.stderr
     of_ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
@@ -97,9 +107,30 @@ def test_weights_are_those_of_a_plain_loop(run, tmp_path, ranks, rounds, group_s
         assert torch.equal(of_ranks[0][name], other[name]), name
     weights, momenta = expected(ranks, every_steps, from_epoch, group_size)
     flat, _ = expected(ranks, 0, 0, group_size)
-    assert (of_ranks[0]["weights"] - weights).abs().max() < 1e-6
-    assert (of_ranks[0]["momenta"] - momenta).abs().max() < 1e-6
+    bound = 1e-6 if wire == "none" else 1e-3
+    assert (of_ranks[0]["weights"] - weights).abs().max() < bound
+    assert (of_ranks[0]["momenta"] - momenta).abs().max() < bound
     assert every_steps == 0 or (weights - flat).abs().max() > 1e-4  # what local is, is seen
+
+
+FP16 = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", "--sync", "two-level", "--sync-group-size", "1")
+FP16 = (*FP16, "--compression", "fp16", "--checkpoint-every-steps", "5", "--check-replicas-every", "2")
+
+
+@pytest.mark.slow
+def test_a_run_in_fp16_between_groups_goes_on_with_the_same_bits(runs, reference):
+    run = runs(2, FP16)
+    run.killed("step8", saved=5)
+    run.finish()
+    same_end(run, reference(2, FP16))
+
+
+def test_a_nan_between_groups_in_fp16_is_skipped_by_all_and_named(runs):
+    run = runs(2, FP16)
+    said = run.finish(HVDTRAIN_FAULT="nan@rank1:step6")
+    assert "step 6 skipped on all ranks: the loss of rank 1 not finite" in said
+    assert run.result["skipped_steps"] == 1
+    assert len(run.weights) == 1
 
 
 LOCAL = (*TINY, "--batch-size-per-rank", "64", "--epochs", "2", "--sync", "local", "--sync-every", "5")

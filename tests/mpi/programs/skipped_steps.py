@@ -1,7 +1,8 @@
 """Training steps in which one rank's loss or gradients are not finite. argv: folder, precision, where, rank, how.
 
-`where` is loss or gradients, `how` is flat, powersgd, or two-level or local in groups of half the ranks. Three good
-steps, one bad, three good; local ranks are not synchronized in between.
+`where` is loss, gradients, or overflow, which are large ones; `how` is flat, powersgd, or two-level, fp16 (the same on
+that wire) or local in groups of half the ranks. Three good steps, one bad, three good; local ranks are not synchronized
+in between.
 """
 
 import json
@@ -21,7 +22,7 @@ from tests.steps import step_of, take
 
 folder, precision, where, culprit, how = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
-if how in {"two-level", "local"}:
+if how in {"two-level", "fp16", "local"}:
     comm = group_ranks(comm, comm.size // 2)
 comm.start()
 torch.set_num_threads(1)
@@ -59,7 +60,7 @@ optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=Fal
 if how == "powersgd":
     sync = PowerSGD(model, rank=2, ranks=comm.size, begin_sum=comm.begin_sum)
 else:
-    sync = comm.data.gradient_sync(model, compression="none")
+    sync = comm.data.gradient_sync(model, compression="fp16" if how == "fp16" else "none")
 step = step_of(
     model,
     optimizer=optimizer,
@@ -93,12 +94,15 @@ for number in range(7):
             images[2, 1, 5, 5] = torch.nan
         elif where == "gradients":
             Faulty.gradient = torch.inf
+        elif where == "overflow":
+            Faulty.gradient = 1e30
     before = state()
     done = take(step, (images[:5], labels[:5]), (images[5:], labels[5:]), global_count=8 * step.group.size, lr=0.01)
     skipped.append([done.skipped.rank, done.skipped.source] if done.skipped else None)
     unchanged.append(torch.equal(before, state()))
     finite.append(bool(torch.isfinite(state()).all()))
 answer = {"skipped": skipped, "unchanged": unchanged, "finite": finite, "scale": scaler.get_scale()}
+answer["wire"] = {} if how == "powersgd" else sync.state_dict()
 answer["weights"] = torch.cat([one.detach().flatten() for one in model.parameters()]).sum().item()
 torch.save([one.detach() for one in model.parameters()], folder / f"weights-{comm.rank}.pt")
 (folder / f"rank-{comm.rank}.json").write_text(json.dumps({**answer, "folder": str(folder)}))

@@ -43,7 +43,7 @@ def test_each_way_saves_its_share_of_what_is_waited_for():
     ("gradient_sync", "options"),
     [
         (FLAT, [TWO_LEVEL, LOCAL, FP16]),
-        (replace(FLAT, sync="two-level"), [LOCAL]),
+        (replace(FLAT, sync="two-level"), [LOCAL, FP16]),
         (replace(FLAT, sync="local"), [FP16]),
         (replace(FLAT, compression="fp16"), [TWO_LEVEL, LOCAL]),
     ],

@@ -30,6 +30,17 @@ def test_the_average_is_that_of_floating_tensors_alone():
     assert together(2, lambda comm: MpiMembers(Mpi(comm)).average_([torch.tensor(comm.rank)])) == [None, None]
 
 
+def test_fp16_is_added_in_fp32_and_has_the_same_bits_on_all_ranks():
+    """In fp16 2048 + 1 is 2048, so that 2048 + 1 + 1 would stay that."""
+
+    def program(comm):
+        values = torch.tensor([2048.0 if comm.rank == 0 else 1.0, 60000.0, float(comm.rank), 0.5]).half()
+        MpiMembers(Mpi(comm)).sum_(values)
+        return values.dtype, values.tolist()
+
+    assert together(3, program) == [(torch.float16, [2050.0, torch.inf, 3.0, 1.5])] * 3
+
+
 def test_parts_are_joined_by_rank():
     joined = together(
         3, lambda comm: MpiMembers(Mpi(comm)).allgather_tensor(torch.tensor([comm.rank, 10 * comm.rank])).tolist()

@@ -9,6 +9,7 @@ from torch.amp.grad_scaler import GradScaler
 from hvdtrain.core.slots import EveryStep
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.safety.exits import EndOfRun
@@ -28,7 +29,7 @@ class One:
         self.model = nn.Linear(2, 1)
         self.average = MovingAverage(self.model, horizon_steps=5)
         self.optimizer = optim.BUILD[optimizer]([{"params": list(self.model.parameters())}], 0.1)
-        sync = TwoLevelSync(GradientSync(), self.model, lambda _: None)
+        sync = TwoLevelSync(GradientSync(), self.model, lambda _: None, Wire("fp16", 4))
         mpi = Mpi(comm)  # ranks that are a group each
         self.rounds = LocalRounds(
             comm,
@@ -175,6 +176,17 @@ def test_all_go_on_with_the_smallest_loss_scale():
         return scaler.get_scale()
 
     assert together(3, program) == [64.0] * 3
+
+
+def test_all_go_on_with_the_smallest_scale_of_gradients_in_fp16():
+    def program(comm):
+        one = One(comm)
+        one.rounds.begin(0, 0)
+        one.sync.end_step(overflowed=comm.rank == 1)
+        one.rounds.sync(4, None)
+        return one.sync.state_dict()
+
+    assert together(2, program) == [{"scale": 2.0, "calm_steps": 0}] * 2
 
 
 def test_the_run_ends_for_all_where_it_does_for_one():

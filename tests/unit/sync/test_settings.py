@@ -32,7 +32,6 @@ def test_a_wrong_choice_is_one_line(parse, words, line):
 @pytest.mark.parametrize(
     ("words", "pair"),
     [
-        (["--sync", "two-level", "--compression", "fp16"], {"--compression fp16", "--sync two-level"}),
         ([*LOCAL, "4", "--profile", "exact"], {"--profile exact", "--sync local"}),
         (["--sync", "two-level", "--timeline"], {"--timeline", "--sync two-level"}),
         (["--sync", "two-level", "--compression", "powersgd:2"], {"--sync two-level", "--compression powersgd:2"}),

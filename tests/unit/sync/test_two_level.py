@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.sync.two_level import TwoLevelSync
 
 
@@ -40,14 +41,14 @@ def model():
     return model
 
 
-def synced(model, sums):
-    """Between groups each element becomes ten times as large."""
+def synced(model, sums, compression="none"):
+    """Of 4 ranks; between groups each element becomes ten times as large."""
 
     def sum_between(flat):
         sums.append((flat.dtype, len(flat)))
         flat *= 10
 
-    return TwoLevelSync(Near(model), model, sum_between)
+    return TwoLevelSync(Near(model), model, sum_between, Wire(compression, 4))
 
 
 def test_gradients_are_summed_in_the_group_and_then_between_groups(model):
@@ -61,6 +62,23 @@ def test_gradients_are_summed_in_the_group_and_then_between_groups(model):
     assert model[1].weight.grad.tolist() == [[40.0] * 3]
     assert model[0].bias.grad.tolist() == [0.0] * 3  # no gradient here: other groups may have one
     assert model[2].weight.grad is None
+
+
+def test_in_fp16_half_as_many_bytes_leave_the_group_scaled_so_that_they_do_not_vanish(model):
+    sums = []
+    sync = synced(model, sums, "fp16")
+    model[0].weight.grad = torch.full((3, 2), 2.0**-26)
+    model[1].weight.grad = torch.full((1, 3), 2.0, dtype=torch.float64)
+    sync.finish()
+    assert sums == [(torch.float16, 9), (torch.float16, 3)]
+    assert model[0].weight.grad.tolist() == [[20 * 2.0**-26] * 2] * 3  # alone it becomes 0 in fp16
+    assert model[1].weight.grad.tolist() == [[40.0] * 3]
+    model[0].weight.grad = torch.full((3, 2), 65504 / 8 / 2)
+    sync.finish()
+    assert model[0].weight.grad.tolist() == [[torch.inf] * 2] * 3
+    assert sync.wire.state_dict() == {"scale": 4.0, "calm_steps": 0}
+    sync.end_step(overflowed=True)
+    assert sync.wire.state_dict() == {"scale": 2.0, "calm_steps": 0}
 
 
 def test_apart_nothing_leaves_the_group(model):
@@ -90,4 +108,5 @@ def test_what_else_is_asked_of_it_is_the_groups(model):
     sync.include(iter([("more", nn.Parameter(torch.zeros(5)))]))
     sync.end_step(overflowed=True)
     sync.load_state_dict(sync.state_dict())
+    assert sync.state_dict() == {"scale": 4.0}
     assert sync._in_group.asked == [("expect", 3), ("include", ["more"]), ("update", True), ("load", {"scale": 4.0})]
