@@ -17,7 +17,6 @@ class Capability(Enum):
     RESTART = "Horovod's own hooks cannot begin again without a rank"
     PHASES = "the ranks do not all wait for each other at each phase of a step"
     BACKWARD = "a rank cannot repeat its backward pass alone"
-    FORWARD = "layers run their forward pass twice"
     TRACE = "the model cannot be traced as a whole"
     LAYERS = "the ranks do not all compute the same layers at the same time"
     NORMS = "each rank has only a slice of each layer, and no norm of a whole layer"

@@ -21,7 +21,7 @@ def run_all(
     for block in blocks:
         if recompute and torch.is_grad_enabled():
             modules = [model.get_submodule(name) for name in block.modules]
-            contexts = partial(_rerun_contexts, [buffer for module in modules for buffer in module.buffers()])
+            contexts = partial(_rerun_contexts, [layer for module in modules for layer in module.modules()])
             hidden = checkpoint(block.run, model, hidden, inputs, use_reentrant=False, context_fn=contexts)
         else:
             hidden = block.run(model, hidden, inputs)
@@ -29,19 +29,28 @@ def run_all(
     return hidden
 
 
-def _rerun_contexts(buffers: Sequence[Tensor]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of both runs: the second one leaves running statistics as the first has left them."""
-    return nullcontext(), _restore_buffers(buffers)
+def _rerun_contexts(layers: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The contexts of both runs: in the second one the layers that train are those of the first."""
+    return nullcontext(), _rerun([(layer, layer.training) for layer in layers])
 
 
 @contextmanager
-def _restore_buffers(buffers: Sequence[Tensor]) -> Iterator[None]:
-    before = [buffer.clone() for buffer in buffers]
+def _rerun(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Let layers train or not; running statistics are left as they are."""
+    modes_before = [(layer, layer.training) for layer, _ in modes]
+    buffers_before = [(buffer, buffer.clone()) for layer, _ in modes for buffer in layer.buffers(recurse=False)]
+    _set_modes(modes)
     try:
         yield
     finally:
-        for buffer, value in zip(buffers, before, strict=True):
+        _set_modes(modes_before)
+        for buffer, value in buffers_before:
             buffer.copy_(value)
+
+
+def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
+    for layer, is_training in modes:
+        layer.training = is_training
 
 
 def keep_blocks(model: nn.Module, blocks: Sequence[Block]) -> None:

@@ -1,7 +1,6 @@
 """Laying replicas on ranks as stages, or whole with the inside of their blocks computed again."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -39,9 +38,7 @@ def make_stages(job: Job, *, cuts: Sequence[int] | None, order: Order, recompute
 def recompute_blocks(blocks: Blocks) -> Layout:
     """Each rank has all of a replica, and computes what is inside the blocks again in the backward pass."""
 
-    def call(model: nn.Module, *inputs: Tensor, **named: Any) -> Any:
-        if len(inputs[0]) > 1:  # see batch_norm.frozen
-            return run_all(model, blocks.row, None, inputs, recompute=True)
-        return model(*inputs, **named)
+    def call(model: nn.Module, *inputs: Tensor) -> Tensor:
+        return run_all(model, blocks.row, None, inputs, recompute=True)
 
     return Layout(call)

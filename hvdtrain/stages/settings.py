@@ -60,12 +60,11 @@ class StageSettings(BatchSettings):
                     Capability.PHASES,
                     Capability.BACKWARD,
                     Capability.TRACE,
-                    Capability.LAYERS,
                 ),
                 needs=(Capability.REPLICA, Capability.UNSCALED, Capability.TRAINED),
             )
         if self.recompute:
-            yield Use(option="--recompute", takes=(Capability.TRACE, Capability.FORWARD))
+            yield Use(option="--recompute", takes=(Capability.TRACE,))
 
     def check_job(self, job: "Job") -> None:
         if self.stages == 1 and not self.recompute:

@@ -49,8 +49,7 @@ class Stage:
         if received is not None:
             # Of a leaf autocast keeps the copy in bf16: the gradients of its uses would then be summed in bf16.
             received = received.view_as(received)
-        recompute = self.recompute and len(inputs[0]) > 1  # see batch_norm.frozen
-        hidden = run_all(model, self.local_blocks, received, inputs, recompute=recompute)
+        hidden = run_all(model, self.local_blocks, received, inputs, recompute=self.recompute)
         if self.is_last:
             return hidden
         return hidden.contiguous(memory_format=self.passages[self.starts[self.index + 1] - 1].memory_format)

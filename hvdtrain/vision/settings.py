@@ -63,8 +63,7 @@ class EffnetSettings(Settings):
 
     def uses(self) -> Iterable[Use]:
         if self.sync_bn:  # it sums over ranks inside the model
-            needs = (Capability.FORWARD, Capability.LAYERS)
-            yield Use(option="--sync-bn", takes=(Capability.TRACE,), needs=needs)
+            yield Use(option="--sync-bn", takes=(Capability.TRACE,), needs=(Capability.LAYERS,))
 
     def check_job(self, job: "Job") -> None:
         if self.sync_bn and job.sizes.micro_batch < 2:
@@ -73,7 +72,7 @@ class EffnetSettings(Settings):
     def place(self, job: "Job") -> None:
         from hvdtrain.recipe.sync_batch_norm import convert
 
-        if self.sync_bn:
+        if self.sync_bn:  # bases come first: rank 0 has measured the model by itself, if it is cut
             convert(job.model, job.comm.data)
 
 

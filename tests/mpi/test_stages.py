@@ -81,6 +81,24 @@ def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
     assert_same_end(ended(4, *words, "--stages", "2"), ended(2, *words))
 
 
+SYNCED = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--sync-bn")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--recompute",), ("--pipeline-schedule", "gpipe")])
+def test_batch_norm_over_the_replicas_of_each_stage_is_that_over_whole_replicas(ended, words):
+    cut = ended(4, *SYNCED, "--check-replicas-every", "5", "--stages", "2", *words)
+    assert_same_end(cut, ended(2, *SYNCED, "--check-replicas-every", "5"))
+    assert hashes(cut) != hashes(ended(2, *SYNCED[:-1], "--check-replicas-every", "5"))
+
+
+@pytest.mark.slow
+def test_a_nan_in_batch_norm_over_replicas_is_skipped_by_all(ended):
+    cut = ended(4, *SYNCED, "--stages", "2", HVDTRAIN_FAULT="nan@rank2:step7")
+    assert result(cut)["skipped_steps"] == 1
+    assert_same_end(cut, ended(2, *SYNCED, HVDTRAIN_FAULT="nan@rank1:step7"))
+
+
 @pytest.mark.parametrize("words", [("--stages", "2"), slow(())])
 def test_what_is_computed_again_changes_no_bit(ended, words):
     assert_same_end(ended(2 if words else 1, *BATCHES, "--recompute", *words), ended(1, *BATCHES))
@@ -179,6 +197,15 @@ def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path
     same_end(run, reference(1, SAVED))
 
 
+@pytest.mark.slow
+def test_batch_norm_over_replicas_goes_on_with_the_same_bits(tmp_path, reference):
+    words = (*TINY, *SYNCED, "--stages", "2", "--epochs", "1", "--dropout", "0", *EVERY_STEP)
+    run = Runs(folder=tmp_path, ranks=4, words=words)
+    run.killed("step12", saved=11)
+    run.finish()
+    same_end(run, reference(4, words))
+
+
 def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
     run = Runs(folder=tmp_path, ranks=1, words=SAVED)
     run.killed("step12", saved=11)
@@ -200,7 +227,6 @@ def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
             ["--stages", "2", "--accumulate-steps", "1"],
             "--stages 2 requires --accumulate-steps 2 or more",
         ),
-        slow(2, ["--stages", "2", "--sync-bn"], "--sync-bn does not work with --stages 2: "),
         slow(2, ["--stages", "2", "--stages-at", "9"], "--stages-at 9: the model has blocks 0 to 7: give no more"),
     ],
 )

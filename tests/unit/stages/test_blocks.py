@@ -3,9 +3,12 @@ import copy
 import pytest
 import torch
 
+from hvdtrain.core.batch_norm import frozen
+from hvdtrain.recipe.sync_batch_norm import convert
 from hvdtrain.stages.blocks import keep_blocks, run_all
 from hvdtrain.text import model as berts
 from hvdtrain.vision import models
+from tests.ranks import together
 
 
 def effnet(name="efficientnet_tiny"):
@@ -62,6 +65,41 @@ def test_what_is_computed_again_has_the_same_gradients_and_moves_no_statistics_t
     for one, again in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one.grad, again.grad)
     assert all(torch.equal(one, again) for one, again in zip(model.buffers(), other.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("images", [0, 1])
+def test_batch_norm_of_too_few_images_is_that_of_the_first_run(images):
+    """Its mode is another one when the backward pass runs it once more."""
+    model, blocks, _ = effnet()
+    other = copy.deepcopy(model.train())
+    for one, recompute in ((model, False), (other, True)):
+        with frozen(one):
+            output = run_all(one, blocks.row, None, (torch.ones(images, 3, 32, 32),), recompute=recompute)
+        output.square().sum().backward()
+        assert all(layer.training for layer in one.modules())
+    for one, again in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one.grad, again.grad)
+    assert all(torch.equal(one, again) for one, again in zip(model.buffers(), other.buffers(), strict=True))
+
+
+def test_what_is_computed_again_sums_over_ranks_again():
+    """One of them has a single image."""
+    whole, blocks, _ = effnet()
+
+    def program(comm):
+        gradients = []
+        for recompute in (False, True):
+            model = copy.deepcopy(whole)
+            convert(model.train(), comm)
+            generator = torch.Generator().manual_seed(comm.rank)
+            images = torch.rand(3 - 2 * comm.rank, 3, 32, 32, generator=generator)
+            run_all(model, blocks.row, None, (images,), recompute=recompute).square().sum().backward()
+            gradients.append([*(one.grad for one in model.parameters()), *model.buffers()])
+        return [torch.equal(one, again) for one, again in zip(*gradients, strict=True)]
+
+    found = together(2, program)
+    assert all(found[0])
+    assert all(found[1])
 
 
 @pytest.mark.parametrize("kind", MODELS)
