@@ -114,6 +114,10 @@ class Together(SerialComm):
     def data(self):
         return self
 
+    @property
+    def replica(self):
+        return self
+
 
 def together(size, program):
     """What `program(comm)` returns on each of so many ranks, or the first error."""

@@ -52,6 +52,7 @@ class Step:
 
     def __post_init__(self) -> None:
         self.statistics = Statistics(self.model)
+        self.scaler.scale(torch.zeros((), device=self.device))  # makes its tensors: some ranks compute no loss
 
     def __call__(
         self,
@@ -105,6 +106,9 @@ class Step:
         self.scaler.unscale_(self.optimizer)
         self._trouble = torch.stack(self._troubles).sum()
         self._skip, self._bad_here = where.decide_skip(self.gradients(), self._trouble, self.group)
+        if self.scaler.is_enabled():  # what other parts of a replica have found changes the scale here too
+            for found_inf in self.scaler._found_inf_per_device(self.optimizer).values():
+                found_inf.copy_(self._skip)
         self._grad_norm = self._norm() if self._measure else torch.full_like(self._skip, torch.nan)
         self.statistics.set(torch.where(self._skip == 0, self._latest, self._before))
         return self._skip

@@ -61,7 +61,7 @@ class StageSettings(BatchSettings):
                     Capability.BACKWARD,
                     Capability.TRACE,
                 ),
-                needs=(Capability.REPLICA, Capability.UNSCALED, Capability.TRAINED),
+                needs=(Capability.REPLICA, Capability.TRAINED),
             )
         if self.recompute:
             yield Use(option="--recompute", takes=(Capability.TRACE,))

@@ -34,7 +34,7 @@ class TensorSettings(Group):
                     Capability.TRACE,
                     Capability.NORMS,
                 ),
-                needs=(Capability.REPLICA, Capability.UNSCALED),
+                needs=(Capability.REPLICA,),
             )
 
     def place(self, job: "Job") -> "Layout | None":

@@ -7,12 +7,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests import texts
-from tests.mpi.conftest import EFFNET, end_well, launcher_of, slow
+from tests.mpi.conftest import EFFNET, PROGRAMS, end_well, launcher_of, slow
 from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, WORDS, difference
 
 # 23 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
 EPOCH = (*TINY, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
+
+
+ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,8 @@ def ended(tmp_path_factory):
         key = ranks, words, *env.items()
         if key not in known:
             place = tmp_path_factory.mktemp("ended")
-            given = [*EFFNET, *EPOCH, *words, "--run", "r"]
+            program = ON_CPUS if "fp16" in words else EFFNET
+            given = [*program, *EPOCH, *words, "--run", "r"]
             (place / "said").write_text(end_well(place, launcher_of(ranks), ranks, given, **env))
             known[key] = place / "runs" / "effnet" / "r"
         return known[key]
@@ -79,6 +83,22 @@ def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
     """Two ranks have one order of a sum, so also over the two replicas of each stage."""
     words = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--check-replicas-every", "5")
     assert_same_end(ended(4, *words, "--stages", "2"), ended(2, *words))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (2, 1), (4, 0)])
+def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended, ranks, rank):
+    """A NaN halves it."""
+    words = *BATCHES, "--precision", "fp16"
+    cut = ended(ranks, *words, "--stages", str(ranks), HVDTRAIN_FAULT=f"nan@rank{rank}:step15")
+    assert_same_end(cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step15"))
+    assert result(cut)["skipped_steps"] == 1
+    scales = [
+        [json.loads(line).get("train/loss_scale") for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step15"))
+    ]
+    assert scales[0] == scales[1]
+    assert {*scales[0]} == {None, 65536.0, 32768.0}
 
 
 SYNCED = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--sync-bn")
@@ -195,6 +215,16 @@ def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path
         now = json.loads((run.path / "config.json").read_text())
         assert now["derived"]["stages_at"] == then["about"]["stages_at"]
     same_end(run, reference(1, SAVED))
+
+
+@pytest.mark.slow
+def test_the_loss_scale_of_two_stages_goes_on_in_one_process(tmp_path, ended):
+    words = (*SAVED, "--precision", "fp16")
+    run = Runs(folder=tmp_path, ranks=2, words=(*words, "--stages", "2"))
+    run.killed("step12", saved=11, program=ON_CPUS)
+    run = Runs(folder=tmp_path, ranks=1, words=words)
+    run.finish(program=ON_CPUS)
+    assert run.weights == {*hashes(ended(1, *BATCHES, "--precision", "fp16"))}
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests import texts
-from tests.mpi.conftest import end_well, launcher_of, slow
+from tests.mpi.conftest import PROGRAMS, end_well, launcher_of, slow
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, INTERRUPTED, WORDS, difference
 
@@ -23,7 +23,8 @@ def exported(tmp_path_factory):
         if key not in known:
             folder = tmp_path_factory.mktemp("exported")
             texts.put(folder / "texts", train=50, longest=60)
-            given = [*BERT, *EXACT, *words, "--export", "model"]
+            program = [str(PROGRAMS / "on_cpus.py"), "bert"] if "fp16" in words else BERT
+            given = [*program, *EXACT, *words, "--export", "model"]
             end_well(folder, launcher_of(ranks), ranks, given)
             result = json.loads((folder / "runs" / "bert" / "r" / "result.json").read_text())
             known[key] = load_file(folder / "model" / "model.safetensors"), result
@@ -49,6 +50,14 @@ def test_slices_give_the_weights_of_one_process(exported, ranks, words):
     assert difference(found, whole) < 1e-6
     assert result["eval_loss"] == pytest.approx(of_whole["eval_loss"], rel=1e-5)
     assert (result["steps"], result["global_batch"]) == (of_whole["steps"], of_whole["global_batch"]) == (20, 16)
+
+
+@pytest.mark.slow
+def test_slices_in_fp16_are_within_its_rounding_of_one_process(exported):
+    words = "--task", "mlm", "--clip-norm", "0.5", "--precision", "fp16"
+    (whole, of_whole), (found, of_found) = exported(1, *words), exported(2, *words, "--tensor", "2")
+    assert of_found["skipped_steps"] == of_whole["skipped_steps"]
+    assert 0 < difference(found, whole) < 1e-3
 
 
 @pytest.mark.slow

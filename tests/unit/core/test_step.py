@@ -9,11 +9,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from hvdtrain.core.finite import SUM, Skipped
+from hvdtrain.core.slots import Parts
+from hvdtrain.core.task import Sums
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.vision import models
-from tests.ranks import Rank
+from tests.ranks import Rank, together
 from tests.steps import step_of, take
 
 # Sums of the same numbers in another order differ in the last bits of float32; a gradient that is wrong by one image
@@ -313,6 +315,45 @@ def test_overflow_skips_the_step_and_lowers_the_scale(fused):
     assert take(step, batch(4)).skipped is None
     assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     assert scaler.get_scale() == 32.0
+
+
+class OfTwo(Parts):
+    """The first of two parts, which computes no loss, or the last one."""
+
+    part = "part"
+
+    def __init__(self, comm, *, is_last):
+        super().__init__(comm, set())
+        self._is_last = is_last
+
+    def train(self, step, batches, count, global_count):
+        [images] = (one["images"] for one in batches)
+        outputs = step.model(images)
+        if self._is_last:
+            step.record_loss(Sums(loss=outputs.sum(), count=torch.ones(())), global_count).backward()
+        else:
+            step.hand_on(outputs).backward(torch.full_like(outputs, 64.0))
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("bad", [0, 1, None])
+def test_what_is_not_finite_in_one_part_of_a_replica_lowers_the_scale_in_all(is_last, bad):
+    whole = small().train()  # two threads draw from one generator
+
+    def program(comm):
+        model = copy.deepcopy(whole)
+        scaler = GradScaler("cpu", enabled=True, init_scale=64.0)
+        step = step_of(model, comm=comm, where=OfTwo(comm, is_last=is_last), scaler=scaler, witnesses=[])
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        images, labels = batch(4)
+        if comm.rank == bad:
+            model[5].bias.register_hook(lambda gradient: gradient * math.inf)
+        skipped = take(step, (images, labels)).skipped
+        kept = [torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
+        return scaler.get_scale(), all(kept), None if skipped is None else skipped.source
+
+    one = (64.0, False, None) if bad is None else (32.0, True, f"{SUM} of part {bad}")
+    assert together(2, program) == [one, one]
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -221,7 +221,6 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
         (["--stages", "2"], "--stages 2"),
         (["--compile"], "--compile"),
         (["--find-nan"], "--find-nan"),
-        (["--precision", "fp16"], "--precision fp16"),
         (["--sync", "two-level"], "--sync two-level"),
         (["--profile=exact"], "--profile exact"),
         (["--timeline"], "--timeline"),
