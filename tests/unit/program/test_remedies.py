@@ -82,8 +82,8 @@ def test_what_does_not_go_together_is_taken_as_the_refusal_says(parse, words, re
 
 
 def test_what_does_not_go_together_is_said_before_what_is_missing():
-    attempt = partial(images.parse, ["--stages", "2", "--sync-bn"])
-    assert options_refused_together(attempt) == {"--stages 2", "--sync-bn"}
+    attempt = partial(images.parse, ["--stages", "2", "--timeline"])
+    assert options_refused_together(attempt) == {"--stages 2", "--timeline"}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_does_not_go_together_is_said_before_what_is_missing():
         ("--stages-at 3 --sync-every 4", {"--sync local", "--stages 2"}),
         ("--sync-group-size 2 --compression powersgd:2", {"--sync two-level", "--compression powersgd:2"}),
         ("--sync-bn --sync-every 16", {"--sync-bn", "--sync local"}),
-        ("--sync-bn --stages-at 4", {"--sync-bn", "--stages 2"}),
+        ("--timeline --stages-at 4", {"--timeline", "--stages 2"}),
         ("--tensor 2 --stages-at 1", {"--tensor 2", "--stages 2"}),
         ("--freeze-embeddings --stages-at 1", {"--freeze-embeddings", "--stages 2"}),
     ],
