@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, SEED, SHAPES, Column
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, SEED, SHAPES, Chosen, Column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,9 @@ class FileSettings(Group):
     """Name of the data, for programs that have several."""
     data_dir: Annotated[Path, ASIDE] = Path("data")
     """The folder of the data."""
-    workers: Annotated[int | None, AT_LEAST_0, ASIDE] = None
-    """Processes per rank that read files; one for each of its cores if not given, 0 lets the rank read by itself. Data
-    that fit on the device need none."""
-    prefetch: Annotated[int, AT_LEAST_0, ASIDE] = 2
+    workers: Annotated[
+        int | None, AT_LEAST_0, ASIDE, Chosen(what="one process for each core of the rank reads files")
+    ] = None
+    """Processes per rank that read files; 0 lets the rank read by itself. Data that fit on the device need none."""
+    prefetch: Annotated[int, AT_LEAST_0, ASIDE, Chosen(what="each process that reads files is 2 batches ahead")] = 2
     """Batches of files that each of them reads ahead; 0 lets the rank read each batch when its step begins."""

@@ -223,7 +223,7 @@ class Training:
         """Write and say what is known before the first step."""
         resumed, record = folder.resume_from, self._record
         record.start(
-            asdict(self._settings),
+            asdict(self._settings) | {"workers": job.train.readers},
             about,
             device=job.device,
             columns=columns(type(self._settings)),

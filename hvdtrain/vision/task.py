@@ -14,7 +14,7 @@ from hvdtrain.vision.images import NO_LABEL, Images
 from hvdtrain.vision.settings import EffnetSettings
 
 _REMEDIES: Mapping[Phase, str] = {
-    "read": "more cores per rank or --workers (loader processes), smaller image files, data that fit on the device",
+    "read": "more cores per rank, smaller image files, data that fit on the device",
     "augment": "leave out --cutout or set --no-augment",
     "to_device": "data that fit on the device, or larger batches",
 }

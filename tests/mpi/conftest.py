@@ -22,7 +22,7 @@ from tests.mpi import forks
 PROJECT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT_S = 120
-EFFNET = ["-m", "hvdtrain.effnet"]
+EFFNET, BERT = ([str(PROGRAMS / "every_option.py"), program] for program in ("effnet", "bert"))
 QUICK = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "1"]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

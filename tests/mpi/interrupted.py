@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.mpi.conftest import TIMEOUT_S, command, environment, launcher_of, left_in, rank_pids, wait_until
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, command, environment, launcher_of, left_in, rank_pids, wait_until
 
 TINY = ("--data", "digits", "--model", "efficientnet_tiny")
 EVERY_STEP = ("--checkpoint-every-steps", "1", "--report-every-steps", "3")
@@ -42,7 +42,7 @@ class Runs:
 
     @property
     def _program(self) -> tuple[str, ...]:
-        return "-m", f"hvdtrain.{self.script}"
+        return str(PROGRAMS / "every_option.py"), self.script
 
     def start(self, *more: str, program: tuple[str, ...] | None = None, **env: str) -> subprocess.Popen[str]:
         """One attempt, as a terminal would start it; one rank has no launcher."""

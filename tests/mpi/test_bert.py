@@ -11,13 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvdtrain.profiling.clocks import WARMUP_STEPS
 from tests import texts
-from tests.mpi.conftest import PROJECT, end_well, launcher_of, program_of, slow
+from tests.mpi.conftest import BERT, PROJECT, end_well, launcher_of, program_of, slow
 from tests.mpi.forks import BY_ITSELF
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.launched import argv, finished
 from tests.mpi.test_preemption import left_well
 
-BERT = ["-m", "hvdtrain.bert"]
 WORDS = ["--data", "json", "--data-dir", "texts", "--vocab-size", "200", "--run", "r", "--report-every-steps", "3"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests import texts
 from tests.mpi import launched, openmpi5
-from tests.mpi.conftest import EFFNET, PROGRAMS, environment, left_in, rank_pids, slow, wait_until
+from tests.mpi.conftest import BERT, EFFNET, PROGRAMS, environment, left_in, rank_pids, slow, wait_until
 from tests.mpi.forks import BY_ITSELF
 from tests.mpi.test_resume import folder_of_images
 
@@ -243,7 +243,7 @@ def test_with_too_few_ranks_hvdlaunch_starts_the_run_again(tmp_path):
 def test_ranks_that_read_files_go_on_reading_and_leave_no_reader(start, tmp_path):
     folder_of_images(tmp_path / "images")
     words = ("--data", "imagefolder", "--data-dir", str(tmp_path / "images"), "--model", "efficientnet_tiny", *COMMON)
-    words = (*words, "--batch-size-per-rank", "4", "--workers", "1", "--epochs", "2")
+    words = (*words, "--batch-size-per-rank", "4", "--epochs", "2")
     visits = [str(PROGRAMS / "elastic_visits.py"), str(tmp_path / "notes")]
     result = finished(start(3, *words, fault="kill@rank1:step4", program=visits), tmp_path)  # nothing of it is left
     assert (result["exit_reason"], result["lost_ranks"], result["unreadable_images"]) == ("finished", 1, 0)
@@ -280,7 +280,7 @@ def test_the_ranks_of_a_text_run_go_on_too(start, tmp_path, words, epochs, steps
     texts.put(tmp_path / "texts")
     words = (*words, "--data", "json", "--data-dir", "texts", "--vocab-size", "200", *COMMON)
     words = (*words, "--accumulate-steps", "2", "--export", "model")
-    process = start(3, *words, fault="kill@rank0:step3", program=["-m", "hvdtrain.bert"], batch=())
+    process = start(3, *words, fault="kill@rank0:step3", program=BERT, batch=())
     result = finished(process, tmp_path, "bert")
     assert (result["exit_reason"], result["lost_ranks"]) == ("finished", 1)
     assert (result["epochs"], result["steps"]) == (epochs, steps)

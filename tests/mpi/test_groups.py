@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from hvdtrain.feed.order import cut, permutation, shard
-from tests.mpi.conftest import PROGRAMS, slow
+from tests.mpi.conftest import EFFNET, PROGRAMS, slow
 from tests.mpi.interrupted import TINY, same_end
 from tests.steps import images_of, split
 
@@ -183,7 +183,7 @@ def test_a_group_that_skips_too_many_steps_ends_the_run_where_all_meet(runs):
     ],
 )
 def test_a_wrong_choice_is_one_line(run, words, line):
-    done = run("mpirun", 2, ["-m", "hvdtrain.effnet", *TRAIN, *words])
+    done = run("mpirun", 2, [*EFFNET, *TRAIN, *words])
     assert done.returncode == 2
     (said,) = [one for one in done.stderr.splitlines() if one.startswith("hvdtrain: ")]
     assert said.startswith(f"hvdtrain: {line}"), said

@@ -6,7 +6,7 @@ import pytest
 
 from tests import texts
 from tests.mpi import launched
-from tests.mpi.conftest import EFFNET
+from tests.mpi.conftest import BERT, EFFNET
 from tests.mpi.test_elastic import (
     COMMON,
     LIMIT_S,
@@ -105,7 +105,7 @@ def test_a_newcomer_of_a_text_run(start, tmp_path):  # noqa: F811
     texts.put(tmp_path / "texts")
     words = ("--data", "json", "--data-dir", "texts", "--vocab-size", "200", *COMMON, "--epochs", "150")
     words = (*words, "--batch-size-per-rank", "4", "--grow")
-    start(2, *words, fault="kill@rank0:step3", program=["-m", "hvdtrain.bert"]).wait(LIMIT_S)
+    start(2, *words, fault="kill@rank0:step3", program=BERT).wait(LIMIT_S)
     result = json.loads((tmp_path / "runs/bert/r/result.json").read_text())
     assert (result["exit_reason"], result["lost_ranks"], result["joined_ranks"]) == ("finished", 1, 1)
     facts = [json.loads((tmp_path / f"runs/bert/r/ranks/rank-{rank}.json").read_text()) for rank in (1, 2)]

@@ -55,7 +55,7 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_an_unbroken_one(tmp_path
         slow(2, ("--sync", "local", "--sync-every", "2", "--sync-group-size", "1")),
         slow(2, ("--compression", "powersgd:2")),
         slow(2, ("--find-nan", "--profile")),
-        slow(4, ("--stages", "2", "--accumulate-steps", "2", "--check-replicas-every", "2")),
+        slow(4, ("--stages", "2", "--accumulate-steps", "2", "--checkpoint-every-steps", "2")),
         slow(3, ("--width", "32", "--optimizer", "adamw", "--reducer", "horovod")),
     ],
 )
@@ -100,17 +100,16 @@ def test_a_break_on_all_ranks_saves_and_the_same_command_resumes(tmp_path, ranks
 # --- data
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [(1, ("--workers", "0")), slow(2, ("--workers", "2")), slow(2, ("--workers", "0")), slow(3, ("--prefetch", "0"))],
-)
-def test_a_dataset_trains_like_its_tensors(tmp_path, ranks, words):
-    folders = {variant: tmp_path / variant for variant in ("tensors", "dataset")}
+@pytest.mark.parametrize(("ranks", "dataset"), [(1, "read_by_rank"), slow(2, "dataset"), slow(2, "read_by_rank")])
+def test_a_dataset_trains_like_its_tensors(tmp_path, ranks, dataset):
+    folders = {variant: tmp_path / variant for variant in ("tensors", dataset)}
     for variant, folder in folders.items():
         folder.mkdir()
-        end_well(folder, launcher_of(ranks), ranks, [OWN, variant, *SMALL, *words])
-    wait_until(lambda: not left_in(folders["dataset"]), 5)
-    assert weights(folders["dataset"], ranks, "own") == weights(folders["tensors"], ranks, "own")
+        end_well(folder, launcher_of(ranks), ranks, [OWN, variant, *SMALL])
+    wait_until(lambda: not left_in(folders[dataset]), 5)
+    assert weights(folders[dataset], ranks, "own") == weights(folders["tensors"], ranks, "own")
+    workers = json.loads((folders[dataset] / "runs/own/r/config.json").read_text())["workers"]
+    assert bool(workers) == (dataset == "dataset")
 
 
 @pytest.mark.slow
@@ -118,7 +117,7 @@ def test_a_program_that_its_workers_would_start_again_fails_at_once(tmp_path):
     unguarded = tmp_path / "unguarded.py"
     text = (PROGRAMS / "own.py").read_text().replace('if __name__ == "__main__":', "if True:")
     unguarded.write_text(text.replace("variant = ", 'variant = "dataset"  # '))
-    done = start_in(tmp_path, "mpirun", 2, [str(unguarded), *SMALL, "--workers", "1"])
+    done = start_in(tmp_path, "mpirun", 2, [str(unguarded), *SMALL])
     assert done.returncode == 1
     assert 'put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file' in done.stderr
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.mpi.conftest import slow
+from tests.mpi.conftest import EFFNET, slow
 from tests.mpi.interrupted import TINY, same_end
 
 POWER = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", "--compression", "powersgd:2")
@@ -33,7 +33,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(runs):
     ],
 )
 def test_a_wrong_choice_is_one_line(run, tmp_path, words, line):
-    done = run("mpirun", 2, ["-m", "hvdtrain.effnet", *TINY, "--runs-dir", str(tmp_path), "--compression", *words])
+    done = run("mpirun", 2, [*EFFNET, *TINY, "--runs-dir", str(tmp_path), "--compression", *words])
     assert done.returncode == 2
     (said,) = [one for one in done.stderr.splitlines() if one.startswith("hvdtrain: ")]
     assert said.startswith(f"hvdtrain: {line}"), said

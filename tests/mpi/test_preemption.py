@@ -12,7 +12,7 @@ import time
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, command, environment, left_in, one_torn_image, wait_until
+from tests.mpi.conftest import EFFNET, PROGRAMS, TIMEOUT_S, command, environment, left_in, one_torn_image, wait_until
 from tests.mpi.interrupted import SHORT, ended, same_end, stopping
 from tests.mpi.launched import argv
 
@@ -180,7 +180,7 @@ LONG = (*FOLDER, "--batch-size-per-rank", "4", "--epochs", "500", "--checkpoint-
 @pytest.mark.parametrize("launcher", ["python", "hvdlaunch", "mpirun"])
 def test_ctrl_c_in_a_terminal_loses_no_checkpoint_and_shows_no_traceback(runs, tmp_path, launcher):
     """All ranks save and leave; but mpirun alone sends them SIGTERM, and kills them a second later."""
-    run, program = runs(2, LONG), ["-m", "hvdtrain.effnet", *LONG]
+    run, program = runs(2, LONG), [*EFFNET, *LONG]
     one_torn_image(tmp_path / "images").unlink()
     words = argv(program=["python", *program]) if launcher == "hvdlaunch" else command(launcher, 2, program)
     said, status = typed(words, tmp_path, b"\x03", when=lambda: len(run.checkpoints) > 1)

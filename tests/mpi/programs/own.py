@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -57,7 +58,12 @@ def kill(run, event):
 
 
 ENDS = {end.__name__: end for end in (break_on_rank_1, break_on_all, collective, kill)}
-DATA = {"dataset": Samples(), "stream": Stream()}
+DATA = {"dataset": Samples(), "read_by_rank": Samples(), "stream": Stream()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(hvdtrain.Settings):
+    workers: int | None = 0 if variant == "read_by_rank" else None
 
 
 def main(run):
@@ -76,4 +82,4 @@ def main(run):
 
 
 if __name__ == "__main__":
-    hvdtrain.start(main, hvdtrain.Settings)
+    hvdtrain.start(main, Settings)

@@ -3,7 +3,10 @@ import re
 
 import pytest
 
+import hvdtrain
+from hvdtrain.program.settings import parse as parse_settings
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.notes import chosen
 from hvdtrain.text import settings as text_settings
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.settings import EffnetSettings, parse
@@ -154,6 +157,29 @@ def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):
         parse(["--help"])
     assert leaving.value.code == 0
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("program", [vision_settings, text_settings], ids=["effnet", "bert"])
+def test_the_answer_to_an_option_of_what_the_program_chooses_says_what(capsys, program):
+    fields = chosen(type(program.parse([])))
+    assert "workers" in fields
+    for name, what in fields.items():
+        word = f"--{name.replace('_', '-')}"
+        expected = f": not an option, since the program chooses: {what}. Leave it out."
+        assert refused(lambda word=word: program.parse([word, "3"])) == f"{word} 3{expected}"
+        assert refused(lambda word=word: program.parse([f"{word}=3", "--seed", "1"])) == f"{word}=3{expected}"
+        negated = word.replace("--", "--no-")
+        assert refused(lambda word=negated: program.parse([word])) == f"{negated}{expected}"
+        assert f"{word} " not in helped(capsys, program.parse, "--help-all")
+
+
+def test_a_program_of_ones_own_sets_what_others_leave_to_the_program():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Settings(hvdtrain.Settings):
+        workers: int | None = 3
+
+    assert parse_settings([], [Settings]).workers == 3
+    assert "not an option" in refused(lambda: parse_settings(["--workers", "4"], [Settings]))
 
 
 def test_settings_cannot_change_after_they_are_read():

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.notes import chosen
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.settings import EffnetSettings, parse
 from tests.refusals import options_refused_together
@@ -80,10 +81,6 @@ OPTIONS = [
     ("--keep 5", 5),
     ("--max-unreadable-images 3", 3),
     ("--hang-timeout-s 30", 30.0),
-    ("--workers 0", 0),
-    ("--workers 3", 3),
-    ("--prefetch 0", 0),
-    ("--prefetch 4", 4),
 ]
 
 
@@ -145,7 +142,8 @@ def test_each_option_sets_its_field_and_no_other(words, expected):
 
 def test_the_list_above_knows_every_option():
     words = {words.split()[0].removeprefix("--").removeprefix("no-") for words, _ in OPTIONS}
-    assert words == {field.name.replace("_", "-") for field in dataclasses.fields(EffnetSettings)}
+    fields = {field.name for field in dataclasses.fields(EffnetSettings)} - chosen(EffnetSettings).keys()
+    assert words == {name.replace("_", "-") for name in fields}
 
 
 @pytest.mark.parametrize(
@@ -209,11 +207,6 @@ def test_the_list_above_knows_every_option():
         "--run a/b",
         "--experiment a/b",
         "--experiment .",
-        "--workers -1",
-        "--workers 1.5",
-        "--workers auto",
-        "--prefetch -1",
-        "--prefetch 0.5",
         "--bogus 1",
         "--epoch 3",
     ],
