@@ -6,7 +6,7 @@ GPUS = $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
 NP ?= $(if $(filter 1,$(GPUS)),1,2)
 SEEDS ?= 1
 PORT ?= 6006
-ARGS ?= --data digits --model efficientnet_tiny --stem-stride 1 --epochs 40 --batch-size-per-rank 32
+ARGS ?= --data digits --model efficientnet_tiny --epochs 40 --batch-size-per-rank 32
 # MPI=5 takes Open MPI 5, with an environment of its own, in place of the system's or Open MPI 4.
 export MPI
 VENV := source .venv$(MPI:%=-mpi%)/bin/activate &&

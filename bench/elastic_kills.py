@@ -184,7 +184,7 @@ def accuracy(seed: int, *, kills: int, ranks: int) -> Sample:
     """The test accuracy of a whole run, of which ranks are killed at random places of its first nine tenths."""
     draws = random.Random(seed)  # noqa: S311 (who is killed, and when)
     places = sorted(draws.uniform(0.0, 0.9) for _ in range(kills))  # shares of the run
-    words = ["--epochs", str(EPOCHS), "--seed", str(seed), "--stem-stride", "1"]
+    words = ["--epochs", str(EPOCHS), "--seed", str(seed)]
     done = 0
     options = [*OPTIONS[GROWING], "--restarts", str(KILLS)]  # where they cannot go on in place
     with started(MODEL, ranks=ranks, options=options, words=[*words, "--checkpoint-every-steps", "50"]) as job:

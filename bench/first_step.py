@@ -17,7 +17,7 @@ from torch import optim
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 BATCH = 64
-OURS = "--data digits --model efficientnet_tiny --stem-stride 1 --epochs 1"
+OURS = "--data digits --model efficientnet_tiny --epochs 1"
 
 
 class Notes:

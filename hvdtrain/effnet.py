@@ -22,6 +22,8 @@ def main(run: hvdtrain.Run[EffnetSettings]) -> None:
 
     ranks, settings = run.ranks, run.settings
     images = data.load_on_all(ranks, settings)
+    if settings.stem_stride is None:
+        run.settings = settings = models.with_stem_stride(ranks, settings, pixels=images.height)
     model = models.build_on_all(
         ranks,
         settings.model,

@@ -55,7 +55,7 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
     except OSError as error:
         raise _write_error(folder, error) from error
     try:
-        finished = _is_finished(folder)
+        finished = is_finished(folder)
         if finished and not overwrite:
             raise BadInput(f"{folder} holds a finished run: give another --run, or --overwrite to replace it")
         (folder / "checkpoints").mkdir(exist_ok=True)
@@ -151,7 +151,8 @@ def _remove(folder: Path, *, keep: tuple[str, ...]) -> None:
             checkpoint.remove(path)
 
 
-def _is_finished(folder: Path) -> bool:
+def is_finished(folder: Path) -> bool:
+    """Whether a run has ended in this folder, so that nothing goes on from it."""
     try:
         return bool(json.loads((folder / "result.json").read_text())["exit_reason"] == FINISHED)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -37,6 +37,12 @@ def has_checkpoints(experiment: Path, run: str | None) -> bool:
     return name is not None and bool(files.list_checkpoints(experiment / name / "checkpoints", "step"))
 
 
+def unfinished_run(experiment: Path, run: str | None) -> Path | None:
+    """The folder of a run of this name that can be resumed, if there is one."""
+    path = experiment / (run or os.environ.get("HVDLAUNCH_JOB", ""))
+    return path if has_checkpoints(experiment, run) and not folder.is_finished(path) else None
+
+
 def open_on_all(
     comm: Comm,
     experiment: Path,

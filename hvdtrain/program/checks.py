@@ -1,13 +1,15 @@
 """What all ranks agree on before the first step: the device, the batches, the run folder."""
 
+import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hvdtrain.checkpoint import changes
-from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all
+from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all, unfinished_run
 from hvdtrain.elastic.newcomers import read_invitation
 from hvdtrain.feed.order import BatchSizes, batch_sizes
 from hvdtrain.loop.draft import Job
@@ -62,6 +64,17 @@ def require_job(settings: Settings, job: Job) -> None:
     """Raise BadInput if a feature cannot train this job."""
     for check_job in methods(settings, "check_job"):
         check_job(job)
+
+
+def saved_config(settings: Settings) -> dict[str, Any]:
+    """config.json of the run that goes on with these settings, or that a newcomer joins; nothing of a new run."""
+    invitation = read_invitation(os.environ)
+    path = unfinished_run(settings.runs_dir / settings.experiment, settings.run)
+    path = path if invitation is None else Path(invitation.run)
+    try:
+        return {} if path is None else dict(json.loads((path / "config.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def open_folder(settings: Settings, job: Job) -> RunFolder:

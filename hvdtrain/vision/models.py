@@ -13,26 +13,29 @@ from torchvision.models.efficientnet import MBConvConfig
 from torchvision.ops.misc import Conv2dNormActivation
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
+from hvdtrain.program.checks import saved_config
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
-from hvdtrain.vision.settings import MODELS, TINY
+from hvdtrain.vision.settings import MODELS, TINY, EffnetSettings
+
+HALVED_PIXELS = 32  # the height of the smallest images whose resolution the stem halves
 
 
 def build(
     name: str,
     *,
     classes: int,
-    stem_stride: int = 2,
+    stem_stride: int | None = None,
     dropout: float | None = None,
     stochastic_depth: float | None = None,
 ) -> EfficientNet:
     """An EfficientNet for (N, 3, H, W) images with `classes` logits.
 
     `stem_stride` 1 keeps the resolution of small images. `dropout` is a probability, `stochastic_depth` that of the
-    last block; None keeps the model's own.
+    last block. None keeps the model's own.
     """
     options: dict[str, float] = {}
     if dropout is not None:
@@ -40,9 +43,15 @@ def build(
     if stochastic_depth is not None:
         options["stochastic_depth_prob"] = stochastic_depth
     model = _build_tiny(classes, options) if name == TINY else _build_from_torchvision(name, classes, options)
-    stem = model.features[0][0]
-    stem.stride = (stem_stride, stem_stride)
+    if stem_stride is not None:
+        model.features[0][0].stride = (stem_stride, stem_stride)
     return model
+
+
+def with_stem_stride(comm: Comm, settings: EffnetSettings, *, pixels: int) -> EffnetSettings:
+    """The settings with the stride for images of this height, or with that of the run that goes on."""
+    saved = comm.allgather(saved_config(settings).get("stem_stride"))[0]
+    return replace(settings, stem_stride=saved or (1 if pixels < HALVED_PIXELS else 2))
 
 
 def build_on_all(
@@ -52,7 +61,7 @@ def build_on_all(
     classes: int,
     seed: int,
     pretrained: str | None = None,
-    stem_stride: int = 2,
+    stem_stride: int | None = None,
     dropout: float | None = None,
     stochastic_depth: float | None = None,
 ) -> EfficientNet:

@@ -9,7 +9,7 @@ from hvdtrain.program import settings as program
 from hvdtrain.program.settings import Settings
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
-from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, PROBABILITY, SHAPES, one_of
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, COLUMN, PROBABILITY, SHAPES, Chosen, one_of
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Job
@@ -38,7 +38,11 @@ class EffnetSettings(Settings):
     experiment: str = "effnet"
     pretrained: str | None = None
     """A file of weights, 'hub' for torchvision's, or 'none', where a recipe has some."""
-    stem_stride: Annotated[Literal[1, 2], SHAPES] = 2
+    stem_stride: Annotated[
+        Literal[1, 2] | None,
+        SHAPES,
+        Chosen(what="1 for images of less than 32 pixels, whose resolution it keeps, else 2"),
+    ] = None
     """1 keeps the resolution of small images."""
     dropout: Annotated[float | None, PROBABILITY] = None
     """Probability; the model's own if not given."""
@@ -55,7 +59,7 @@ class EffnetSettings(Settings):
     """Side in pixels of a square to blacken; 0 for none."""
     sync_bn: Annotated[bool, COLUMN] = False
     """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
-    channels_last: bool = True
+    channels_last: Annotated[bool, ASIDE, Chosen(what="the recipe says so, book without and scaled with it")] = True
     """Keep the channels of a pixel side by side in memory, which convolutions are faster with."""
     max_unreadable_images: Annotated[int, AT_LEAST_0] = 100
     """End with status 1 after more than so many images, of all ranks and epochs, that could not be decoded; else they

@@ -17,7 +17,7 @@ from tests.image.containers import SUBNET, Container, Image, new_volume
 
 PROJECT = Path(__file__).parents[2]
 HOME = Path("home/hvdtrain")
-TRAIN = shlex.split("python -m hvdtrain.effnet --data digits --model efficientnet_tiny --stem-stride 1")
+TRAIN = shlex.split("python -m hvdtrain.effnet --data digits --model efficientnet_tiny")
 OF_LAUNCH = sorted(
     str(path.relative_to(PROJECT))
     for path in (PROJECT / "tests/unit").rglob("test_*.py")

@@ -38,6 +38,13 @@ def test_from_step_1_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path
     assert run.result["resumed"] == 3
 
 
+def test_a_run_keeps_the_stride_of_its_stem_where_the_program_would_choose_another(half, tmp_path, reference):
+    run = half.copied(tmp_path)
+    run.finish(program=("-m", "hvdtrain.effnet"))
+    assert json.loads((run.path / "config.json").read_text())["stem_stride"] == 2
+    same_end(run, reference(2))
+
+
 @pytest.mark.slow
 def test_three_ranks(runs, reference):
     words = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", *EVERY_STEP, "--deterministic", "--sync-bn")

@@ -52,4 +52,5 @@ if __name__ == "__main__":  # not in workers that read files
     folder.mkdir(exist_ok=True)
     run["notes"] = (folder / f"rank-{exits.launched_rank()}.jsonl").open("a", buffering=1)
     feed.arriving, Progress.took, Progress.go_on, Survivors.recover = noted, noting_step, going_on, recovering
-    runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
+    sys.argv.insert(1, "effnet")
+    runpy.run_path(str(Path(__file__).with_name("every_option.py")), run_name="__main__")

@@ -29,4 +29,5 @@ def noted(self: Resident, indices: Sequence[Tensor], *rest: Any) -> Iterator[Bat
 
 
 Resident.batches = noted  # type: ignore[method-assign]
-runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
+sys.argv.insert(1, "effnet")
+runpy.run_path(str(Path(__file__).with_name("every_option.py")), run_name="__main__")

@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 import time
+from pathlib import Path
 
 from hvdtrain.feed.feed import Resident
 from hvdtrain.vision import models
@@ -33,4 +34,5 @@ if cause == "dataset":
     Resident.batches = late_batches
 if cause == "forward" or (cause == "rank" and this_rank == "1"):
     models.build = slow_model
-runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
+sys.argv.insert(1, "effnet")
+runpy.run_path(str(Path(__file__).with_name("every_option.py")), run_name="__main__")

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import stat
@@ -10,11 +11,13 @@ import torch
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.run_folder import has_checkpoints, open_on_all
+from hvdtrain.elastic.newcomers import INVITATION, Invitation
 from hvdtrain.feed.feed import Resident
 from hvdtrain.feed.order import BatchSizes
 from hvdtrain.program.checks import open_folder
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.vision.models import with_stem_stride
 from hvdtrain.vision.settings import EffnetSettings
 from tests.ranks import together
 from tests.unit.checkpoint.checkpoints import files_under
@@ -62,6 +65,21 @@ def test_whether_a_run_has_left_a_checkpoint(saved, tmp_path, monkeypatch):
     monkeypatch.setenv("HVDLAUNCH_JOB", "r")
     assert has_checkpoints(experiment, None)
     assert not has_checkpoints(experiment, "other")
+
+
+def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(saved, tmp_path, monkeypatch):
+    def stride(pixels, run="r"):
+        return with_stem_stride(SerialComm(), EffnetSettings(runs_dir=tmp_path, run=run), pixels=pixels).stem_stride
+
+    assert [stride(pixels) for pixels in (8, 31, 32, 224)] == [1, 1, 2, 2]
+    (tmp_path / "effnet/r/config.json").write_text('{"stem_stride": 2}')
+    assert [stride(8), stride(8, "other"), stride(8, None)] == [2, 1, 1]
+    newcomer = Invitation(number=2, place=1, hosts=[], run=str(tmp_path / "effnet/r"), facts={}, parent_pid=1)
+    with monkeypatch.context() as patch:
+        patch.setenv(INVITATION, json.dumps(asdict(newcomer)))
+        assert stride(8, None) == 2
+    (tmp_path / "effnet/r/result.json").write_text('{"exit_reason": "finished"}')
+    assert stride(8) == 1
 
 
 @pytest.mark.parametrize(
