@@ -88,8 +88,8 @@ class FileSettings(Group):
     data_dir: Annotated[Path, ASIDE] = Path("data")
     """The folder of the data."""
     workers: Annotated[
-        int | None, AT_LEAST_0, ASIDE, Chosen(what="one process for each core of the rank reads files")
+        int | None, AT_LEAST_0, ASIDE, Chosen(why="the program starts one process for each core of the rank")
     ] = None
     """Processes per rank that read files; 0 lets the rank read by itself. Data that fit on the device need none."""
-    prefetch: Annotated[int, AT_LEAST_0, ASIDE, Chosen(what="each process that reads files is 2 batches ahead")] = 2
+    prefetch: Annotated[int, AT_LEAST_0, ASIDE, Chosen(why="each process that reads files is 2 batches ahead")] = 2
     """Batches of files that each of them reads ahead; 0 lets the rank read each batch when its step begins."""

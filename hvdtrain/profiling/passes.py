@@ -4,14 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import variance
-from typing import Literal
 
 import torch
 
 from hvdtrain.core.phases import COMPUTE, OFF, PHASES, Phase, Phases, StepMeans
 from hvdtrain.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
-
-Mode = Literal["off", "on", "exact"]
 
 # Steps of one pass before the other has its turn; the first of them is not measured, since what is read ahead is then
 # still to come. Nor are, of many loader workers, the first batches: they are all read in the time of one.
@@ -20,7 +17,7 @@ LAPS = 5  # of all workers, in a block
 
 
 def make_clock(
-    mode: Mode,
+    mode: str,
     device: torch.device,
     barrier: Callable[[], object],
     *,

@@ -1,16 +1,23 @@
 """What is measured of a run."""
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Alone
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Alone, Chosen, Rule
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Job
+
+_PROFILE = re.compile(r"off|on|exact|trace:([1-9]\d{0,8})", re.ASCII)
+PROFILE = Rule(
+    holds=lambda value: _PROFILE.fullmatch(value) is not None,
+    text="is unknown: choose off, on, exact or trace:STEPS, for example trace:5",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +26,11 @@ class ProfileSettings(Group):
 
     title: ClassVar[str] = "profiles"
 
-    profile: Annotated[Literal["off", "on", "exact"], Alone(means="on"), ASIDE] = "off"
-    """on (the option alone says it) measures the phases of each step; exact measures each phase alone as well."""
-    torch_profile: Annotated[int | None, AT_LEAST_1, ASIDE] = None
-    """Steps to trace with torch.profiler into profile/ of the run folder."""
+    profile: Annotated[str, PROFILE, Alone(means="on"), ASIDE] = "off"
+    """on (the option alone says it) measures the phases of each step; exact each phase alone as well; trace:5 writes
+    torch.profiler's trace of 5 steps as well, into profile/ of the run folder."""
+    torch_profile: Annotated[int | None, AT_LEAST_1, ASIDE, Chosen(why="--profile trace:STEPS traces steps")] = None
+    """Steps to trace."""
     timeline: Annotated[bool, ASIDE] = False
     """Write Horovod's timeline.json into the run folder; a thread of its own spins meanwhile."""
 
@@ -39,7 +47,7 @@ class ProfileSettings(Group):
 
         if self.torch_profile is not None and self.torch_profile + BEFORE_STEPS > job.steps:
             raise BadInput(
-                f"--torch-profile {self.torch_profile} after {BEFORE_STEPS} steps of warm-up is more than the run's "
+                f"--profile trace:{self.torch_profile} after {BEFORE_STEPS} steps of warm-up is more than the run's "
                 f"{job.steps} steps: lower it, or give more {job.length_option}"
             )
         if self.profile == "exact" and job.steps < (least := min_steps(steps_before(self))):
@@ -47,3 +55,14 @@ class ProfileSettings(Group):
                 f"--profile exact needs {least} steps to measure them in two ways, the run has {job.steps}: give more "
                 f"{job.length_option} or leave out =exact"
             )
+
+
+S = TypeVar("S", bound=ProfileSettings)
+
+
+def with_trace(settings: S) -> S:
+    """The settings with the steps of --profile trace:STEPS as a field; phases are measured then, too."""
+    found = _PROFILE.fullmatch(settings.profile)
+    if found is None or found[1] is None:
+        return settings
+    return replace(settings, profile="on", torch_profile=int(found[1]))

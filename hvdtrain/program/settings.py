@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, TypeVar
 from hvdtrain.checkpoint.settings import CheckpointSettings
 from hvdtrain.core.settings import FileSettings, LimitSettings, PrecisionSettings
 from hvdtrain.elastic.settings import ElasticSettings
-from hvdtrain.profiling.settings import ProfileSettings
+from hvdtrain.profiling.settings import ProfileSettings, with_trace
 from hvdtrain.ranks.comm import BUCKET_MB
 from hvdtrain.ranks.settings import GradientSettings
 from hvdtrain.recipe.settings import OptimizerSettings
@@ -77,6 +77,7 @@ def parse(
         if "__dataclass_fields__" not in vars(kind):  # its fields would not be options
             raise BadInput(f"class {kind.__name__}: write @dataclass(frozen=True, kw_only=True) above it")
     settings, given = command_line.parse(argv, by_name, prog=_command())
+    settings = with_trace(settings)
     group.check(settings, given)
     group.require_complete(settings)
     return resolve(settings, given)

@@ -88,9 +88,9 @@ def _unknown(stray: Sequence[str], options: Sequence[str], chosen: Mapping[str, 
         return f"{word}: not an option or the value of one. See --help."
     value = f" {others[0]}" if others and not others[0].startswith("--") else ""
     name = word.partition("=")[0]
-    for field, what in chosen.items():
+    for field, why in chosen.items():
         if name in (option(field), option(f"no_{field}")):
-            return f"{word}{value}: not an option, since the program chooses: {what}. Leave it out."
+            return f"{word}{value}: not an option, since {why}. Leave it out."
     near = [own for own in OF_OTHERS.get(name, ()) if own in options]
     near = near or get_close_matches(name, options, 1, cutoff=0.75) or [one for one in options if one.startswith(name)]
     meant = f" Did you mean {' or '.join(near)}?" if near else ""

@@ -45,7 +45,7 @@ class Alone:
 class Chosen:
     """The field is no option: the program chooses its value, unless a program of one's own sets another default."""
 
-    what: str  # it chooses, as the answer to who gives the option
+    why: str  # it needs no option, for who gives one
 
 
 class Mark(Enum):
@@ -79,9 +79,9 @@ def notes(settings: type) -> dict[str, list[Any]]:
 
 
 def chosen(settings: type) -> dict[str, str]:
-    """The fields of a dataclass that are no options, with what the program chooses."""
+    """The fields of a dataclass that are no options, and why."""
     return {
-        name: note.what for name, at_field in notes(settings).items() for note in at_field if isinstance(note, Chosen)
+        name: note.why for name, at_field in notes(settings).items() for note in at_field if isinstance(note, Chosen)
     }
 
 

@@ -41,7 +41,7 @@ class EffnetSettings(Settings):
     stem_stride: Annotated[
         Literal[1, 2] | None,
         SHAPES,
-        Chosen(what="1 for images of less than 32 pixels, whose resolution it keeps, else 2"),
+        Chosen(why="images of less than 32 pixels keep their resolution, and others are halved"),
     ] = None
     """1 keeps the resolution of small images."""
     dropout: Annotated[float | None, PROBABILITY] = None
@@ -59,7 +59,7 @@ class EffnetSettings(Settings):
     """Side in pixels of a square to blacken; 0 for none."""
     sync_bn: Annotated[bool, COLUMN] = False
     """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
-    channels_last: Annotated[bool, ASIDE, Chosen(what="the recipe says so, book without and scaled with it")] = True
+    channels_last: Annotated[bool, ASIDE, Chosen(why="the recipe chooses: scaled with it, book without")] = True
     """Keep the channels of a pixel side by side in memory, which convolutions are faster with."""
     max_unreadable_images: Annotated[int, AT_LEAST_0] = 100
     """End with status 1 after more than so many images, of all ranks and epochs, that could not be decoded; else they

@@ -113,7 +113,7 @@ def require_each_image_once(tmp_path, epochs, images=DIGITS):
         (1, "raise", ()),
         (2, "segv", ("--sync-bn", "--precision", "bf16", "--clip-norm", "1")),
         slow(2, "kill", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
-        slow(1, "kill", ("--torch-profile", "3", "--find-nan", "--deterministic", "--optimizer", "adamw")),
+        slow(1, "kill", ("--profile", "trace:3", "--find-nan", "--deterministic", "--optimizer", "adamw")),
     ],
 )
 def test_any_rank_may_die(start, tmp_path, rank, kind, words):

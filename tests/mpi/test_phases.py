@@ -83,7 +83,7 @@ def test_traces_and_timeline_are_readable(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(["--torch-profile", "9"], ["9", "11", "--epochs"]), (["--timeline"], ["--timeline", "mpirun"])],
+    [(["--profile", "trace:9"], ["trace:9", "11", "--epochs"]), (["--timeline"], ["--timeline", "mpirun"])],
 )
 def test_what_cannot_be_traced_is_refused(run, tmp_path, words, named):
     done = run("python", 1, [*EFFNET, *QUICK, "--batch-size-per-rank", "140", *words])

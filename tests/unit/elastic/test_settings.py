@@ -30,7 +30,7 @@ def test_what_cannot_go_on_without_a_rank(parse, words, option):
     [
         ["--compression", "fp16"],
         ["--profile"],
-        ["--torch-profile", "5"],
+        ["--profile", "trace:5"],
         ["--sync-bn"],
         ["--recompute"],
         ["--find-nan"],

@@ -43,11 +43,13 @@ def test_an_option_changes_the_recipe_wherever_it_stands(words):
         ("--profile=exact", "exact"),
         ("--profile=off", "off"),
         ("--profile exact --profile", "on"),
+        ("--profile trace:5", "on"),
     ],
 )
-def test_profile_alone_means_on(words, mode):
+def test_profile_alone_means_on_and_so_does_a_trace(words, mode):
     lr = 0.3 if "--lr" in words else None
-    assert parse(words.split()) == dataclasses.replace(EffnetSettings(), profile=mode, lr=lr)
+    steps = 5 if "trace:5" in words else None
+    assert parse(words.split()) == dataclasses.replace(EffnetSettings(), profile=mode, lr=lr, torch_profile=steps)
 
 
 @pytest.mark.parametrize("option", ["--lr", "--recipe", "--data-dir", "--run"])
@@ -160,12 +162,12 @@ def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("program", [vision_settings, text_settings], ids=["effnet", "bert"])
-def test_the_answer_to_an_option_of_what_the_program_chooses_says_what(capsys, program):
+def test_the_answer_to_an_option_of_what_the_program_chooses_says_why_it_needs_none(capsys, program):
     fields = chosen(type(program.parse([])))
     assert ("workers" in fields, "stem_stride" in fields) == (True, program is vision_settings)
-    for name, what in fields.items():
+    for name, why in fields.items():
         word = f"--{name.replace('_', '-')}"
-        expected = f": not an option, since the program chooses: {what}. Leave it out."
+        expected = f": not an option, since {why}. Leave it out."
         assert refused(lambda word=word: program.parse([word, "3"])) == f"{word} 3{expected}"
         assert refused(lambda word=word: program.parse([f"{word}=3", "--seed", "1"])) == f"{word}=3{expected}"
         negated = word.replace("--", "--no-")
