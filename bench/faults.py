@@ -4,7 +4,7 @@
     python bench/faults.py --rounds 0 --clean-s 600       only a run without faults: are there false alarms?
 
 Every round injects each fault into a run of 2 ranks, under `hvdlaunch run --restarts 1`: digits, efficientnet_tiny, a
-checkpoint every 5 steps. Noticed: from the fault to the line that names the rank, for hangs beyond --hang-timeout-s.
+checkpoint every 5 steps. Noticed: from the fault to the line that names the rank, for hangs beyond a step's limit.
 On again: from there until a step is done. Left: processes 5 s after the end of hvdlaunch.
 Aims: noticed within 3 s, for hangs within 2 s of the timeout; on again within 10 s; at most 5 steps lost; none left.
 """
@@ -21,13 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from short_timeout import HANG_S
 from watched import At, Watched
 
 INTERVAL = 5  # steps between checkpoints
 STRIKES_AT = 13  # step
-HANG_S = 3.0  # --hang-timeout-s
 LEFT_S = 5.0
-ENDLESS = ["--epochs", "100000", "--checkpoint-every-steps", str(INTERVAL), "--hang-timeout-s", str(HANG_S)]
+ENDLESS = ["--epochs", "100000", "--checkpoint-every-steps", str(INTERVAL)]
+PROGRAM = [str(Path(__file__).with_name("short_timeout.py"))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ FAULTS: dict[str, tuple[Strike, str, bool]] = {
 def figures_of(folder: Path, strike: Strike, kind: str, *, hangs: bool) -> Figures:
     """One run that fails, goes on, and is then requested to leave."""
     fault = f"{kind}@rank1:step{STRIKES_AT}" if kind else ""
-    with Watched(folder, ranks=2, options=["--restarts", "1"], words=ENDLESS, fault=fault) as job:
+    with Watched(folder, ranks=2, options=["--restarts", "1"], program=PROGRAM, words=ENDLESS, fault=fault) as job:
         struck_s, at = strike(job)
         explained = job.until(lambda: job.newest_line("hvdlaunch: rank ") or job.newest_line("hvdlaunch: all ranks "))
         on_again_s = job.until(lambda: job.goes_on(1, after=at))
@@ -93,7 +94,7 @@ def figures_of(folder: Path, strike: Strike, kind: str, *, hangs: bool) -> Figur
 
 def preempted(folder: Path) -> Figures:
     """SIGTERM to hvdlaunch; noticed once it has ended."""
-    with Watched(folder, ranks=2, words=ENDLESS) as job:
+    with Watched(folder, ranks=2, program=PROGRAM, words=ENDLESS) as job:
         job.until(lambda: job.reaches(STRIKES_AT))
         struck_s = time.monotonic()
         job.process.terminate()
@@ -101,14 +102,14 @@ def preempted(folder: Path) -> Figures:
         ended_s = time.monotonic()
         left, reached, before = left_after(job), job.result()["steps"], job.at(0)
     assert before is not None
-    with Watched(folder, ranks=2, words=ENDLESS) as job:
+    with Watched(folder, ranks=2, program=PROGRAM, words=ENDLESS) as job:
         first = job.until(lambda: job.begins(0, after=before))
         return Figures(noticed_s=ended_s - struck_s, on_again_s=None, lost=reached + 1 - first.step, left=left)
 
 
 def launcher_killed(folder: Path, name: str) -> Figures:
     """Kill -9 of hvdlaunch or mpirun; noticed once no process of the run is alive."""
-    with Watched(folder, ranks=2, words=ENDLESS) as job:
+    with Watched(folder, ranks=2, program=PROGRAM, words=ENDLESS) as job:
         job.until(lambda: job.reaches(STRIKES_AT))
         pids = [process.pid for process in job.left() if Path(process.cmdline()[0]).name == "mpirun"]
         os.kill(job.process.pid if name == "hvdlaunch" else pids[0], signal.SIGKILL)
@@ -124,8 +125,7 @@ def left_after(job: Watched) -> int:
 
 def clean(seconds: float) -> None:
     """A run without faults, with the default time limits."""
-    words = [*ENDLESS[: ENDLESS.index("--hang-timeout-s")]]
-    with tempfile.TemporaryDirectory() as folder, Watched(Path(folder), ranks=2, words=words) as job:
+    with tempfile.TemporaryDirectory() as folder, Watched(Path(folder), ranks=2, words=ENDLESS) as job:
         while time.monotonic() < job.started_s + seconds and job.process.poll() is None:
             time.sleep(0.5)
         alarms = [line.text for line in job.lines if line.text.startswith("hvdlaunch: rank ")]

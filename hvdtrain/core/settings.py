@@ -72,9 +72,14 @@ class LimitSettings(Group):
     check_replicas_every: Annotated[int, AT_LEAST_0] = 0
     """Steps between comparisons of the parameters of all ranks, by a sum of their bits that depends on each element's
     place; 0 for never."""
-    hang_timeout_s: Annotated[float | None, AT_LEAST_0, ASIDE] = None
-    """A step that takes longer ends the run; 10 times the median step and at least 60 if not given, 0 for never.
-    Reading files may take ten times as long, 600 s if not given."""
+    hang_timeout_s: Annotated[
+        float | None,
+        AT_LEAST_0,
+        ASIDE,
+        Chosen(why="the limit of a step is measured: 10 times the median step, at least 60 s"),
+    ] = None
+    """A step that takes longer ends the run; measured if None, never if 0. Reading files may take ten times as long,
+    600 s if None."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """A training that is ready to run, and what a program may do with it."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
@@ -26,6 +27,7 @@ from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree
+from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import FAILED, EndOfRun
 from hvdtrain.safety.faults import NONE
 from hvdtrain.settings.group import methods
@@ -166,11 +168,14 @@ class Training:
             self._comm.wait_context = wait_context
 
     def _opened(self, folder: RunFolder) -> AbstractContextManager[Record]:
-        settings = self._settings
+        settings, timeout_s = self._settings, self._settings.hang_timeout_s
+        if timeout_s is None and self._comm.size == 1 and sys.stdin is not None and sys.stdin.isatty():
+            timeout_s = 0.0  # a person sees that it hangs, or is debugging it
         return open_run(
             self._comm,
             folder.path,
-            hang_timeout_s=settings.hang_timeout_s,
+            hang_timeout_s=timeout_s,
+            min_limit_s=watchdog.SLOW_S if settings.compile else watchdog.MIN_LIMIT_S,  # a step may compile once more
             timeline=settings.timeline,
             elastic=settings.elastic,
         )

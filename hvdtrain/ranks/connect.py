@@ -26,7 +26,7 @@ FUSION_THRESHOLD_MB = 128.0
 CACHE_CAPACITY = 4096
 
 # Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog's fixed
-# limits: 11 minutes, unless --hang-timeout-s is more than a minute.
+# limits: 11 minutes, unless the settings' hang_timeout_s is more than a minute.
 AFTER_WATCHDOG_S = 60
 
 

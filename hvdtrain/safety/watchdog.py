@@ -46,7 +46,7 @@ MIN_LIMIT_S = 60.0
 # For reading, a first step, the first batch of an evaluation, a checkpoint, and everything before the first step.
 SLOW_S = 600.0
 RECOVERY_S = 30.0  # for the remaining ranks to recover
-SLOW_FACTOR = 10  # SLOW_S as a multiple of --hang-timeout-s
+SLOW_FACTOR = 10  # SLOW_S as a multiple of a timeout that is given
 # The culprit began its work no later than the others began to wait for it, so its timer fires first.
 WAIT_MARGIN_S = 0.5
 # Setting the timer starts a thread: one that fires up to this share of its limit too early is left as it is.
@@ -130,16 +130,24 @@ class _OffWatchdog:
 OFF: Watchdog = _OffWatchdog()
 
 
-def make_watchdog(run_folder: Path, rank: int, *, hang_timeout_s: float | None, by_signal: bool = False) -> Watchdog:
+def make_watchdog(
+    run_folder: Path,
+    rank: int,
+    *,
+    hang_timeout_s: float | None,
+    min_limit_s: float = MIN_LIMIT_S,
+    by_signal: bool = False,
+) -> Watchdog:
     """The watchdog of one rank, one per process; OFF for a timeout of 0.
 
     `by_signal` ends the process by SIGALRM: MPI reports that to the ranks that survive it.
 
-    Without a timeout the limit of a step is MEDIAN_FACTOR times the median of the last 50, at least MIN_LIMIT_S.
+    Without a timeout the limit of a step is MEDIAN_FACTOR times the median of the last 50, at least `min_limit_s`.
     """
     if hang_timeout_s == 0:
         return OFF
-    return RankWatchdog(run_folder / "ranks", rank, hang_timeout_s=hang_timeout_s, by_signal=by_signal)
+    folder = run_folder / "ranks"
+    return RankWatchdog(folder, rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=by_signal)
 
 
 def slow_limit_s(hang_timeout_s: float | None) -> float:
@@ -150,7 +158,15 @@ def slow_limit_s(hang_timeout_s: float | None) -> float:
 class RankWatchdog:
     """Writes the line and arms the timer; if the disk is full it goes on without the line, and stacks go to stderr."""
 
-    def __init__(self, folder: Path, rank: int, *, hang_timeout_s: float | None, by_signal: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        hang_timeout_s: float | None,
+        min_limit_s: float = MIN_LIMIT_S,
+        by_signal: bool = False,
+    ) -> None:
         self._line = _shared_line(folder / f"rank-{rank}.at")
         self._errors = None
         with contextlib.suppress(OSError):
@@ -158,7 +174,7 @@ class RankWatchdog:
         self._by_signal = by_signal
         if by_signal:
             faulthandler.register(signal.SIGALRM, file=self._errors or sys.stderr, chain=True)
-        self._timeout_s = hang_timeout_s
+        self._timeout_s, self._min_limit_s = hang_timeout_s, min_limit_s
         self._durations_s: deque[float] = deque(maxlen=50)
         self.step: int | None = None
         self._activity = "working"
@@ -244,7 +260,7 @@ class RankWatchdog:
             return self._slow_s
         if self._timeout_s is not None:
             return self._timeout_s
-        return max(MIN_LIMIT_S, MEDIAN_FACTOR * statistics.median(self._durations_s))
+        return max(self._min_limit_s, MEDIAN_FACTOR * statistics.median(self._durations_s))
 
     def _long_limit_s(self) -> float:
         return max(self._slow_s, self._step_limit_s)

@@ -148,7 +148,13 @@ class Run:
 
 @contextmanager
 def open_run(
-    comm: Comm, folder: Path, *, hang_timeout_s: float | None, timeline: bool, elastic: bool = False
+    comm: Comm,
+    folder: Path,
+    *,
+    hang_timeout_s: float | None,
+    min_limit_s: float = watchdog.MIN_LIMIT_S,
+    timeline: bool,
+    elastic: bool = False,
 ) -> Iterator[Run]:
     """Start the watchdog and then Horovod, with `timeline` in the run folder; at the end write why the run ended.
 
@@ -156,7 +162,9 @@ def open_run(
     where a rank fails: its hook writes the last words then. The ranks of an `elastic` run outlive one whose watchdog
     ends it.
     """
-    watch = watchdog.make_watchdog(folder, comm.rank, hang_timeout_s=hang_timeout_s, by_signal=elastic)
+    watch = watchdog.make_watchdog(
+        folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
+    )
     watch.begin_setup()
     comm.wait_context = watch.collective
     faults = agree(comm, lambda: Faults.parse(os.environ, comm.rank))

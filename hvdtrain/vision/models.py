@@ -21,7 +21,7 @@ from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
 from hvdtrain.vision.settings import MODELS, TINY, EffnetSettings
 
-HALVED_PIXELS = 32  # the height of the smallest images whose resolution the stem halves
+SMALL_PIXELS = 32  # the height up to which the stem keeps the resolution
 
 
 def build(
@@ -51,7 +51,8 @@ def build(
 def with_stem_stride(comm: Comm, settings: EffnetSettings, *, pixels: int) -> EffnetSettings:
     """The settings with the stride for images of this height, or with that of the run that goes on."""
     saved = comm.allgather(saved_config(settings).get("stem_stride"))[0]
-    return replace(settings, stem_stride=saved or (1 if pixels < HALVED_PIXELS else 2))
+    is_small = pixels <= SMALL_PIXELS and settings.pretrained != "hub"  # those weights have learned from halved images
+    return replace(settings, stem_stride=saved or (1 if is_small else 2))
 
 
 def build_on_all(

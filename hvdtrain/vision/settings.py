@@ -41,7 +41,7 @@ class EffnetSettings(Settings):
     stem_stride: Annotated[
         Literal[1, 2] | None,
         SHAPES,
-        Chosen(why="images of less than 32 pixels keep their resolution, and others are halved"),
+        Chosen(why="images of at most 32 pixels keep their resolution, except for weights of the hub"),
     ] = None
     """1 keeps the resolution of small images."""
     dropout: Annotated[float | None, PROBABILITY] = None

@@ -274,7 +274,7 @@ def mpmd(run, tmp_path, first, second, **environment):
     """Two ranks with a command line each, through mpirun's colon."""
     script = tmp_path / "second.py"
     script.write_text(f"import runpy, sys\n{second}\nrunpy.run_module('hvdtrain.effnet', run_name='__main__')\n")
-    words = [*EFFNET, *first, ":", "-np", "1", "python", str(script), *first]
+    words = ["-m", "hvdtrain.effnet", *first, ":", "-np", "1", "python", str(script), *first]
     return run("mpirun", 1, words, **environment)
 
 

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import EFFNET, QUICK, end_well, program_of, slow
+from tests.mpi.conftest import EFFNET, EVERY_OPTION, QUICK, end_well, program_of, slow
 from tests.mpi.launched import argv, finished
 
 INTERVAL = 5  # steps between checkpoints
@@ -169,7 +169,7 @@ def test_the_run_outlives_a_save_that_takes_longer_than_a_step_may(tmp_path):
     """The thread of rank 0 that writes is stopped with it; it goes on before the limit of a save."""
     slow_disk = program_of(
         tmp_path,
-        "import runpy, time\n"
+        EVERY_OPTION + "import runpy, time\n"
         "from hvdtrain.checkpoint import files as checkpoint\n"
         "def commit(*arguments, original=checkpoint.commit, **more):\n"
         f"    time.sleep({2 * HANG_S})\n"

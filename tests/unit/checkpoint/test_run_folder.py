@@ -68,10 +68,12 @@ def test_whether_a_run_has_left_a_checkpoint(saved, tmp_path, monkeypatch):
 
 
 def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(saved, tmp_path, monkeypatch):
-    def stride(pixels, run="r"):
-        return with_stem_stride(SerialComm(), EffnetSettings(runs_dir=tmp_path, run=run), pixels=pixels).stem_stride
+    def stride(pixels, run="r", **changes):
+        config = EffnetSettings(runs_dir=tmp_path, run=run, **changes)
+        return with_stem_stride(SerialComm(), config, pixels=pixels).stem_stride
 
-    assert [stride(pixels) for pixels in (8, 31, 32, 224)] == [1, 1, 2, 2]
+    assert [stride(pixels) for pixels in (8, 32, 33, 224)] == [1, 1, 2, 2]
+    assert [stride(32, pretrained=source) for source in ("hub", "weights.pt")] == [2, 1]
     (tmp_path / "effnet/r/config.json").write_text('{"stem_stride": 2}')
     assert [stride(8), stride(8, "other"), stride(8, None)] == [2, 1, 1]
     newcomer = Invitation(number=2, place=1, hosts=[], run=str(tmp_path / "effnet/r"), facts={}, parent_pid=1)

@@ -164,6 +164,28 @@ def test_every_setting_has_a_default():
     assert {"recipe", "data", "model", "experiment"} <= names
 
 
+# --- how long a step may take
+
+
+@pytest.mark.parametrize(
+    ("ranks", "is_typed", "changes", "limits"),
+    [
+        (1, True, {}, (0.0, 60.0)),  # no watchdog: who has started it may debug it
+        (1, True, {"hang_timeout_s": 7.0}, (7.0, 60.0)),
+        (1, False, {}, (None, 60.0)),
+        (2, True, {}, (None, 60.0)),
+        (2, False, {"compile": True}, (None, 600.0)),
+    ],
+)
+def test_the_limit_of_a_step(monkeypatch, ranks, is_typed, changes, limits):
+    training, folder = Training.__new__(Training), SimpleNamespace(path="here")
+    training._settings, training._comm = hvdtrain.Settings(**changes), Rank(0, ranks)
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: is_typed))
+    monkeypatch.setattr("hvdtrain.program.training.open_run", lambda *_, **given: given)
+    given = training._opened(folder)
+    assert (given["hang_timeout_s"], given["min_limit_s"]) == limits
+
+
 # --- the loop over a training
 
 

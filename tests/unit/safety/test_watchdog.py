@@ -45,8 +45,8 @@ def rank(tmp_path, timer):
     (tmp_path / "ranks").mkdir()
     made = []
 
-    def make(hang_timeout_s=None):
-        made.append(make_watchdog(tmp_path, 3, hang_timeout_s=hang_timeout_s))
+    def make(hang_timeout_s=None, **options):
+        made.append(make_watchdog(tmp_path, 3, hang_timeout_s=hang_timeout_s, **options))
         return made[-1]
 
     yield make
@@ -205,6 +205,13 @@ def test_the_first_steps_have_limits_of_their_own(rank, timer, clock):
 def test_a_step_may_take_ten_times_the_median_of_the_last_50(rank, timer, clock, durations, limit):
     take_steps(rank(), clock, durations)
     assert timer.limits[-1] == limit
+
+
+def test_the_least_limit_of_a_step_may_be_longer(rank, timer, clock):
+    take_steps(rank(min_limit_s=600.0), clock, [0.1] * 3)
+    assert timer.limits[-1] == 600.0
+    take_steps(rank(min_limit_s=600.0), clock, [70.0] * 3)
+    assert timer.limits[-1] == 700.0
 
 
 def test_a_second_call_in_a_step_is_not_another_step(rank, timer, clock):

@@ -77,7 +77,6 @@ OPTIONS = [
     ("--checkpoint-every-steps 12", 12),
     ("--keep 5", 5),
     ("--max-unreadable-images 3", 3),
-    ("--hang-timeout-s 30", 30.0),
 ]
 
 
