@@ -113,7 +113,7 @@ def measure_kills(chosen: argparse.Namespace) -> None:
     """One rank lives through all kills; each comes once there are as many ranks as before."""
     ranks, run = chosen.np or 3, time.strftime("%F %T")
     draws = random.Random(run)  # noqa: S311 (who is killed)
-    with started(MODEL, ranks=ranks, options=OPTIONS[GROWING], words=["--check-replicas-every", "50"]) as job:
+    with started(MODEL, ranks=ranks, options=OPTIONS[GROWING], words=["--checkpoint-every-steps", "50"]) as job:
         pids = job.until(lambda: job.all_take(ranks, steps=WARMUP_STEPS))
         spared = draws.choice(pids)
         watched = {"the rank that is spared": spared, **launchers(job)}

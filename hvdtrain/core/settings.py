@@ -67,11 +67,17 @@ class LimitSettings(Group):
 
     title: ClassVar[str] = "limits and checks"
 
-    max_skipped_steps: Annotated[int, AT_LEAST_1] = 20
+    max_skipped_steps: Annotated[
+        int,
+        AT_LEAST_1,
+        ASIDE,
+        Chosen(why="20 skipped steps in a row end a run, and fp16 needs fewer"),
+    ] = 20
     """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
-    check_replicas_every: Annotated[int, AT_LEAST_0] = 0
-    """Steps between comparisons of the parameters of all ranks, by a sum of their bits that depends on each element's
-    place; 0 for never."""
+    check_replicas_every: Annotated[
+        int, AT_LEAST_0, ASIDE, Chosen(why="replicas are compared at each checkpoint: see --checkpoint-every-steps")
+    ] = 0
+    """Steps between more comparisons of the parameters of all ranks; 0 for none but those at checkpoints."""
     hang_timeout_s: Annotated[
         float | None,
         AT_LEAST_0,

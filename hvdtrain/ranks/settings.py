@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
-from hvdtrain.settings.group import Group, Missing, requires
-from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, COLUMN, POSITIVE
+from hvdtrain.settings.group import Group
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, POSITIVE, Chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +26,18 @@ class GradientSettings(Group):
     fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
     """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 25 if
     not given. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is taken."""
-    fusion_groups: Annotated[int | None, AT_LEAST_1] = None
-    """Of the reducer horovod: send the gradients in this many fixed groups; as they come if not given."""
-    cycle_time_ms: Annotated[float | None, POSITIVE] = None
-    """Pause between Horovod's rounds; Horovod's own if not given."""
+    fusion_groups: Annotated[
+        int | None, AT_LEAST_1, ASIDE, Chosen(why="the reducer horovod sends gradients as they come")
+    ] = None
+    """Of the reducer horovod: send the gradients in this many fixed groups; as they come if None."""
+    cycle_time_ms: Annotated[
+        float | None, POSITIVE, ASIDE, Chosen(why="Horovod's own pause holds, or that of HOROVOD_CYCLE_TIME")
+    ] = None
+    """Pause between Horovod's rounds; Horovod's own if None."""
 
     def check(self, given: set[str]) -> None:
         if self.compression not in (None, "none", "fp16") and power_rank(self.compression) is None:
             raise BadInput(f"--compression {self.compression}: choose none, fp16 or powersgd:R, as powersgd:2")
-
-    def missing(self) -> Missing:
-        if self.reducer == "horovod" or self.fusion_groups is None:
-            return {}
-        return {requires(f"--fusion-groups {self.fusion_groups}", "--reducer horovod"): {"reducer": "horovod"}}
 
     def uses(self) -> Iterable[Use]:
         if power_rank(self.compression) is not None:  # each rank keeps what it has left out, in its loss's scale

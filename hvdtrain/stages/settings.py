@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from hvdtrain.core.settings import BatchSettings
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Missing, requires
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Chosen
 
 Order = Literal["1f1b", "gpipe"]
 
@@ -28,7 +28,9 @@ class StageSettings(BatchSettings):
     stages_at: str | None = None
     """The first blocks of the stages but the first, as 4,9; by the blocks' measured times if not given, a resumed run
     where it was cut before."""
-    pipeline_schedule: Annotated[Order, ASIDE] = "1f1b"
+    pipeline_schedule: Annotated[
+        Order, ASIDE, Chosen(why="1f1b waits no longer than gpipe and holds fewer batches")
+    ] = "1f1b"
     """1f1b holds as many batches as there are stages, gpipe all of accumulate-steps."""
     recompute: Annotated[bool, ASIDE] = False
     """Keep what blocks hand on, and compute what is inside them again in the backward pass: less memory, about a third
@@ -43,8 +45,6 @@ class StageSettings(BatchSettings):
         stages, subject = self.stages, f"--stages {self.stages}"
         if stages == 1 and self.stages_at is not None:
             stages, subject = self.stages_at.count(",") + 2, f"--stages-at {self.stages_at}"
-        elif stages == 1 and self.pipeline_schedule != "1f1b":
-            stages, subject = 2, f"--pipeline-schedule {self.pipeline_schedule}"
         options = [f"--stages {stages}"] if self.stages < stages else []
         if self.accumulate_steps < stages:  # each stage is to have a micro-batch
             options.append(f"--accumulate-steps {stages} or more")

@@ -27,8 +27,6 @@ TRAIN = (
         "0",
         "--reducer",
         "horovod",
-        "--fusion-groups",
-        "1",
     ),
 )
 MakeCluster = Callable[..., Cluster]

@@ -28,15 +28,12 @@ def proposed(line):
         (parse, words)
         for parses, words in [
             (BOTH, "--stages 5"),
-            (BOTH, "--stages-at 3,5 --pipeline-schedule gpipe"),
-            (BOTH, "--pipeline-schedule gpipe --accumulate-steps 1"),
+            (BOTH, "--stages-at 3,5"),
             (BOTH, "--sync-group-size 2"),
             (BOTH, "--sync-group-size 2 --sync-every 4"),
             (BOTH, "--sync local"),
             (BOTH, "--sync two-level --sync-every 4"),
-            (BOTH, "--fusion-groups 3 --sync-every 4"),
             (BOTH, "--min-np 2 --grow --seed 3"),
-            (BOTH, "--stages 5 --fusion-groups 3"),
             ([texts.parse], "--recipe finetune --pair-column p"),
             ([texts.parse], "--recipe finetune --data text --stages 2"),
             ([texts.parse], "--text-column t --label-column l"),
@@ -89,7 +86,7 @@ def test_what_does_not_go_together_is_said_before_what_is_missing():
 @pytest.mark.parametrize(
     ("words", "pair"),
     [
-        ("--fusion-groups 3 --grow", {"--reducer horovod", "--elastic"}),
+        ("--reducer horovod --grow", {"--reducer horovod", "--elastic"}),
         ("--stages-at 3 --sync-every 4", {"--sync local", "--stages 2"}),
         ("--sync-group-size 2 --compression powersgd:2", {"--sync two-level", "--compression powersgd:2"}),
         ("--sync-bn --sync-every 16", {"--sync-bn", "--sync local"}),

@@ -140,7 +140,7 @@ def test_help_all_begins_with_the_most_used_and_has_a_text_for_each_option(capsy
             "--batch-size=3: unknown option. Did you mean --batch-size-per-rank or --global-",
         ),
         (vision_settings, "--learning-rate 3", "Did you mean --lr?"),
-        (vision_settings, "--fusion 3", "Did you mean --fusion-threshold-mb or --fusion-groups?"),
+        (vision_settings, "--fusion 3", "Did you mean --fusion-threshold-mb?"),
         (vision_settings, "--no-normalise", "Did you mean --no-normalize?"),
         (vision_settings, "--bogus --epochs 3", "--bogus: unknown option. See --help."),
         (vision_settings, "--max-seq-length 3", "--max-seq-length 3: unknown option. See --help."),

@@ -61,11 +61,6 @@ TWO = ["--stages", "2", "--accumulate-steps", "2"]
             ["--stages", "4", "--accumulate-steps", "3"],
             "--stages 4 requires --accumulate-steps 4 or more",
         ),
-        (
-            images.parse,
-            ["--pipeline-schedule", "gpipe"],
-            "--pipeline-schedule gpipe requires --stages 2 and --accumulate-",
-        ),
         (images.parse, ["--stages-at", "3"], "--stages-at 3 requires --stages 2 and --accumulate-steps 2 or more"),
         (images.parse, ["--stages", "0"], "--stages 0 must be at least 1"),
     ],
