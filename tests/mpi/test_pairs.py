@@ -12,10 +12,10 @@ from tests.mpi.conftest import PROGRAMS, end_well
 from tests.mpi.forks import BY_ITSELF
 from tests.pairs import programs, trials, words_of
 
-DIGITS = "--data digits --model efficientnet_tiny --batch-size-per-rank 64 --epochs 1 --check-replicas-every 2"
+DIGITS = "--data digits --model efficientnet_tiny --batch-size-per-rank 64 --epochs 1 --checkpoint-every-steps 2"
 TEXTS = (
     "--data json --data-dir texts --vocab-size 200 --batch-size-per-rank 4 --accumulate-steps 1 --epochs 1 "
-    "--check-replicas-every 2"
+    "--checkpoint-every-steps 2"
 )
 SPLIT = {"--stages 2", "--tensor 2"}
 WANT_A_GPU = {"--precision fp16", "--compile"}
