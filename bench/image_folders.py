@@ -71,7 +71,7 @@ def start(folder: Path) -> None:
     with timed("listing"):
         found = listing.list_images(folder)
     with timed("headers"):
-        headers.require_readable(SerialComm(), found, epochs=config.epochs, max_unreadable=config.max_unreadable_images)
+        headers.require_readable(SerialComm(), found, epochs=config.epochs, max_unreadable=100)
     preprocessing = models.preprocessing(config.model)
     images = image_folder(found, preprocessing, augment=True, seed=0, workers=WORKERS, prefetch=2)
     sent: list[int] = []

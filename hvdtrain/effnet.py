@@ -22,8 +22,7 @@ def main(run: hvdtrain.Run[EffnetSettings]) -> None:
 
     ranks, settings = run.ranks, run.settings
     images = data.load_on_all(ranks, settings)
-    if settings.stem_stride is None:
-        run.settings = settings = models.with_stem_stride(ranks, settings, pixels=images.height)
+    run.settings = settings = data.with_choices(ranks, settings, images)
     model = models.build_on_all(
         ranks,
         settings.model,

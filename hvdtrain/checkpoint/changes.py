@@ -6,7 +6,7 @@ from typing import Any
 
 from hvdtrain.safety.exits import BadInput
 
-_REMEDY = "another --run, or --resume never to start anew"
+_REMEDY = "another --run, or remove the run folder to start anew"
 
 
 def describe_run(

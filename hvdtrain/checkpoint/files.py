@@ -301,7 +301,7 @@ def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
 
 
 def _describe_remedy(folder: Path) -> str:
-    return f"remove {folder} to go on from the one before it, or give --resume never"
+    return f"remove {folder} to go on from the one before it, or give another --run"
 
 
 def open_one(folder: Path) -> StoredCheckpoint:

@@ -98,8 +98,7 @@ def open_on_all(
         def clear() -> None:
             if checkpoint is None and skipped:
                 raise BadInput(
-                    f"no checkpoint in {path} can be used ({skipped[0]}): mend it, or give --resume never to start "
-                    "anew and lose them all"
+                    f"no checkpoint in {path} can be used ({skipped[0]}): mend it, or give another --run to start anew"
                 )
             if checkpoint is not None:
                 lines.extend(describe_changes(checkpoint.about, about, shaping=shaping, aside=aside))

@@ -214,5 +214,5 @@ def _require_fit(checkpoint: files.StoredCheckpoint, use: Callable[[], T]) -> T:
         if isinstance(error, BadInput) or is_out_of_memory(error):
             raise
         raise BadInput(
-            f"{checkpoint.folder} does not fit this run ({type(error).__name__}): give --resume never to start anew"
+            f"{checkpoint.folder} does not fit this run ({type(error).__name__}): give another --run to start anew"
         ) from error

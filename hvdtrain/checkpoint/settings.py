@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, Chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +13,12 @@ class CheckpointSettings(Group):
 
     title: ClassVar[str] = "checkpoints"
 
-    resume: Annotated[Literal["auto", "never"], ASIDE] = "auto"
-    """auto goes on from the run's newest valid checkpoint, if it has any; never starts anew."""
+    resume: Annotated[
+        Literal["auto", "never"],
+        ASIDE,
+        Chosen(why="a run resumes. To start anew, give another --run or remove its folder"),
+    ] = "auto"
+    """auto resumes from the run's newest valid checkpoint, if it has any; never starts anew."""
     checkpoint_every_s: Annotated[float, AT_LEAST_0, ASIDE] = 300.0
     """Seconds between checkpoints; 0 for none by the clock."""
     checkpoint_every_steps: Annotated[int | None, AT_LEAST_1, ASIDE] = None

@@ -72,8 +72,8 @@ class Limits(Hook):
             if counts[name] > most:
                 unit = name.removeprefix("unreadable_")
                 raise EndOfRun(
-                    f"{counts[name]} {unit} could not be decoded, more than --max-{name.replace('_', '-')} {most}: "
-                    "repair the data; each rank has named its first on standard error",
+                    f"{counts[name]} {unit} could not be decoded, more than the {most} that a run may have: repair "
+                    "the data; each rank has named its first on standard error",
                     status=FAILED,
                     reason=f"too many unreadable {unit}",
                 )

@@ -2,12 +2,14 @@
 
 import shutil
 import tempfile
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 
 from torchvision.datasets import CIFAR10
 
 from hvdtrain.feed.readers import count_workers
+from hvdtrain.program.checks import saved_config
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
@@ -17,7 +19,9 @@ from hvdtrain.vision.files import image_folder
 from hvdtrain.vision.headers import require_readable
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.listing import list_images, require_classes
-from hvdtrain.vision.settings import DATA, EffnetSettings
+from hvdtrain.vision.settings import DATA, EffnetSettings, unreadable_limit
+
+SMALL_PIXELS = 32  # the height up to which the stem keeps the resolution
 
 # On any number of ranks up to 64.
 OFFLINE_COMMAND = "python -m hvdtrain.effnet --data digits --model efficientnet_tiny --global-batch-size 64"
@@ -34,11 +38,23 @@ def load_on_all(comm: Comm, config: EffnetSettings) -> Images:
     return data_set
 
 
+def with_choices(comm: Comm, settings: EffnetSettings, images: Images) -> EffnetSettings:
+    """The settings with what the program chooses for these images, or has chosen for the run that goes on."""
+    saved = comm.allgather(saved_config(settings).get("stem_stride"))[0]
+    is_small = images.height <= SMALL_PIXELS and settings.pretrained != "hub"  # which has learned from halved images
+    return replace(
+        settings,
+        stem_stride=settings.stem_stride or saved or (1 if is_small else 2),
+        max_unreadable_images=unreadable_limit(settings, len(images.train)),
+    )
+
+
 def load_folder_on_all(comm: Comm, config: EffnetSettings) -> Images:
     """A folder of images on every rank; BadInput for a missing one, one class, or too many unreadable images."""
     listing = agree(comm, lambda: require_classes(list_images(config.data_dir)))
     require_equal(comm, {"the numbers of training and test images": [len(split) for split in listing.splits]})
-    require_readable(comm, listing, epochs=config.epochs, max_unreadable=config.max_unreadable_images)
+    most = unreadable_limit(config, len(listing.splits[0]))
+    require_readable(comm, listing, epochs=config.epochs, max_unreadable=most)
     return image_folder(
         listing,
         models.preprocessing(config.model),

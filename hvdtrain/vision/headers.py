@@ -52,7 +52,7 @@ def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadabl
         if visits > max_unreadable:
             raise BadInput(
                 f"--data-dir {listing.folder}: {problem}; those for training, {visits} in {epochs} epochs, are more "
-                f"than --max-unreadable-images {max_unreadable}: repair or remove them, or allow more"
+                f"than the {max_unreadable} that a run may have: repair or remove them"
             )
         if comm.rank == 0:
             print(f"hvdtrain: warning: {problem}; they are left out", file=sys.stderr, flush=True)

@@ -13,15 +13,12 @@ from torchvision.models.efficientnet import MBConvConfig
 from torchvision.ops.misc import Conv2dNormActivation
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
-from hvdtrain.program.checks import saved_config
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
-from hvdtrain.vision.settings import MODELS, TINY, EffnetSettings
-
-SMALL_PIXELS = 32  # the height up to which the stem keeps the resolution
+from hvdtrain.vision.settings import MODELS, TINY
 
 
 def build(
@@ -46,13 +43,6 @@ def build(
     if stem_stride is not None:
         model.features[0][0].stride = (stem_stride, stem_stride)
     return model
-
-
-def with_stem_stride(comm: Comm, settings: EffnetSettings, *, pixels: int) -> EffnetSettings:
-    """The settings with the stride for images of this height, or with that of the run that goes on."""
-    saved = comm.allgather(saved_config(settings).get("stem_stride"))[0]
-    is_small = pixels <= SMALL_PIXELS and settings.pretrained != "hub"  # those weights have learned from halved images
-    return replace(settings, stem_stride=saved or (1 if is_small else 2))
 
 
 def build_on_all(

@@ -61,7 +61,9 @@ class EffnetSettings(Settings):
     """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
     channels_last: Annotated[bool, ASIDE, Chosen(why="the recipe chooses: scaled with it, book without")] = True
     """Keep the channels of a pixel side by side in memory, which convolutions are faster with."""
-    max_unreadable_images: Annotated[int, AT_LEAST_0] = 100
+    max_unreadable_images: Annotated[
+        int | None, AT_LEAST_0, ASIDE, Chosen(why="a run may fail to decode 100 images, or one of 1,000 that it reads")
+    ] = None
     """End with status 1 after more than so many images, of all ranks and epochs, that could not be decoded; else they
     count as images without a gradient. Where more would come for want of a readable header, the run does not start."""
 
@@ -78,6 +80,12 @@ class EffnetSettings(Settings):
 
         if self.sync_bn:  # bases come first: rank 0 has measured the model by itself, if it is cut
             convert(job.model, job.comm.data)
+
+
+def unreadable_limit(settings: EffnetSettings, images: int) -> int:
+    """How many images of all epochs may fail to be decoded, of a training split of so many."""
+    chosen = max(100, settings.epochs * images // 1000)
+    return chosen if settings.max_unreadable_images is None else settings.max_unreadable_images
 
 
 def scaled() -> EffnetSettings:

@@ -11,7 +11,7 @@ from hvdtrain.core.phases import Phase
 from hvdtrain.core.task import UNREADABLE, Batch, Model, Sums, Task, Totals
 from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise, scale_and_shift
 from hvdtrain.vision.images import NO_LABEL, Images
-from hvdtrain.vision.settings import EffnetSettings
+from hvdtrain.vision.settings import EffnetSettings, unreadable_limit
 
 _REMEDIES: Mapping[Phase, str] = {
     "read": "more cores per rank, smaller image files, data that fit on the device",
@@ -98,5 +98,5 @@ def image_task(config: EffnetSettings, images: Images, device: torch.device) -> 
         normalize=config.normalize,
         label_smoothing=config.label_smoothing,
         memory_format=torch.channels_last if config.channels_last else torch.contiguous_format,
-        max_unreadable=config.max_unreadable_images,
+        max_unreadable=unreadable_limit(config, len(images.train)),
     )

@@ -107,7 +107,9 @@ runpy.run_module("hvdtrain.effnet", run_name="__main__")
 
 @pytest.mark.slow
 def test_one_flipped_bit_of_the_last_parameter_is_found_among_three_ranks(run, tmp_path):
-    done = run("mpirun", 3, [program_of(tmp_path, EVERY_OPTION + FLIP), *QUICK, "--run", "r", "--check-replicas-every", "4"])
+    done = run(
+        "mpirun", 3, [program_of(tmp_path, EVERY_OPTION + FLIP), *QUICK, "--run", "r", "--check-replicas-every", "4"]
+    )
     assert done.returncode == 4, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
     assert len(lines) == 1

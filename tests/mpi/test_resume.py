@@ -168,7 +168,7 @@ def test_a_changed_setting_is_named_and_the_command_lines_holds(half, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--seed", "1"], "--seed 1: this run's checkpoint has 0: give that, another --run, or --resume never"),
+        (["--seed", "1"], "--seed 1: this run's checkpoint has 0: give that, another --run, or remove the run"),
         pytest.param(
             ["--optimizer", "lamb"], "--optimizer lamb: this run's checkpoint has sgd", marks=pytest.mark.slow
         ),
@@ -213,7 +213,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(half, tmp_path):
     before = files_under(run.path)
     line = refusal(run.finish(status=2))
     assert "step-000000008" in line
-    assert "--resume never" in line
+    assert "give another --run" in line
     assert files_under(run.path) == before
 
 

@@ -29,7 +29,7 @@ def refusal(**options):
     with pytest.raises(BadInput) as error:
         lines(**options)
     assert "\n" not in str(error.value)
-    assert "--resume never" in str(error.value)
+    assert "remove the run folder" in str(error.value)
     return str(error.value)
 
 

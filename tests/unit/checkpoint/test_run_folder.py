@@ -17,7 +17,7 @@ from hvdtrain.feed.order import BatchSizes
 from hvdtrain.program.checks import open_folder
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.vision.models import with_stem_stride
+from hvdtrain.vision.data import with_choices
 from hvdtrain.vision.settings import EffnetSettings
 from tests.ranks import together
 from tests.unit.checkpoint.checkpoints import files_under
@@ -70,7 +70,7 @@ def test_whether_a_run_has_left_a_checkpoint(saved, tmp_path, monkeypatch):
 def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(saved, tmp_path, monkeypatch):
     def stride(pixels, run="r", **changes):
         config = EffnetSettings(runs_dir=tmp_path, run=run, **changes)
-        return with_stem_stride(SerialComm(), config, pixels=pixels).stem_stride
+        return with_choices(SerialComm(), config, SimpleNamespace(height=pixels, train=[])).stem_stride
 
     assert [stride(pixels) for pixels in (8, 32, 33, 224)] == [1, 1, 2, 2]
     assert [stride(32, pretrained=source) for source in ("hub", "weights.pt")] == [2, 1]
@@ -193,7 +193,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(begun):
     (folder / "checkpoints" / "step-000000003" / "state.pt").write_bytes(b"torn")
     before = left(folder)
     for _ in range(2):  # and its lock is free again
-        assert "--resume never" in refused(folder)
+        assert "give another --run" in refused(folder)
     assert left(folder) == before
     assert opened(folder, resume=False).resume_from is None
 

@@ -106,7 +106,7 @@ def test_a_strangers_checkpoint_runs_no_code(tmp_path, monkeypatch, kind, weaken
         load(found, "state")
     assert not canary.exists()
     assert str(refused.value).startswith(f"{folder / 'state.pt'} is refused (")
-    assert str(refused.value).endswith("or give --resume never")
+    assert str(refused.value).endswith("or give another --run")
     assert "\n" not in str(refused.value)
     assert "weights_only" not in str(refused.value)
 

@@ -92,7 +92,7 @@ def test_so_many_unreadable_images_are_let_pass_with_a_warning_and_one_more_is_r
     assert message.startswith(
         f"--data-dir {data}: 2 of 7 images cannot be read, as {data / 'train' / 'cat' / 'b.png'};"
     )
-    assert "those for training, 2 in 1 epochs, are more than --max-unreadable-images 1: " in message
+    assert "those for training, 2 in 1 epochs, are more than the 1 that a run may have: " in message
 
 
 def test_images_for_the_test_are_named_but_not_counted_as_the_run_does_not(data, capsys):

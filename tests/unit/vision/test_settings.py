@@ -66,11 +66,9 @@ OPTIONS = [
     ("--run first", "first"),
     ("--overwrite", True),
     ("--deterministic", True),
-    ("--resume never", "never"),
     ("--checkpoint-every-s 7.5", 7.5),
     ("--checkpoint-every-steps 12", 12),
     ("--keep 5", 5),
-    ("--max-unreadable-images 3", 3),
 ]
 
 
@@ -200,6 +198,12 @@ def test_a_bad_value_is_one_line_that_names_option_and_value(words):
     assert "\n" not in message
     assert option in message
     assert value in message.replace(option, "")
+
+
+@pytest.mark.parametrize(("images", "most"), [(100, 100), (4_000, 100), (4_040, 101), (1_281_167, 32_029)])
+def test_a_thousandth_of_the_images_that_are_read_may_be_unreadable(images, most):
+    assert vision_settings.unreadable_limit(EffnetSettings(epochs=25), images) == most
+    assert vision_settings.unreadable_limit(EffnetSettings(max_unreadable_images=0), images) == 0
 
 
 def test_no_options_are_the_defaults():
