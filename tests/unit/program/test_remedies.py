@@ -87,7 +87,6 @@ def test_what_does_not_go_together_is_said_before_what_is_missing():
     ("words", "pair"),
     [
         ("--reducer horovod --grow", {"--reducer horovod", "--elastic"}),
-        ("--stages-at 3 --sync-every 4", {"--sync local", "--stages 2"}),
         ("--sync-group-size 2 --compression powersgd:2", {"--sync two-level", "--compression powersgd:2"}),
         ("--sync-bn --sync-every 16", {"--sync-bn", "--sync local"}),
         ("--timeline --stages-at 4", {"--timeline", "--stages 2"}),
