@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests import texts
-from tests.mpi.conftest import end_well, slow
+from tests.mpi.conftest import BERT, EFFNET, end_well, slow
 from tests.mpi.interrupted import TINY, Runs, refusal, same_end
-from tests.mpi.test_bert import BERT, INTERRUPTED, WORDS, difference
+from tests.mpi.test_bert import INTERRUPTED, WORDS, difference
 from tests.mpi.test_stages import EPOCH, assert_same_end, ended, result
 
 __all__ = ["ended"]  # a fixture
@@ -167,7 +167,7 @@ def test_embeddings_that_two_stages_hold_stay_equal_between_three_groups(tmp_pat
     ],
 )
 def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path, words, line):
-    done = run("mpirun", 4, ["-m", "hvdtrain.effnet", *EPOCH, *words, "--run", "r"])
+    done = run("mpirun", 4, [*EFFNET, *EPOCH, *words, "--run", "r"])
     assert done.returncode == 2
     assert line in refusal(done.stdout + done.stderr)
     assert not (tmp_path / "runs").exists()

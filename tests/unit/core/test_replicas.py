@@ -81,6 +81,19 @@ def test_all_ranks_that_differ_are_named():
         check_replicas(ranks_with(third, net(), net(), net(), other), Layout(), third, 1)
 
 
+@pytest.mark.parametrize("rank", [4, 7])
+def test_in_a_group_of_replicas_the_ranks_with_the_same_part_are_compared(rank):
+    """The ranks 4 to 7 of 8 are two replicas of two parts each."""
+    where = Layout()
+    where.ranks, where.part = 2, "part"
+    first, second = net(), with_flipped_bit(net(), "0.weight")
+    fine = [first, second, copy.deepcopy(first), copy.deepcopy(second)]
+    check_replicas(Rank(rank, 8), where, fine[rank - 4], 1, group=ranks_with(*fine, rank=rank - 4))
+    odd = [*fine[:3], with_flipped_bit(net(), "3.bias")]
+    with pytest.raises(EndOfRun, match=r"rank 7 from the others of part 1, first in 0\.weight;"):
+        check_replicas(Rank(rank, 8), where, odd[rank - 4], 1, group=ranks_with(*odd, rank=rank - 4))
+
+
 def test_running_statistics_may_differ():
     model, other = net(), net()
     other[1].running_mean.add_(1.0)
