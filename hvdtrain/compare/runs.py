@@ -29,6 +29,7 @@ _RUN_SETTINGS = {
     "checkpoint_every_steps",
     "keep",
     "hang_timeout_s",
+    "workers",
 }
 # Ends of HOROVOD_ variables that tell where a process was started, not how it computes.
 _PROCESS_VARIABLES = (
