@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, ClassVar, TypeVar
 
 from hvdtrain.checkpoint.settings import CheckpointSettings
@@ -76,6 +76,11 @@ def parse(
     for kind in {type(recipe()) for recipe in by_name.values()}:
         if "__dataclass_fields__" not in vars(kind):  # its fields would not be options
             raise BadInput(f"class {kind.__name__}: write @dataclass(frozen=True, kw_only=True) above it")
+        options = {field.name for field in fields(kind)} - {field.name for field in fields(Settings)}
+        for name in sorted(options & set(dir(Settings))):  # it would take the method's place
+            raise BadInput(
+                f"class {kind.__name__}: hvdtrain.Settings uses the name {name!r}. Call the field otherwise."
+            )
     settings, given = command_line.parse(argv, by_name, prog=_command())
     settings = with_trace(settings)
     group.check(settings, given)

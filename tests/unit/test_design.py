@@ -20,7 +20,7 @@ FEATURES = re.compile(
     re.IGNORECASE,
 )
 MOST_PARAMETERS = 8
-MOST_LINES = {"examples/*.py": 60, "hvdtrain/effnet.py": 120, "hvdtrain/bert.py": 120}
+MOST_LINES = {"examples/own_model.py": 60, "examples/*.py": 90, "hvdtrain/effnet.py": 120, "hvdtrain/bert.py": 120}
 
 
 def files(*rooms):

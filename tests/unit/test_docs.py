@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import tutorial
+
 PROJECT = Path(__file__).parents[2]
 PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md"), *(PROJECT / "hostfiles").glob("*.md")]
 
@@ -29,3 +31,16 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 
 def test_the_readme_is_one_page():
     assert len((PROJECT / "README.md").read_text().split()) <= 1000
+
+
+def test_the_tutorial_is_short():
+    assert len(tutorial.PAGE.read_text().split()) <= 900
+
+
+def test_the_diffs_of_the_tutorial_lead_to_the_example():
+    example = (PROJECT / "examples/tabular.py").read_text()
+    *before, last = tutorial.programs()
+    assert last == re.sub(r'^""".*?"""\n\n', "", example, flags=re.DOTALL)
+    assert len(before) == 3
+    for program in before:
+        compile(program, "mine.py", "exec")

@@ -129,6 +129,11 @@ class NotADataclass(hvdtrain.Settings):
     width: int = 64
 
 
+@dataclass(frozen=True, kw_only=True)
+class WithAMethodsName(WithWidth):
+    missing: float = 0.1
+
+
 def test_settings_need_no_more_than_a_field_of_their_own(capsys):
     assert parse([], [hvdtrain.Settings]).experiment
     assert parse(["--width", "8"], [WithWidth]).width == 8
@@ -140,6 +145,11 @@ def test_settings_need_no_more_than_a_field_of_their_own(capsys):
 def test_settings_that_are_not_a_dataclass_are_refused():
     line = refused(lambda: parse(["--width", "8"], [NotADataclass]))
     assert line == "class NotADataclass: write @dataclass(frozen=True, kw_only=True) above it"
+
+
+def test_a_field_that_would_replace_a_method_is_refused():
+    line = refused(lambda: parse([], [WithAMethodsName]))
+    assert line == "class WithAMethodsName: hvdtrain.Settings uses the name 'missing'. Call the field otherwise."
 
 
 @pytest.mark.parametrize(
