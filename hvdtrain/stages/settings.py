@@ -69,11 +69,12 @@ class StageSettings(BatchSettings):
     def check_job(self, job: "Job") -> None:
         if self.stages == 1 and not self.recompute:
             return
-        from hvdtrain.stages.stage import require_blocks, require_stages
+        from hvdtrain.stages.stage import require_blocks, require_names, require_stages
 
         blocks = require_blocks(job.cuts.blocks)
         if self.stages > 1:
             require_stages(blocks, self.stages, self.stages_at)
+            require_names(job.model, blocks)
 
     def place(self, job: "Job") -> "Layout | None":
         if self.stages == 1 and not self.recompute:

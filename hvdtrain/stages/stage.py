@@ -97,6 +97,17 @@ def require_blocks(blocks: Blocks | None) -> Blocks:
     return blocks
 
 
+def require_names(model: nn.Module, blocks: Blocks) -> None:
+    """Raise BadInput if two blocks share a parameter by two names, by which stages would not find each other's."""
+    names: dict[int, str] = {}
+    for block in blocks.row:
+        for module in block.modules:
+            for name, parameter in model.get_submodule(module).named_parameters(module):
+                first = names.setdefault(id(parameter), name)
+                if first != name:
+                    raise BadInput(f"--stages: {first} and {name} are one parameter in two blocks. Give each its own.")
+
+
 def require_stages(blocks: Blocks, stages: int, at: str | None) -> tuple[int, ...] | None:
     """Where --stages-at cuts, None where it is not given; BadInput where the blocks cannot be cut so."""
     if stages > len(blocks):

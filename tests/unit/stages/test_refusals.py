@@ -1,10 +1,13 @@
 import pytest
+from torch import nn
 
+from hvdtrain.core.blocks import blocks_of
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.replica.parts import require_groups, require_parts, split_replicas
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.stage import require_stages
+from hvdtrain.stages.stage import require_names, require_stages
 from hvdtrain.text import settings as texts
+from hvdtrain.text.model import BertForMaskedLM, blocks, sizes_of
 from hvdtrain.vision import settings as images
 from tests.ranks import Rank
 from tests.refusals import options_refused_together, refused
@@ -117,3 +120,13 @@ def test_the_launchers_groups_and_no_launcher():
     require_groups("--tensor", 4, plan(4))
     require_groups("--stages", 1, plan(None))
     require_groups("--stages", 4, None)
+
+
+def test_a_parameter_with_two_names_is_refused_and_one_with_the_same_name_is_not():
+    ends = nn.Linear(8, 8), nn.Linear(8, 8)
+    ends[1].weight = ends[0].weight
+    model = nn.Sequential(ends[0], nn.ReLU(), ends[1])
+    line = refused(lambda: require_names(model, blocks_of(model)))
+    assert line == "--stages: 0.weight and 2.weight are one parameter in two blocks. Give each its own."
+    words = BertForMaskedLM(sizes_of("bert_tiny", vocabulary=50))
+    require_names(words, blocks(words))
