@@ -3,7 +3,7 @@
     python tabular.py                            one process, no MPI needed
     mpirun -np 2 python tabular.py --run a       two ranks; the same again resumes the run if it was interrupted
 
-The result by 2 ranks, or one process, on 2 CPU cores: a test accuracy of 0.965 with each of 3 seeds, in half a minute.
+The result on 2 CPU cores: a test accuracy of 0.965 with each of 3 seeds, in 14 to 27 s by 2 ranks, 35 to 44 s by one.
 """
 
 from dataclasses import dataclass

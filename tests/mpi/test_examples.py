@@ -175,7 +175,8 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tmp_path, words, line):
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_each_program_of_the_tutorial_trains(tmp_path, number, ranks):
     (tmp_path / "mine.py").write_text(tutorial.programs()[number])
-    said = end_well(tmp_path, launcher_of(ranks), ranks, ["mine.py", "--run", "r", "--epochs", "2"])
+    words = ["mine.py", "--run", "r", "--epochs", "2", "--batch-size-per-rank", "32"]
+    said = end_well(tmp_path, launcher_of(ranks), ranks, words)
     assert "finished: test " in said
     assert result(tmp_path, "mine")["exit_reason"] == "finished"
 
