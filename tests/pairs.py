@@ -26,7 +26,6 @@ OPTIONS = {
     "--precision fp16": "",
     "--optimizer lamb": "",
     "--deterministic": "",
-    "--recompute": "",
     "--find-nan": "",
     "--profile exact": "--epochs 2",
     "--timeline": "",

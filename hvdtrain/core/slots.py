@@ -71,6 +71,11 @@ class Layout:
         """`call` replaces the model's own in training; it gets the model and its inputs."""
         self._call = call
 
+    def compile(self, models: Iterable[nn.Module]) -> None:
+        """Let torch compile what is called of these models."""
+        for model in models:
+            model.compile()
+
     def stream(self, comm: Comm) -> int:
         """The number of this rank's random numbers."""
         return comm.rank

@@ -45,10 +45,8 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
     model = job.model
     groups = optim.parameter_groups(model, settings.weight_decay, decay_all=settings.decay_all)
     average = averages_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
-    if settings.compile:
-        model.compile()
-        if average is not None:
-            average.module.compile()  # it is evaluated, and no copy of a model is compiled with it
+    if settings.compile:  # the average too: it is evaluated, and no copy of a model is compiled with it
+        where.compile([model] if average is None else [model, average.module])
     optimizer = optim.BUILD[settings.optimizer](groups, lr)
     scaler = GradScaler(job.device.type, enabled=settings.precision == "fp16")
     make_sync = partial(

@@ -1,14 +1,32 @@
-"""A replica cut into stages: how its micro-batches pass through them."""
+"""A replica as a row of blocks: how micro-batches pass through them, on one rank or on several."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from hvdtrain.core.slots import Parts, Passes, TensorsOf
+from hvdtrain.core.blocks import Blocks
+from hvdtrain.core.slots import Layout, Parts, Passes, TensorsOf
 from hvdtrain.core.task import Batch, Sums
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.stages.blocks import compile_blocks, run_all
 from hvdtrain.stages.stage import Stage
+
+
+class Recomputed(Layout):
+    """A replica is whole on each rank, and the backward pass computes what is inside its blocks again."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        super().__init__(self._run)
+        self._blocks = blocks
+
+    def _run(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+        return run_all(model, self._blocks.row, None, inputs, recompute=True)
+
+    def compile(self, models: Iterable[nn.Module]) -> None:
+        super().compile(models)  # whole, as they are evaluated
+        self._blocks = compile_blocks(self._blocks)
 
 
 class Stages(Parts):
@@ -20,6 +38,9 @@ class Stages(Parts):
         super().__init__(comm, stage.counted_before(model))
         self._stage = stage
         self.about: Mapping[str, Any] = {"stages_at": list(stage.starts[1:])}
+
+    def compile(self, models: Iterable[nn.Module]) -> None:
+        self._stage = replace(self._stage, blocks=compile_blocks(self._stage.blocks))
 
     def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
         stage, remaining, held = self._stage, iter(batches), dict[int, Batch]()

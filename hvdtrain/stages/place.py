@@ -1,15 +1,11 @@
-"""Laying replicas on ranks as stages, or whole with the inside of their blocks computed again."""
+"""Laying replicas on ranks as stages."""
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
-
-from hvdtrain.core.blocks import Blocks
 from hvdtrain.core.slots import Layout
 from hvdtrain.core.step import precision_context
 from hvdtrain.loop.draft import Job
 from hvdtrain.replica.point_to_point import join_replica_on_all
-from hvdtrain.stages.blocks import run_all
 from hvdtrain.stages.layout import Stages
 from hvdtrain.stages.settings import Order
 from hvdtrain.stages.stage import make_stage, measure_on_all, require_blocks
@@ -33,12 +29,3 @@ def make_stages(job: Job, *, cuts: Sequence[int] | None, order: Order, recompute
     pipeline = Pipeline(comm.replica.rank, stages, job.device, order=order, phases=job.phases)
     stage = make_stage(comm, job.model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=recompute)
     return Stages(comm, stage, job.model)
-
-
-def recompute_blocks(blocks: Blocks) -> Layout:
-    """Each rank has all of a replica, and computes what is inside the blocks again in the backward pass."""
-
-    def call(model: nn.Module, *inputs: Tensor) -> Tensor:
-        return run_all(model, blocks.row, None, inputs, recompute=True)
-
-    return Layout(call)

@@ -59,12 +59,9 @@ class StageSettings(BatchSettings):
                     Capability.REPLICA,
                     Capability.PHASES,
                     Capability.BACKWARD,
-                    Capability.TRACE,
                 ),
                 needs=(Capability.REPLICA, Capability.TRAINED),
             )
-        if self.recompute:
-            yield Use(option="--recompute", takes=(Capability.TRACE,))
 
     def check_job(self, job: "Job") -> None:
         if self.stages == 1 and not self.recompute:
@@ -79,11 +76,12 @@ class StageSettings(BatchSettings):
     def place(self, job: "Job") -> "Layout | None":
         if self.stages == 1 and not self.recompute:
             return None
-        from hvdtrain.stages.place import make_stages, recompute_blocks
+        from hvdtrain.stages.layout import Recomputed
+        from hvdtrain.stages.place import make_stages
         from hvdtrain.stages.stage import require_blocks, require_stages
 
         blocks = require_blocks(job.cuts.blocks)
         if self.stages > 1:
             cuts = require_stages(blocks, self.stages, self.stages_at)
             return make_stages(job, cuts=cuts, order=self.pipeline_schedule, recompute=self.recompute)
-        return recompute_blocks(blocks)
+        return Recomputed(blocks)

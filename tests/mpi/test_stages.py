@@ -15,7 +15,7 @@ from tests.mpi.test_bert import BERT, WORDS, difference
 EPOCH = (*TINY, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
 
 
-ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16
+ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16, or --compile without C++
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,8 @@ def ended(tmp_path_factory):
         key = ranks, words, *env.items()
         if key not in known:
             place = tmp_path_factory.mktemp("ended")
-            program = ON_CPUS if "fp16" in words else EFFNET
+            is_on_cpus = "fp16" in words or {"--compile", "--recompute"} <= {*words}
+            program = ON_CPUS if is_on_cpus else EFFNET
             given = [*program, *EPOCH, *words, "--run", "r"]
             (place / "said").write_text(end_well(place, launcher_of(ranks), ranks, given, **env))
             known[key] = place / "runs" / "effnet" / "r"
@@ -100,6 +101,24 @@ def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended
     ]
     assert scales[0] == scales[1]
     assert {*scales[0]} == {None, 65536.0, 32768.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_compiled_stages_and_blocks_are_those_of_one_process(ended, ranks):
+    """Without C++, which takes minutes: see on_cpus.py."""
+    words = ("--stages", "2") if ranks == 2 else ()
+    compiled = best(ended(ranks, *BATCHES, *words, "--recompute", "--compile"))
+    whole = best(ended(1, *BATCHES))
+    assert max((value - whole[name]).abs().max().item() for name, value in compiled.items()) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.long  # a C++ compiler works for minutes
+@pytest.mark.timeout(900)
+def test_stages_in_cpp_learn_as_one_process(ended):
+    compiled, whole = ended(2, *BATCHES, "--stages", "2", "--compile", MPIEXEC_TIMEOUT="900"), ended(1, *BATCHES)
+    assert result(compiled)["eval_loss"] == pytest.approx(result(whole)["eval_loss"], rel=0.1)
 
 
 SYNCED = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--sync-bn")

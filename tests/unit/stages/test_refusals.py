@@ -76,11 +76,9 @@ def test_what_stages_lack(parse, words, message):
     ("parse", "words", "pair"),
     [
         (images.parse, ["--stages", "2", "--find-nan"], {"--find-nan", "--stages 2"}),  # nor with more
-        (images.parse, [*TWO, "--compile"], {"--compile", "--stages 2"}),
         (images.parse, [*TWO, "--find-nan"], {"--find-nan", "--stages 2"}),
         (images.parse, [*TWO, "--profile=exact"], {"--profile exact", "--stages 2"}),
         (images.parse, [*TWO, "--timeline"], {"--timeline", "--stages 2"}),
-        (images.parse, ["--recompute", "--compile"], {"--recompute", "--compile"}),
         (texts.parse, ["--stages", "2", "--freeze-embeddings"], {"--freeze-embeddings", "--stages 2"}),
     ],
 )
