@@ -39,4 +39,4 @@ class OptimizerSettings(BatchSettings):
 
     def uses(self) -> Iterable[Use]:
         if OPTIMIZERS[self.optimizer].layerwise:
-            yield Use(option=f"--optimizer {self.optimizer}", needs=(Capability.UNSCALED, Capability.NORMS))
+            yield Use(option=f"--optimizer {self.optimizer}", needs=(Capability.NORMS,))

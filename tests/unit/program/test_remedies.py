@@ -55,7 +55,6 @@ def test_what_is_missing_is_proposed_at_once_and_taken(parse, words):
 @pytest.mark.parametrize(
     ("parse", "words", "remedy", "mended"),
     [
-        (images.parse, "--optimizer lamb --precision fp16", "Use only one.", "--optimizer lamb"),
         (images.parse, "--optimizer best", "choose one of sgd", "--optimizer sgd"),
         (images.parse, "--compression zip", "as powersgd:2", "--compression powersgd:2"),
         (images.parse, "--global-batch-size 8 --batch-size-per-rank 8", "Use only one.", "--global-batch-size 8"),

@@ -48,7 +48,7 @@ def test_with_max_steps_the_warm_up_is_the_recipes_share_of_them(words, epochs, 
         ("--epochs 3 --max-steps 5", "--epochs 3 and --max-steps 5 exclude each other"),
         ("--tokenizer v --vocab-size 9", "--tokenizer v and --vocab-size 9 exclude each other"),
         ("--pretrained p --model bert_base", "--pretrained p and --model bert_base exclude each other"),
-        ("--optimizer lamb --precision fp16", "--optimizer lamb does not work with --precision fp16: "),
+        ("--optimizer lamb --tensor 2", "--optimizer lamb does not work with --tensor 2: "),
     ],
 )
 def test_what_cannot_go_together_is_refused(words, named):
