@@ -67,13 +67,14 @@ def step_of(
     **changes,
 ):
     """A step in fp32 of SGD, without clipping or a moving average; it looks for the rank with bad gradients."""
+    sync = sync or GradientSync()
     return Step(
         model=model,
         task=task or task_of(label_smoothing=label_smoothing),
-        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=123.0),
+        optimizer=sync.wrap(optimizer or torch.optim.SGD(model.parameters(), lr=123.0)),
         slots=Slots(
             comm=comm or SerialComm(),
-            how=sync or GradientSync(),
+            how=sync,
             where=where or Layout(),
             when=when or EveryStep(),
             witnesses=[FindNan()] if witnesses is None else witnesses,

@@ -283,13 +283,15 @@ class HorovodComm(SerialComm):
         bucket_mb: float | None = None,
     ) -> GradientSync:
         from hvdtrain.ranks.buckets import BucketSync
-        from hvdtrain.ranks.sync import GradientSync, HorovodSync
+        from hvdtrain.ranks.sync import GradientSync
         from hvdtrain.ranks.wire import Wire
 
         if self.size == 1:
             return GradientSync()
         wire = Wire(compression, scale_for or self.size, loss_is_scaled=loss_is_scaled)
         if reducer == "horovod":
+            from hvdtrain.ranks.distributed_optimizer import HorovodSync
+
             return HorovodSync(model, wire=wire, groups=groups, wait_context=self._wait)
         return BucketSync(
             model,

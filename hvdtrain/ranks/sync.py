@@ -7,8 +7,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.wire import Wire
-
 WaitContext = Callable[[], AbstractContextManager[None]]
 
 
@@ -48,6 +46,10 @@ class GradientSync:
         self.finish()
         update.unscale()
         update.clip()
+        self.step(update)
+
+    def step(self, update: Update) -> None:
+        """Step the optimizer that `wrap` has returned."""
         update.step()
 
     def end_step(self, *, overflowed: bool) -> None:
@@ -59,80 +61,3 @@ class GradientSync:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-
-
-class HorovodSync(GradientSync):
-    """hvd.DistributedOptimizer used for its gradient hooks alone.
-
-    The optimizers that it wraps have no part in the training: the real one stays as torch made it, with its defaults,
-    its constructor's arguments and its zero_grad(set_to_none=True), all of which the wrapper would break.
-    """
-
-    def __init__(self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext) -> None:
-        """`wait_context` is entered while this rank waits for others."""
-        self._wire = wire
-        self._groups = groups
-        self._wait_context = wait_context
-        self._parameters: list[nn.Parameter] = []
-        self._hooks: list[Any] = []
-        self.include(model.named_parameters())
-
-    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        import horovod.torch as hvd
-
-        trainable = [(name, parameter) for name, parameter in named if parameter.requires_grad]
-        parameters = [parameter for _, parameter in trainable]
-        self._parameters += parameters
-        # Sum, not Average: the loss is already divided by the global batch, so that ranks may hold unequal shards.
-        hooks = hvd.DistributedOptimizer(
-            torch.optim.SGD(parameters, lr=0.0),
-            named_parameters=trainable,
-            compression=self._wire,
-            op=hvd.Sum,
-            groups=self._groups and min(self._groups, len(parameters)),
-        )
-        _find_groups_fast(hooks)
-        self._hooks.append(hooks)
-
-    def expect(self, backward_passes: int) -> None:
-        for hooks in self._hooks:  # with a pass that never comes the hooks send nothing, and `synchronize` everything
-            hooks.set_backward_passes_per_step(backward_passes if self.overlap else backward_passes + 1)
-
-    def finish(self) -> None:
-        for parameter in self._parameters:
-            if parameter.grad is None:  # unused: Horovod's own zeros would have another memory format
-                parameter.grad = torch.zeros_like(parameter)
-        with self._wait_context():
-            for hooks in self._hooks:
-                hooks.synchronize()
-
-    def end_step(self, *, overflowed: bool) -> None:
-        self._wire.end_step(overflowed=overflowed)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._wire.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._wire.load_state_dict(state)
-
-
-class _ParameterGroup(tuple[nn.Parameter, ...]):
-    """Found by its identity."""
-
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-
-def _find_groups_fast(hooks: Any) -> None:
-    """Each of Horovod's hooks looks its group up in a dict, and a tuple's hash is that of all the parameters in it.
-
-    With a single group that is the square of their number: see "Fusion groups" in docs/performance.md.
-    """
-    groups = {id(group): _ParameterGroup(group) for group in hooks._group_counts}
-    hooks._p_to_group = {parameter: groups[id(group)] for parameter, group in hooks._p_to_group.items()}
-    hooks._group_counts = dict.fromkeys(groups.values(), 0)

@@ -1,21 +1,16 @@
-"""How a gradient travels: its memory as one block, in a type that Horovod and the sum can bear."""
+"""In which type and scale gradients travel: those that Horovod and the sum can bear."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Layout = tuple[tuple[int, ...], torch.dtype]  # order of the dimensions in memory, and the gradient's own type
-
 # Steps without an overflow after which the scale is doubled again, as torch's GradScaler does.
 GROWTH_STEPS = 2000
 
 
 class Wire:
-    """How gradients are sent, one by one as Horovod's compression seam or many in one flat tensor.
-
-    One by one it sends a view of the gradient's memory in place of a copy: Horovod refuses tensors that are not
-    contiguous, as channels_last kernels are, and bfloat16.
+    """The type and the scale.
 
     In fp16 what is not above 2^-25 becomes 0, and what is above 65504 infinite. The ranks' losses are divided by the
     global batch, so that each rank's gradients shrink as ranks are added. They are sent times the largest power of two
@@ -27,8 +22,8 @@ class Wire:
 
     def __init__(self, compression: str, ranks: int, *, loss_is_scaled: bool = False) -> None:
         """`compression` is 'none' or 'fp16'; the first does not scale."""
-        self._half = compression == "fp16"
-        self._scales = self._half and not loss_is_scaled
+        self.is_half = compression == "fp16"
+        self._scales = self.is_half and not loss_is_scaled
         self.resize(ranks)
         self._scale = self._first_scale
         self._calm_steps = 0  # since the scale has changed
@@ -37,26 +32,17 @@ class Wire:
         """Let the scale grow as high as so many ranks want it."""
         self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
 
-    def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
-        """A contiguous tensor to be summed, and what `decompress` needs."""
-        order = tuple(range(gradient.dim()))
-        if not gradient.is_contiguous():
-            order = tuple(sorted(order, key=gradient.stride().__getitem__, reverse=True))
-        view = gradient.permute(order).contiguous()  # copies only what has gaps or overlaps
-        if self._scales:
-            view = view * self._scale
-        return view.to(self.wire_dtype(gradient.dtype)), (order, gradient.dtype)
+    def scaled(self, values: Tensor) -> Tensor:
+        """What is to be sent of gradients."""
+        return values * self._scale if self._scales else values
 
-    def decompress(self, total: Tensor, layout: Layout) -> Tensor:
-        """The sum in the gradient's shape, memory format and type."""
-        order, dtype = layout
-        inverse = [order.index(dimension) for dimension in range(len(order))]
-        gradient = total.permute(inverse).to(dtype)
-        return gradient.div_(self._scale) if self._scales else gradient
+    def unscaled_(self, total: Tensor) -> Tensor:
+        """The gradients' sum, of what has come back; in place."""
+        return total.div_(self._scale) if self._scales else total
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The type in which gradients of this one travel."""
-        if self._half:
+        if self.is_half:
             return torch.float16
         return torch.float32 if dtype == torch.bfloat16 else dtype
 

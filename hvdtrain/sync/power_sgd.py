@@ -64,7 +64,7 @@ class PowerSGD(GradientSync):
         self.finish()
         self._forget(update.unscale())
         update.clip()
-        update.step()
+        self.step(update)
 
     def _forget(self, skip: Tensor) -> None:
         """Remember nothing of a step that is skipped: a NaN would come again for ever.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.sync import GradientSync, Update
 from hvdtrain.ranks.wire import Wire
 
 
@@ -24,6 +24,12 @@ class TwoLevelSync(GradientSync):
         """
         self._in_group, self._sum_between, self.wire = in_group, sum_between, wire
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        return self._in_group.wrap(optimizer)
+
+    def step(self, update: Update) -> None:
+        self._in_group.step(update)
 
     def expect(self, backward_passes: int) -> None:
         self._in_group.overlap = self.overlap

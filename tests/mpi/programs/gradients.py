@@ -3,12 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
 
 from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.sync import GradientSync
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()
@@ -16,8 +18,15 @@ share = 1 / comm.size
 HASHED = 100
 
 
+def sync_of(model: nn.Module, **options: Any) -> GradientSync:
+    """The gradients' sums, which may be an optimizer's."""
+    sync = comm.gradient_sync(model, **{"compression": sys.argv[2], "reducer": sys.argv[3], **options})
+    sync.wrap(torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.0))
+    return sync
+
+
 def synced(model: nn.Module, losses: list[torch.Tensor]) -> dict[str, list[float]]:
-    sync = comm.gradient_sync(model, compression=sys.argv[2], reducer=sys.argv[3])
+    sync = sync_of(model)
     found = []
     for overlap in (True, True, False):  # buckets know their order in the second step
         sync.overlap = overlap
@@ -45,7 +54,7 @@ def channels_last() -> bool:
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
     images = torch.rand(comm.size, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-    sync = comm.gradient_sync(conv, compression=sys.argv[2], reducer=sys.argv[3])
+    sync = sync_of(conv)
     sync.expect(1)
     conv(images[comm.rank : comm.rank + 1]).square().sum().backward()
     sync.finish()
@@ -68,7 +77,7 @@ def empty_share_of_channels_last() -> list[float]:
 def sums_of_large_gradients() -> list[list[float]]:
     """Step by step; their mean over ranks is 40000, which fits into fp16; the sum of as much from each does not."""
     model = Two()
-    sync = comm.gradient_sync(model, compression=sys.argv[2], reducer=sys.argv[3])
+    sync = sync_of(model)
     found = []
     for _ in range(3):
         model.zero_grad()
@@ -86,7 +95,7 @@ def hashes_of_a_step_in_groups(parameters: int) -> list[float]:
     found = []
     for groups in (1, 3):
         model = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(parameters)])
-        sync = comm.gradient_sync(model, compression=sys.argv[2], reducer="horovod", groups=groups)
+        sync = sync_of(model, reducer="horovod", groups=groups)
         for _ in range(2):
             model.zero_grad()
             sync.expect(1)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hvdtrain.ranks.buckets import BucketSync
+from hvdtrain.ranks.distributed_optimizer import WireCompressor
 from hvdtrain.ranks.wire import Wire
 from tests.ranks import together
 
@@ -224,9 +225,9 @@ def test_a_rank_whose_first_step_has_no_gradient_gets_the_sums():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_gradients_travel_as_they_do_one_by_one(compression, dtype):
     gradients = [torch.randn(2, 5, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(2)]
-    wire = Wire(compression, 2)
-    one_by_one = [wire.compress(gradient) for gradient in gradients]
-    expected = wire.decompress(sum(tensor for tensor, _ in one_by_one), one_by_one[0][1])
+    compressor = WireCompressor(Wire(compression, 2))
+    one_by_one = [compressor.compress(gradient) for gradient in gradients]
+    expected = compressor.decompress(sum(tensor for tensor, _ in one_by_one), one_by_one[0][1])
 
     def program(comm):
         model = nn.Module()

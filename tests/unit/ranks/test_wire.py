@@ -4,14 +4,16 @@ from torch import nn
 from torch.nn import functional
 
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.distributed_optimizer import WireCompressor
 from hvdtrain.ranks.wire import GROWTH_STEPS, Wire
 from hvdtrain.vision import models
 
 
 def travelled(wire, *of_ranks):
     """The sum over ranks as it comes off the wire."""
-    sent = [wire.compress(gradient) for gradient in of_ranks]
-    return wire.decompress(sum(tensor for tensor, _ in sent), sent[0][1])
+    compressor = WireCompressor(wire)
+    sent = [compressor.compress(gradient) for gradient in of_ranks]
+    return compressor.decompress(sum(tensor for tensor, _ in sent), sent[0][1])
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +49,8 @@ def test_without_a_scale_more_than_a_third_would_vanish(gradients):
 @pytest.mark.parametrize(("ranks", "scale"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (1000, 512), (1024, 1024)])
 def test_the_scale_is_the_largest_power_of_two_that_the_ranks_hold(ranks, scale):
     gradient = torch.full((3,), 0.25)
-    assert Wire("fp16", ranks).compress(gradient)[0].tolist() == [0.25 * scale] * 3
-    assert Wire("none", ranks).compress(gradient)[0].tolist() == [0.25] * 3
+    assert Wire("fp16", ranks).scaled(gradient).tolist() == [0.25 * scale] * 3
+    assert Wire("none", ranks).scaled(gradient).tolist() == [0.25] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -86,7 +88,7 @@ def scales(wire, *overflows):
     found = []
     for overflowed in overflows:
         wire.end_step(overflowed=overflowed)
-        found.append(wire.compress(torch.ones(()))[0].item())
+        found.append(wire.scaled(torch.ones(())).item())
     return found
 
 

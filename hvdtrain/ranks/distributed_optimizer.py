@@ -1,0 +1,168 @@
+"""Gradients summed by `hvd.DistributedOptimizer` around the run's own optimizer.
+
+Its heart, as Horovod's documentation has it:
+
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters, compression, op=hvd.Sum)
+    optimizer.set_backward_passes_per_step(passes)
+    ...  # forward and backward
+    optimizer.synchronize()
+    ...  # unscale, clip
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+The private names of Horovod here are those of 0.28.1, which the project pins.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.torch.compression import Compressor
+from torch import Tensor, nn
+
+from hvdtrain.ranks.comm import wait_until
+from hvdtrain.ranks.sync import GradientSync, Update, WaitContext
+from hvdtrain.ranks.wire import Wire
+
+Layout = tuple[tuple[int, ...], torch.dtype, Any]  # order of the dimensions in memory, own type, Horovod's context
+
+
+class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
+    """`hvd.Compression.none` or `.fp16`, with the scale of a Wire, for gradients that lie in memory in any way.
+
+    Horovod refuses tensors that are not contiguous, as channels_last kernels are, and bfloat16.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self._cast = hvd.Compression.fp16 if wire.is_half else hvd.Compression.none
+
+    def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
+        """A contiguous tensor to be summed, and what `decompress` needs."""
+        order = tuple(range(gradient.dim()))
+        if not gradient.is_contiguous():
+            order = tuple(sorted(order, key=gradient.stride().__getitem__, reverse=True))
+        values = gradient.permute(order).contiguous()  # copies only what has gaps or overlaps
+        if values.dtype == torch.bfloat16:
+            values = values.float()
+        sent, context = self._cast.compress(self.wire.scaled(values))
+        return sent, (order, gradient.dtype, context)
+
+    def decompress(self, total: Tensor, layout: Layout) -> Tensor:
+        """The sum in the gradient's shape, memory format and type."""
+        order, dtype, context = layout
+        values = self._cast.decompress(total, context).permute([order.index(one) for one in range(len(order))])
+        return self.wire.unscaled_(values.to(dtype))
+
+
+class HorovodSync(GradientSync):
+    """`hvd.DistributedOptimizer`; the sums begin in backward, as gradients come."""
+
+    def __init__(self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext) -> None:
+        """`wait_context` is entered while this rank waits for others."""
+        self._named = list(model.named_parameters())
+        self._trainable = [parameter for _, parameter in self._named if parameter.requires_grad]
+        self._wire, self._groups, self._wait_context = wire, groups, wait_context
+        self._optimizer: Any = None
+
+    def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        # Sum, not Average: the loss is already divided by the global batch, so that ranks may hold unequal shards.
+        groups = self._groups and min(self._groups, len(self._trainable))
+        self._optimizer = distributed(optimizer, self._named, WireCompressor(self._wire), groups)
+        wrapped: torch.optim.Optimizer = self._optimizer
+        return wrapped
+
+    def expect(self, backward_passes: int) -> None:
+        # with a pass that never comes the hooks send nothing
+        self._optimizer.set_backward_passes_per_step(backward_passes if self.overlap else backward_passes + 1)
+
+    def finish(self) -> None:
+        self._send_rest()
+        handles = [handle for handle, _ in self._optimizer._handles.values()]
+        wait_until(lambda: all(map(hvd.poll, handles)), self._wait_context)  # `synchronize` would take the core
+        self._optimizer.synchronize()
+
+    def _send_rest(self) -> None:
+        """Send what no hook has sent, under the names that it has on ranks where one has."""
+        own = self._optimizer
+        for parameter in self._trainable:
+            if parameter.grad is None:  # Horovod's own zeros would have another memory format
+                parameter.grad = torch.zeros_like(parameter)
+        for group in own._group_counts:
+            if group not in own._handles:
+                for parameter in group:
+                    own._handles.pop(parameter, None)
+                own._handles[group] = own._grouped_allreduce_grad_async(group)
+                own._group_counts[group] = 0
+        if not own._group_counts:
+            for parameter in self._trainable:
+                if own._handles.get(parameter, (None, None))[0] is None:
+                    own._handles[parameter] = own._allreduce_grad_async(parameter)
+
+    def step(self, update: Update) -> None:
+        with self._optimizer.skip_synchronize():
+            update.step()
+
+    def end_step(self, *, overflowed: bool) -> None:
+        self._wire.end_step(overflowed=overflowed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._wire.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._wire.load_state_dict(state)
+
+
+def distributed(
+    optimizer: torch.optim.Optimizer,
+    named: list[tuple[str, nn.Parameter]],
+    compression: Compressor,
+    groups: int | None,
+) -> Any:
+    """`hvd.DistributedOptimizer` with the class, defaults, state, flags and hooks of the optimizer, which it replaces.
+
+    Horovod derives a class from that of the optimizer, and its __init__ would construct a new one from the parameter
+    groups alone: defaults would be lost, and constructors that need arguments fail. It is shown a class whose __init__
+    takes over all that the optimizer has.
+    """
+    kind = type(optimizer)
+
+    def take_over(self: Any, _: Any) -> None:
+        self.__dict__ = optimizer.__dict__  # the same, not a copy: whoever has the optimizer sees its new state
+
+    adopting: Any = type(kind.__name__, (kind,), {"__init__": take_over, "__module__": kind.__module__})
+    made: Any = hvd.DistributedOptimizer(adopting(None), named, compression, op=hvd.Sum, groups=groups)
+    own = type(made)  # Horovod has made it for this object alone
+    del own.zero_grad  # torch's, with set_to_none
+    horovods_step = own.step
+
+    def step(self: Any, closure: Callable[[], float] | None = None) -> Any:
+        return horovods_step(self, closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch hooks the optimizer's own, and would run hooks twice
+    own.step = step
+    _find_groups_fast(made)
+    return made
+
+
+class _ParameterGroup(tuple[nn.Parameter, ...]):
+    """Found by its identity."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def _find_groups_fast(optimizer: Any) -> None:
+    """Each of Horovod's hooks looks its group up in a dict, and a tuple's hash is that of all the parameters in it.
+
+    With a single group that is the square of their number: see "Fusion groups" in docs/performance.md.
+    """
+    groups = {id(group): _ParameterGroup(group) for group in optimizer._group_counts}
+    optimizer._p_to_group = {parameter: groups[id(group)] for parameter, group in optimizer._p_to_group.items()}
+    optimizer._group_counts = dict.fromkeys(groups.values(), 0)
