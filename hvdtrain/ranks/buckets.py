@@ -59,19 +59,13 @@ class BucketSync(GradientSync):
         self._wire = wire
         self._bucket_bytes = bucket_mb * 2**20
         self._broadcast_names, self._begin_sum = broadcast_names, begin_sum
-        self._parts: list[_Part] = []
-        self._new_parts: dict[str, _Part] = {}  # without a bucket, by name
+        trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._parts = [_Part(name=name, parameter=parameter) for name, parameter in trainable]
+        self._new_parts = {part.name: part for part in self._parts}  # without a bucket
         self._arrival_order: dict[str, None] = {}  # their names, as their gradients have come
         self._buckets: list[_Bucket] = []
-        self.include(model.named_parameters())
-
-    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        for name, parameter in named:
-            if parameter.requires_grad:
-                part = _Part(name=name, parameter=parameter)
-                self._parts.append(part)
-                self._new_parts[name] = part
-                parameter.register_post_accumulate_grad_hook(partial(self._complete, part))
+        for part in self._parts:
+            part.parameter.register_post_accumulate_grad_hook(partial(self._complete, part))
 
     def expect(self, backward_passes: int) -> None:
         for part in self._parts:
@@ -111,7 +105,7 @@ class BucketSync(GradientSync):
             self._wire.unpack(bucket.wire_values, bucket.flat)
 
     def _fill_buckets(self) -> None:
-        """Give the new parts their places. All ranks do this in the same step: that of their first gradients."""
+        """Give the parts their places. All ranks do this in the same step: that of their first gradients."""
         remaining = [name for name in reversed(self._new_parts) if name not in self._arrival_order]  # as in backward
         order = [self._new_parts[name] for name in self._broadcast_names([*self._arrival_order, *remaining])]
         for parts in _group_parts(order, self._bucket_bytes):

@@ -1,11 +1,11 @@
 """Gradients summed over ranks, by Horovod or by nobody."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 WaitContext = Callable[[], AbstractContextManager[None]]
 
@@ -34,9 +34,6 @@ class GradientSync:
 
     def expect(self, backward_passes: int) -> None:
         """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""
-
-    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Sum these parameters' gradients too; their names are new ones."""
 
     def finish(self) -> None:
         """Wait until every `.grad` holds the sum over ranks, of two or more zeros where none has a gradient."""

@@ -3,7 +3,7 @@
 What a step leaves out is added to the next step's gradients of the same rank.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,11 +33,7 @@ class PowerSGD(GradientSync):
         )
         self._state.iter = _FIRST
         self._before: dict[str, Tensor] = {}  # what was remembered before this step's sum
-        self._parameters: list[nn.Parameter] = []
-        self.include(model.named_parameters())
-
-    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        self._parameters += [parameter for _, parameter in named if parameter.requires_grad]
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
     def finish(self) -> None:

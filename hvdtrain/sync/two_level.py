@@ -1,6 +1,6 @@
 """Gradients summed inside a group of ranks, and where it is asked for between groups as well."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,11 +34,6 @@ class TwoLevelSync(GradientSync):
     def expect(self, backward_passes: int) -> None:
         self._in_group.overlap = self.overlap
         self._in_group.expect(backward_passes)
-
-    def include(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        named = list(named)
-        self._in_group.include(named)
-        self._parameters += [parameter for _, parameter in named if parameter.requires_grad]
 
     def finish(self) -> None:
         self._in_group.finish()

@@ -302,23 +302,6 @@ def test_a_shared_parameter_is_sent_once():
         assert sent == 2 * 2
 
 
-def test_parameters_that_come_later_get_buckets_of_their_own():
-    def program(comm):
-        model = Net()
-        sync = Sync(comm, model)
-        step(sync, [lambda: model(inputs_of(comm.rank))])
-        late = nn.Parameter(torch.zeros(3))
-        sync.include([("late", late)])
-        return [step(sync, [lambda: model(inputs_of(comm.rank)) + late.sum()]) for _ in range(2)], len(set(sync.sent))
-
-    ranks = [[lambda twin, rank=rank: twin(inputs_of(rank))] for rank in range(2)]
-    for steps, buckets in together(2, program):
-        for found in steps:
-            assert found.pop("late").tolist() == [2.0] * 3
-            assert_equal(found, alone(Net(), ranks))
-        assert buckets == 2
-
-
 def test_a_deep_copy_of_the_model_sends_nothing():
     def program(comm):
         model = Net()

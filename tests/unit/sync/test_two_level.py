@@ -16,9 +16,6 @@ class Near(GradientSync):
     def expect(self, backward_passes):
         self.asked.append(("expect", backward_passes))
 
-    def include(self, named):
-        self.asked.append(("include", [name for name, _ in named]))
-
     def finish(self):
         for parameter in self._model.parameters():
             if parameter.grad is not None:
@@ -92,21 +89,12 @@ def test_apart_nothing_leaves_the_group(model):
     assert model[0].bias.grad is None
 
 
-def test_parameters_that_come_later_are_summed_too(model):
-    sums = []
-    sync = synced(model, sums)
-    sync.include([("more", nn.Parameter(torch.zeros(5)))])
-    sync.finish()
-    assert sums[0] == (torch.float32, 14)
-
-
 def test_what_else_is_asked_of_it_is_the_groups(model):
     sync = synced(model, [])
     sync.overlap = False
     sync.expect(3)
     assert sync._in_group.overlap is False
-    sync.include(iter([("more", nn.Parameter(torch.zeros(5)))]))
     sync.end_step(overflowed=True)
     sync.load_state_dict(sync.state_dict())
     assert sync.state_dict() == {"scale": 4.0}
-    assert sync._in_group.asked == [("expect", 3), ("include", ["more"]), ("update", True), ("load", {"scale": 4.0})]
+    assert sync._in_group.asked == [("expect", 3), ("update", True), ("load", {"scale": 4.0})]
