@@ -29,7 +29,8 @@ def data(tmp_path):
 def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path, launcher, how):
     with (tmp_path / "texts" / "test.jsonl").open("a") as file:
         file.write('{"text": "cat %", "label": "animals"}\n')
-    done = run(launcher, 2, [*BERT, *WORDS, "--epochs", "2", "--global-batch-size", "8", "--export", "model"], **how)
+    words = ["-m", "hvdtrain.bert", *WORDS, "--epochs", "2"]  # word by word, as a user starts it
+    done = run(launcher, 2, [*words, "--global-batch-size", "8", "--export", "model"], **how)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "bert" / "r"
     result = json.loads((folder / "result.json").read_text())

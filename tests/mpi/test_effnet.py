@@ -48,7 +48,8 @@ def only_line(done):
 def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks, epochs):
     given = {"HOROVOD_FUSION_THRESHOLD": str(2**19), "HOROVOD_AUTOTUNE": "1"}  # as horovodrun would set them
     given |= BY_ITSELF if launcher == "horovodrun" else {}
-    done = run(launcher, ranks, [*EFFNET, *QUICK[:-1], str(epochs), "--run", "r", "--experiment", "e"], **given)
+    words = ["-m", "hvdtrain.effnet", *QUICK[:-1], str(epochs)]  # word by word, as a user starts it
+    done = run(launcher, ranks, [*words, "--run", "r", "--experiment", "e"], **given)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
     assert said.count("hvdtrain: warning: HOROVOD_AUTOTUNE: no effect with --reducer bucket") == 1
@@ -92,7 +93,7 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks, epochs)
 @pytest.mark.slow
 def test_eight_ranks_by_the_command_of_the_readme(run, tmp_path):
     words = [*QUICK[:-1], "2", "--batch-size-per-rank", "60", "--run", "r"]
-    done = run("horovodrun", 8, [*EFFNET, *words], MPIEXEC_TIMEOUT="240")
+    done = run("horovodrun", 8, ["-m", "hvdtrain.effnet", *words], MPIEXEC_TIMEOUT="240")
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "effnet" / "r"
     result = json.loads((folder / "result.json").read_text())
