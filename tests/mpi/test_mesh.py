@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hvdtrain.checkpoint.files import rank_file_name
 from tests import texts
 from tests.mpi.conftest import BERT, EFFNET, end_well, slow
 from tests.mpi.interrupted import TINY, Runs, refusal, same_end
@@ -149,7 +150,7 @@ def test_embeddings_that_two_stages_hold_stay_equal_between_three_groups(tmp_pat
     run = Runs(folder=tmp_path, ranks=6, words=(*words, *LOCAL[:2], "--sync-every", "2", *LOCAL[-2:]), script="bert")
     run.finish()
     folder = run.path / "checkpoints" / run.checkpoints[-1]
-    first, last = (torch.load(folder / f"rank-{rank}.pt", weights_only=True)["part"] for rank in (0, 1))
+    first, last = (torch.load(folder / f"{rank_file_name(rank)}.pt", weights_only=True)["part"] for rank in (0, 1))
     tied = first["model"].keys() & last["model"].keys()
     assert tied
     for name in tied:
