@@ -53,7 +53,7 @@ FIRST = "the forward pass of stage 0 of rank 0 not finite"
     ],
 )
 def test_a_nan_is_skipped_by_the_replicas_that_step_together_and_named(runs, way, of_last, of_first):
-    run = runs(4, (*TINY, *STAGES, "--epochs", "1", *WAYS[way]))
+    run = runs(4, (*TINY, *STAGES, "--batch-size-per-rank", "32", "--epochs", "1", *WAYS[way]))
     said = run.finish(HVDTRAIN_FAULT="nan@rank3:step1,nan@rank0:step8")
     skipped = [line for line in said.splitlines() if " skipped on " in line]
     assert skipped == [f"step 1 skipped on {of_last}: {LAST}", f"step 8 skipped on {of_first}: {FIRST}"]
@@ -70,13 +70,15 @@ def test_a_group_of_stages_that_skips_too_many_steps_ends_the_run_where_all_meet
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("fault", ["kill@rank3:step9", "kill@rank0:step9"])
-def test_a_run_that_lost_a_rank_goes_on_with_the_same_bits(runs, reference, way, fault):
-    """With dropout. Groups that step apart are saved where they meet, after 5 steps."""
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_run_that_lost_a_rank_goes_on_with_the_same_bits(runs, reference, way, rank):
+    """With dropout. Groups that step apart are saved where they meet."""
     words = (*TINY, *STAGES, "--epochs", "1", *WAYS[way], "--checkpoint-every-steps", "4", "--report-every-steps", "3")
     run = runs(4, words)
-    run.finish(status=137, HVDTRAIN_FAULT=fault)
-    assert run.checkpoints[-1] == ("step-000000005" if way == "local" else "step-000000008")
+    run.finish(status=137, HVDTRAIN_FAULT=f"kill@rank{rank}:step19")
+    steps = [int(name.removeprefix("step-")) for name in run.checkpoints]
+    assert steps
+    assert all(step % (5 if way == "local" else 4) == 0 for step in steps)
     run.finish()
     same_end(run, reference(4, words), whole_history=False)
     assert run.result["resumed"] == 1
