@@ -1,6 +1,6 @@
 """What stages cost and save: memory, a limit of memory, idle time, and their speed beside replicas.
 
-    python bench/pipeline.py                  all four, one after the other
+    python bench/pipeline.py                  all five, one after the other
     python bench/pipeline.py memory bubble    these
     python bench/pipeline.py replicas         on a machine that does nothing else
 
@@ -8,7 +8,8 @@ memory: the most of a rank, above what it held before there was a model. The who
 keeps its stage, the optimizer's memory, and the activations of a step. limit: a model that one process cannot train in
 so much memory, and two stages can (cgroups of version 1, as root). bubble: stages that sleep, against the theory's
 (S - 1) / (M + S - 1). replicas: two ranks as two stages against two replicas of the whole model, at the same global
-batch and in turns.
+batch and in turns, A B, B A, beside the most that M micro-batches allow: M / (M + S - 1) if all stages are equally slow,
+less with those of the cut. operations: what torch dispatches in a step, which does not depend on the machine's load.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,38 +125,83 @@ def replicas(rounds: int) -> None:
     """Step by step in turns, the same samples."""
     table = Table(
         name="pipeline_replicas",
-        question="The time of a step of 2 stages over that of 2 replicas, the same global batch of 16:",
-        columns=["model", "stages ms", "replicas ms", "stages / replicas"],
+        question="Samples/s of 2 stages over those of 2 replicas, the same global batch in micro-batches of 2:",
+        columns=[
+            "model",
+            "micro-batches",
+            "stages / replicas",
+            "M / (M + S - 1)",
+            "bound of the cut",
+            "of that bound",
+        ],
         about={"rounds": rounds},
     )
     for model in ("bert_mini", "efficientnet_b0"):
-        words = ["--model", model, "--steps", "8"]
-        sides = {
-            "stages": partial(ranks, 2, "steps", *words, "--micro-batches", "8"),
-            "replicas": partial(ranks, 1, "steps", *words, "--micro-batches", "4", np=2),
-        }
-        times_ms = {
-            side: [1000 * middle(found[0]["step_s"]).median for found in answers]
-            for side, answers in in_turns(sides, rounds).items()
-        }
-        table.add(
-            model=model,
-            **{
-                "stages ms": f"{middle(times_ms['stages']).median:.0f}",
-                "replicas ms": f"{middle(times_ms['replicas']).median:.0f}",
-                "stages / replicas": ratio(times_ms["stages"], times_ms["replicas"]),
-            },
-        )
+        for count in (8, 32):
+            words = ["--model", model, "--steps", "8"]
+            sides = {
+                "stages": partial(ranks, 2, "steps", *words, "--micro-batches", str(count)),
+                "replicas": partial(ranks, 1, "steps", *words, "--micro-batches", str(count // 2), np=2),
+            }
+            found = in_turns(sides, rounds)
+            steps_s = {side: [middle(of_ranks[0]["step_s"]).median for of_ranks in found[side]] for side in sides}
+            speeds = [other / one for one, other in zip(steps_s["stages"], steps_s["replicas"], strict=True)]
+            bounds = [bound_of_cut([one["busy_s"] for one in of_ranks], count) for of_ranks in found["stages"]]
+            table.add(
+                model=model,
+                **{
+                    "micro-batches": count,
+                    "stages / replicas": middle(speeds),
+                    "M / (M + S - 1)": round(count / (count + 1), 3),
+                    "bound of the cut": middle(bounds),
+                    "of that bound": ratio(speeds, bounds),
+                },
+            )
+    table.write()
+
+
+def bound_of_cut(busy_s: Sequence[float], count: int) -> float:
+    """The most of the speed of as many replicas, for stages that compute so long in a step of `count` micro-batches.
+
+    The slowest computes without a pause, but for the time that one micro-batch takes in the others.
+    """
+    step_s = max(busy_s) + (sum(busy_s) - max(busy_s)) / count
+    return sum(busy_s) / len(busy_s) / step_s
+
+
+def operations() -> None:
+    """Of each rank, in one step of 8 micro-batches of 2 samples."""
+    table = Table(
+        name="pipeline_operations",
+        question="Operations that torch dispatches in one step of 8 micro-batches:",
+        columns=["model", "ranks", "options", "of each rank", "sum over one process"],
+    )
+    for model in ("bert_mini", "efficientnet_b0"):
+        for options in ([], ["--precision", "bf16"], ["--recompute"]):
+            words = ["--model", model, "--steps", "1", "--count", *options]
+            whole: int | None = None
+            for stages in (1, 2, 4):
+                counted = [one["operations"] for one in ranks(stages, "steps", *words)]
+                whole = whole or sum(counted)
+                table.add(
+                    model=model,
+                    ranks=f"{stages} stages" if stages > 1 else "one process",
+                    options=" ".join(options) or "-",
+                    **{
+                        "of each rank": ", ".join(f"{one:,}" for one in counted),
+                        "sum over one process": f"{sum(counted) / whole:.3f}",
+                    },
+                )
     table.write()
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("what", nargs="*", metavar="WHAT", help="memory, limit, bubble, replicas")
+    arguments.add_argument("what", nargs="*", metavar="WHAT", help="memory, limit, bubble, replicas, operations")
     arguments.add_argument("--rounds", type=int, default=9, help="of replicas")
     chosen = arguments.parse_args()
     benches: dict[str, Callable[[], None]] = {"memory": memory, "limit": limit, "bubble": bubble}
-    benches["replicas"] = partial(replicas, chosen.rounds)
+    benches |= {"replicas": partial(replicas, chosen.rounds), "operations": operations}
     if unknown := set(chosen.what) - benches.keys():
         arguments.error(f"{min(unknown)} is none of {', '.join(benches)}")
     for name in chosen.what or benches:

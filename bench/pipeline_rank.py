@@ -9,6 +9,7 @@ Rank 0 writes what it and the others have measured to OUT.
 import argparse
 import dataclasses
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import torch.nn.functional as F
 from jobs import job_of, ranks_of, step_of
 from sequences import MASK, VOCABULARY, sequences
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from hvdtrain.core.phases import Phase, Unmeasured
 from hvdtrain.core.task import Batch, Model, Sums, Task
 from hvdtrain.feed.feed import Resident
 from hvdtrain.ranks.comm import Comm
@@ -68,7 +71,9 @@ def main() -> None:
     arguments.add_argument("--order", choices=("1f1b", "gpipe"), default="1f1b")
     arguments.add_argument("--at", help="as --stages-at; by time if not given")
     arguments.add_argument("--recompute", action="store_true")
+    arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     arguments.add_argument("--steps", type=int, default=2, help="after one that is not measured")
+    arguments.add_argument("--count", action="store_true", help="the operations of one more step")
     chosen = arguments.parse_args()
     settings = {
         "batch_size_per_rank": chosen.batch,
@@ -78,6 +83,7 @@ def main() -> None:
         "stages_at": chosen.at,
         "pipeline_schedule": chosen.order,
         "recompute": chosen.recompute,
+        "precision": chosen.precision,
     }
     config: Any = dataclasses.replace(texts.tiny(), task="mlm", **settings)
     if not chosen.model.startswith("bert"):
@@ -109,28 +115,73 @@ def steps(comm: Comm, config: Any, chosen: argparse.Namespace) -> dict[str, Any]
         train = Resident(**batch)
         model = models.build(chosen.model, classes=10)
         blocks = models.blocks(model)
-    job = job_of(comm, config, CPU, model=model, task=task, train=train, blocks=blocks)
+    clock = Busy()
+    job = job_of(comm, config, CPU, model=model, task=task, train=train, blocks=blocks, phases=clock)
     step = step_of(config, job, lr=0.01)
     step.model.train()
-    times_s = []
-    for _ in range(1 + chosen.steps):
-        comm.allgather(None)
-        started_s = time.perf_counter()
+
+    def take_step() -> None:
         step(
             [batch] * chosen.micro_batches,
             backward_passes=chosen.micro_batches,
             global_count=count * chosen.micro_batches * comm.data.size,
             lr=0.01,
         ).read()
+
+    times_s, busy_s = [], []
+    for _ in range(1 + chosen.steps):
+        comm.allgather(None)
+        started_s, clock.busy_s = time.perf_counter(), 0.0
+        take_step()
+        busy_s.append(clock.busy_s)
         comm.allgather(None)
         times_s.append(time.perf_counter() - started_s)
+    with Operations() as counter:  # type: ignore[no-untyped-call]
+        if chosen.count:
+            take_step()
     peak_mib = peaks.process_peaks(CPU)["resident_mib"]
     return {
         "peak_mib": peak_mib,
         "above_start_mib": peak_mib - started_mib,
         "step_s": times_s[1:],
+        "busy_s": statistics.median(busy_s[1:]),
+        "operations": counter.count,
         "at": ",".join(map(str, step.slots.where.about.get("stages_at", []))),
     }
+
+
+class Busy(Unmeasured):
+    """How long a rank computes micro-batches."""
+
+    busy_s = 0.0
+    _phase: Phase = "other"
+    _since_s = 0.0
+
+    def enter(self, phase: Phase) -> None:
+        """The time since the phase before counts if that was one."""
+        now_s = time.perf_counter()
+        if self._phase in ("forward", "loss", "backward"):
+            self.busy_s += now_s - self._since_s
+        self._phase, self._since_s = phase, now_s
+
+    def end_step(self) -> None:
+        """Steps are told apart by whoever reads."""
+
+    def means(self) -> None:
+        """There are none."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Operations(TorchDispatchMode):
+    """How many of them torch dispatches."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 class Sleeping(torch.autograd.Function):
