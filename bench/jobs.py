@@ -1,5 +1,7 @@
 """What a run puts together before its first step, for benches that take the steps themselves."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -35,6 +37,7 @@ def job_of(
     train: Split,
     blocks: Blocks | None = None,
     phases: Phases = OFF,
+    give_values: Callable[[nn.Module], None] | None = None,
 ) -> Job:
     """This model on this split, for the epochs of the settings."""
     sizes = batch_sizes(settings, samples=len(train), ranks=comm.data.size)
@@ -49,6 +52,7 @@ def job_of(
         steps=settings.epochs * sizes.steps_per_epoch,
         precision=settings.precision,
         phases=phases,
+        give_values=give_values,
     )
 
 

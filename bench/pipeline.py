@@ -4,11 +4,11 @@
     python bench/pipeline.py memory bubble    these
     python bench/pipeline.py replicas         on a machine that does nothing else
 
-memory: the most of a rank, above what it held before there was a model. The whole model is in it, of which each rank
-keeps its stage, the optimizer's memory, and the activations of a step. limit: a model that one process cannot train in
+memory: the most of a rank, above what it held before there was a model: its stage with the optimizer's memory, and the
+activations of a step; and the most when it is built. limit: a model that one process cannot train in
 so much memory, and two stages can (cgroups of version 1, as root). bubble: stages that sleep, against the theory's
 (S - 1) / (M + S - 1). replicas: two ranks as two stages against two replicas of the whole model, at the same global
-batch and in turns, A B, B A, beside the most that M micro-batches allow: M / (M + S - 1) if all stages are equally slow,
+batch and in turns, A B, B A, beside the most that M micro-batches allow: M / (M + S - 1) if stages are equally slow,
 less with those of the cut. operations: what torch dispatches in a step, which does not depend on the machine's load.
 """
 
@@ -41,7 +41,7 @@ def memory() -> None:
     table = Table(
         name="pipeline_memory",
         question="The most memory of each rank above its start, MiB, 8 micro-batches of 2 (64 tokens; 64 x 64 pixels):",
-        columns=["model", "stages", "cut at", "schedule", "recompute", "ranks", "most"],
+        columns=["model", "stages", "cut at", "schedule", "recompute", "ranks", "most", "built"],
     )
     for model in CASES:
         for stages in (1, 2, 4):
@@ -50,10 +50,10 @@ def memory() -> None:
                 for recompute in ([], ["--recompute"]):
                     found = ranks(stages, "steps", "--model", model, "--steps", "1", "--order", order, *recompute, *at)
                     at = ["--at", found[0]["at"]] if stages > 1 else []
-                    held = [round(one["above_start_mib"]) for one in found]
+                    held, built = ([round(one[key]) for one in found] for key in ("above_start_mib", "built_mib"))
                     row = {"model": model, "stages": stages, "cut at": found[0]["at"], "schedule": order}
                     row |= {"recompute": "yes" if recompute else "no", "ranks": ", ".join(map(str, held))}
-                    table.add(**row, most=max(held))
+                    table.add(**row, most=max(held), built=", ".join(map(str, built)))
     table.write()
 
 

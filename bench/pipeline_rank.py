@@ -11,6 +11,8 @@ import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ import torch
 import torch.nn.functional as F
 from jobs import job_of, ranks_of, step_of
 from sequences import MASK, VOCABULARY, sequences
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hvdtrain.core.blocks import Blocks
 from hvdtrain.core.phases import Phase, Unmeasured
 from hvdtrain.core.task import Batch, Model, Sums, Task
 from hvdtrain.feed.feed import Resident
+from hvdtrain.program.job import make_on_all
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.replica.parts import split_replicas
@@ -100,24 +104,25 @@ def main() -> None:
 def steps(comm: Comm, config: Any, chosen: argparse.Namespace) -> dict[str, Any]:
     """The time of each step, and the most memory that this rank has held since before there was a model."""
     started_mib = resident_mib()
-    torch.manual_seed(0)
+    make: Callable[[], nn.Module]
     if chosen.model.startswith("bert"):
         made = sequences(chosen, CPU, 0)
         task: Any = MaskedWords(made.lengths, seed=0, mask_id=MASK, vocabulary=VOCABULARY)
         train = Resident(tokens=made.tokens, lengths=made.lengths)
         batch = task.prepare(train.tensors, made.samples, 0)
         count = task.counts(made.samples).sum().item()
-        model: Any = berts.BertForMaskedLM(berts.sizes_of(chosen.model, vocabulary=VOCABULARY))
-        blocks = berts.blocks(model)
+        make = partial(berts.BertForMaskedLM, berts.sizes_of(chosen.model, vocabulary=VOCABULARY))
+        blocks_of: Callable[[Any], Blocks] = berts.blocks
     else:
         task, count = Images(chosen.pixels), chosen.batch
         batch = task.batch(chosen.batch)
         train = Resident(**batch)
-        model = models.build(chosen.model, classes=10)
-        blocks = models.blocks(model)
-    clock = Busy()
-    job = job_of(comm, config, CPU, model=model, task=task, train=train, blocks=blocks, phases=clock)
+        make, blocks_of = partial(models.build, chosen.model, classes=10), models.blocks
+    clock, (model, give_values) = Busy(), make_on_all(comm, config, make)
+    of_model: dict[str, Any] = {"model": model, "blocks": blocks_of(model), "give_values": give_values}
+    job = job_of(comm, config, CPU, task=task, train=train, phases=clock, **of_model)
     step = step_of(config, job, lr=0.01)
+    built_mib = peaks.process_peaks(CPU)["resident_mib"]
     step.model.train()
 
     def take_step() -> None:
@@ -143,6 +148,7 @@ def steps(comm: Comm, config: Any, chosen: argparse.Namespace) -> dict[str, Any]
     return {
         "peak_mib": peak_mib,
         "above_start_mib": peak_mib - started_mib,
+        "built_mib": built_mib - started_mib,
         "step_s": times_s[1:],
         "busy_s": statistics.median(busy_s[1:]),
         "operations": counter.count,

@@ -32,7 +32,7 @@ def main(run: hvdtrain.Run[BertSettings]) -> None:
     from hvdtrain.text.export import export_on_all
     from hvdtrain.text.pretrained import pretrained_on_all
     from hvdtrain.text.task import text_task
-    from hvdtrain.text.weights import build_on_all
+    from hvdtrain.text.weights import load_pretrained
 
     ranks, settings = run.ranks, run.settings
     pretrained = None if settings.pretrained is None else pretrained_on_all(ranks, settings.pretrained)
@@ -42,30 +42,33 @@ def main(run: hvdtrain.Run[BertSettings]) -> None:
     texts = data.load_on_all(ranks, settings, pretrained)
     sizes = run.agree(lambda: batch_sizes(settings, samples=len(texts.train), ranks=ranks.data.size))
     run.settings = settings = of_steps(settings, steps_per_epoch=sizes.steps_per_epoch)
-    model = build_on_all(
-        ranks,
-        lambda: build(settings, texts, pretrained),
-        seed=settings.seed,
-        pretrained=pretrained,
-        labels=texts.labels,
-    )
-    if settings.freeze_embeddings:
-        models.freeze_embeddings(model)
+
+    def make() -> Bert:
+        model = build(settings, texts, pretrained)
+        if pretrained is not None:
+            load_pretrained(model, pretrained, texts.labels)
+        if settings.freeze_embeddings:
+            models.freeze_embeddings(model)
+        return model
 
     def export(training: hvdtrain.Training) -> None:
         if settings.export is None:
             return
-        weights, whole = training.gather_model(), build(settings, texts, pretrained)
-        if ranks.rank == 0:
-            whole.load_state_dict(weights)
+        weights = training.gather_model()
+
+        def whole() -> Bert:
+            model = build(settings, texts, pretrained)
+            model.load_state_dict(weights)
+            return model
+
         export_on_all(ranks, settings.export, whole, texts)
 
     training = run.training(
-        model,
+        make,
         text_task(settings, texts),
         train=texts.train,
         test=texts.test,
-        cuts=hvdtrain.Cuts(blocks=models.blocks(model), split_layers=models.slice_layers),
+        cuts=lambda model: hvdtrain.Cuts(blocks=models.blocks(model), split_layers=models.slice_layers),
         max_steps=settings.max_steps,
         about={
             "vocabulary": len(texts.vocabulary.tokens),

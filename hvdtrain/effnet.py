@@ -23,22 +23,20 @@ def main(run: hvdtrain.Run[EffnetSettings]) -> None:
     ranks, settings = run.ranks, run.settings
     images = data.load_on_all(ranks, settings)
     run.settings = settings = data.with_choices(ranks, settings, images)
-    model = models.build_on_all(
-        ranks,
-        settings.model,
-        classes=images.classes,
-        seed=settings.seed,
-        pretrained=settings.pretrained,
-        stem_stride=settings.stem_stride,
-        dropout=settings.dropout,
-        stochastic_depth=settings.stochastic_depth,
-    )
+    models.fetch_on_all(ranks, settings.model, settings.pretrained)
     training = run.training(
-        model,
+        lambda: models.build(
+            settings.model,
+            classes=images.classes,
+            pretrained=settings.pretrained,
+            stem_stride=settings.stem_stride,
+            dropout=settings.dropout,
+            stochastic_depth=settings.stochastic_depth,
+        ),
         image_task(settings, images, run.device),
         train=images.train,
         test=images.test,
-        cuts=hvdtrain.Cuts(blocks=models.blocks(model)),
+        cuts=lambda model: hvdtrain.Cuts(blocks=models.blocks(model)),
         about={"classes": images.classes},
     )
     for _ in training:  # each report and each epoch; what they say is in the run folder

@@ -24,7 +24,7 @@ class Job:
 
     comm: Comm
     device: torch.device
-    model: nn.Module  # whole, on the host
+    model: nn.Module  # whole, on the host; with `give_values` on meta
     task: Task
     train: Split
     cuts: Cuts
@@ -35,6 +35,8 @@ class Job:
     phases: Phases = OFF
     is_shared: bool = True  # whether all ranks see the run folder
     resumed: Mapping[str, Any] = field(default_factory=dict)  # what the checkpoint says that the run continues from
+    # Makes what is left of the model the whole, with values for what was left; all ranks call it.
+    give_values: Callable[[nn.Module], None] | None = None
 
     def example(self) -> tuple[Tensor, ...]:
         """What the model is called with for one micro-batch."""

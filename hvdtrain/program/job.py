@@ -18,8 +18,10 @@ from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.group import methods
 
 if TYPE_CHECKING:
+    from hvdtrain.program.settings import Settings
     from hvdtrain.program.start import Run
 
 
@@ -30,7 +32,7 @@ def make_job(
     train: Data,
     test: Data,
     *,
-    cuts: Cuts | None,
+    cuts: Cuts | Callable[[Any], Cuts] | None,
     max_steps: int | None,
 ) -> tuple[Job, Split]:
     """The job, and the split to test on; BadInput on all ranks for what cannot be trained."""
@@ -45,9 +47,9 @@ def make_job(
             settings, train=len(train_split), test=len(test_split), ranks=comm.data.size, unit=task.unit
         ),
     )
+    give_values = None
     if not isinstance(model, nn.Module):
-        torch.manual_seed(settings.seed)
-        model = agree(comm, model)
+        model, give_values = make_on_all(comm, settings, model)
     if isinstance(task, FunctionTask):
         agree(comm, lambda: task.require_losses(model, train_split))
     job = Job(
@@ -56,13 +58,28 @@ def make_job(
         model=model,
         task=task,
         train=train_split,
-        cuts=cuts or Cuts(blocks=blocks_of(model)),
+        cuts=cuts(model) if callable(cuts) else cuts or Cuts(blocks=blocks_of(model)),
         sizes=sizes,
         steps=max_steps or settings.epochs * sizes.steps_per_epoch,
         length_option="--epochs" if max_steps is None else "--max-steps",
         precision=settings.precision,
+        give_values=give_values,
     )
     return job, test_split
+
+
+def make_on_all(
+    comm: Comm, settings: Settings, make: Callable[[], nn.Module]
+) -> tuple[nn.Module, Callable[[nn.Module], None] | None]:
+    """The model, with the run's seed; or on meta, and what gives values to the part that a rank keeps."""
+
+    def seeded() -> nn.Module:
+        torch.manual_seed(settings.seed)
+        return make()
+
+    outlines = (outline(comm, seeded) for outline in methods(settings, "outline"))
+    outlined: tuple[nn.Module, Callable[[nn.Module], None]] | None = next(filter(None, outlines), None)
+    return outlined or (agree(comm, seeded), None)
 
 
 def require_same_data(comm: Comm, *splits: Split) -> None:
@@ -91,10 +108,19 @@ class FunctionTask(Task):
         self._losses = losses
 
     def require_losses(self, model: nn.Module, split: Split) -> None:
-        """Raise BadInput if the function does not return the loss of each of two samples, on the host."""
+        """Raise BadInput if the function does not return the loss of each of two samples, on the host.
+
+        A model on meta is tried as far as the function goes without values.
+        """
         [batch] = split.batches([torch.arange(min(2, len(split)))], torch.device("cpu"), None)
+        if next(model.parameters()).is_meta:
+            batch = {name: tensor.to("meta") for name, tensor in batch.items()}
         with torch.no_grad(), torch.random.fork_rng(devices=()):
-            self.loss(model.eval(), batch, training=False)
+            try:
+                self.loss(model.eval(), batch, training=False)
+            except Exception as error:
+                if isinstance(error, BadInput) or not next(model.parameters()).is_meta:
+                    raise
         model.train()
 
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:

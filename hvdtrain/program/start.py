@@ -77,14 +77,16 @@ class Run(Generic[S]):
         train: Data,
         test: Data,
         *,
-        cuts: Cuts | None = None,
+        cuts: Cuts | Callable[[Any], Cuts] | None = None,
         max_steps: int | None = None,
         about: Mapping[str, Any] | None = None,
         at_end: Callable[[Training], object] | None = None,
     ) -> Training:
         """A training at its beginning, or where the run stood.
 
-        `model` is on the host, equal on all ranks, or a function that makes it, with the run's seed. `task` is a Task
+        `model` is on the host, equal on all ranks, or a function that makes it, with the run's seed; a rank that keeps
+        a part of the model calls the function twice and has memory for that part only. `cuts`, or a function of the
+        model that returns them, say how it may lie on several ranks. `task` is a Task
         or a function of the model and a batch that returns the loss of each sample, (N,), and is tried with two samples
         on the host. `train` and `test` are Splits, tensors with samples first (alone, in a tuple, or by name), or
         map-style Datasets. `max_steps` replaces the epochs of the settings. `about` is added to config.json, and all

@@ -30,7 +30,10 @@ class Group:
         """What these settings take from others, and what they need."""
         return ()
 
-    # What a feature does once torch is there; see core.draft.
+    # What a feature does once torch is there; see loop.draft.
+
+    def outline(self, comm: Any, make: Callable[[], Any]) -> Any:
+        """The model that `make` makes on meta, and what gives values to a part; None if a rank needs all of it."""
 
     def check_job(self, job: Any) -> None:
         """Raise BadInput for a Job that cannot be trained so."""

@@ -33,8 +33,9 @@ def measure_blocks(
 ) -> list[Passage]:
     """Each block of a model on the host, one at a time on the device, with one micro-batch; the model stays as it is.
 
-    Its running statistics too. It lies in memory as the inputs do.
+    Its running statistics too. It lies in memory as the inputs do. If it is on meta, one block at a time has memory.
     """
+    home = next(model.parameters()).device
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     inputs = [tensor.to(device) for tensor in inputs]
     model.to(memory_format=_format_of(inputs[0]))  # type: ignore[call-overload]
@@ -44,7 +45,7 @@ def measure_blocks(
     for block in blocks.row:
         modules = [model.get_submodule(name) for name in block.modules]
         for module in modules:
-            module.to(device)
+            _bring(module, device)
         times_s = []
         for _ in range(_REPEATS):
             if hidden is not None:
@@ -56,7 +57,7 @@ def measure_blocks(
             times_s.append(_synchronized_time_s(device) - start_s)
         for module in modules:
             module.zero_grad(set_to_none=True)
-            module.to("cpu")
+            module.to(home)
         hidden = output.detach()
         passages.append(
             Passage(
@@ -66,10 +67,23 @@ def measure_blocks(
                 memory_format=_format_of(hidden),
             )
         )
-    for buffer, value in buffers:
-        buffer.copy_(value)
-    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    if home.type != "meta":
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return passages
+
+
+def _bring(module: nn.Module, device: torch.device) -> None:
+    """To the device; what is on meta with small values, whichever."""
+
+    def bring(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor.to(device)
+        values = torch.zeros_like(tensor, device=device)
+        return values.normal_(std=0.02) if values.is_floating_point() else values
+
+    module._apply(bring)
 
 
 def _format_of(tensor: Tensor) -> torch.memory_format:

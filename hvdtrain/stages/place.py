@@ -27,5 +27,5 @@ def make_stages(job: Job, *, cuts: Sequence[int] | None, order: Order, recompute
     context = precision_context(job.device, job.precision)
     passages = measure_on_all(comm, job.model, blocks, job.example, device=job.device, context=context)
     pipeline = Pipeline(comm.replica.rank, stages, job.device, order=order, phases=job.phases)
-    stage = make_stage(comm, job.model, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=recompute)
+    stage = make_stage(job, blocks, passages, cuts=cuts, pipeline=pipeline, recompute=recompute)
     return Stages(comm, stage, job.model)

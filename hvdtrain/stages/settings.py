@@ -1,8 +1,9 @@
 """A model cut into stages."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from hvdtrain.core.settings import BatchSettings
 from hvdtrain.settings.capabilities import Capability, Use
@@ -14,6 +15,7 @@ Order = Literal["1f1b", "gpipe"]
 if TYPE_CHECKING:
     from hvdtrain.core.slots import Layout
     from hvdtrain.loop.draft import Job
+    from hvdtrain.ranks.comm import Comm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,14 @@ class StageSettings(BatchSettings):
                 ),
                 needs=(Capability.REPLICA, Capability.TRAINED),
             )
+
+    def outline(self, comm: "Comm", make: Callable[[], Any]) -> tuple[Any, Callable[[Any], None]] | None:
+        if self.stages == 1:
+            return None
+        from hvdtrain.stages.outline import outline_on_all
+
+        outline = outline_on_all(comm, make)
+        return None if outline is None else (outline.model, partial(outline.fill_on_all, comm))
 
     def check_job(self, job: "Job") -> None:
         if self.stages == 1 and not self.recompute:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
 from hvdtrain.core.slots import TensorsOf
+from hvdtrain.loop.draft import Job
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.stages.blocks import keep_blocks, run_all
@@ -153,8 +154,7 @@ def measure_on_all(
 
 
 def make_stage(
-    comm: Comm,
-    model: nn.Module,
+    job: Job,
     blocks: Blocks,
     passages: tuple[Passage, ...],
     *,
@@ -163,15 +163,19 @@ def make_stage(
     recompute: bool,
 ) -> Stage:
     """This rank's stage, cut at `cuts` or by time; the model keeps only what it needs."""
-    index, stages = comm.replica.rank, comm.replica.size
+    model, replica = job.model, job.comm.replica
+    index, stages = replica.rank, replica.size
     if cuts is None:
         cuts = choose_cuts([passage.time_ms for passage in passages], stages)
     stage = Stage(
         blocks=blocks, starts=(0, *cuts), passages=passages, index=index, pipeline=pipeline, recompute=recompute
     )
     keep_blocks(model, stage.local_blocks)
+    if job.give_values is not None:
+        job.give_values(model)
+        keep_blocks(model, stage.local_blocks)
     names = [name for name, _ in model.named_parameters()]
-    names_by_stage = comm.replica.allgather(names)
+    names_by_stage = replica.allgather(names)
     others = {name for other, stage_names in enumerate(names_by_stage) if other != index for name in stage_names}
     tied = tuple(name for name in names if name in others)
     assert not tied or index in (0, stages - 1)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,12 +75,12 @@ def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequenc
     shutil.rmtree(former, ignore_errors=True)
 
 
-def export_on_all(comm: Comm, folder: Path, model: Bert, texts: Texts) -> None:
-    """Rank 0 writes the folder; EndOfRun on all ranks where it cannot."""
+def export_on_all(comm: Comm, folder: Path, whole: Callable[[], Bert], texts: Texts) -> None:
+    """Rank 0 writes the folder of the model that `whole` returns; EndOfRun on all ranks where it cannot."""
     reason = None
     if comm.rank == 0:
         try:
-            export(folder, model, vocabulary=texts.vocabulary, labels=texts.labels)
+            export(folder, whole(), vocabulary=texts.vocabulary, labels=texts.labels)
         except OSError as error:
             reason = error.strerror or str(error)
     reason = comm.allgather(reason)[0]

@@ -1,40 +1,22 @@
 """Weights of a pretrained BERT, by whatever names it was saved under."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from zipfile import is_zipfile
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hvdtrain.ranks.agree import agree
-from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text.model import Bert, BertForClassification
 from hvdtrain.text.pretrained import PICKLED_WEIGHTS, WEIGHTS, Pretrained
 
-Model = TypeVar("Model", bound=Bert)
 Weights = Mapping[str, Tensor]
 
 _WORD_EMBEDDINGS, _DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder"
 _OPTIONAL_HEADS = ("bert.pooler.", "classifier.")  # heads that are trained with the task
 _OLD_NORMS = {"gamma": "weight", "beta": "bias"}
-
-
-def build_on_all(
-    comm: Comm, build: Callable[[], Model], *, seed: int, pretrained: Pretrained | None, labels: Sequence[str] = ()
-) -> Model:
-    """The model, initialised alike on all ranks, with pretrained weights if there are any; see `load_pretrained`."""
-
-    def build_and_load() -> Model:
-        torch.manual_seed(seed)
-        model = build()
-        if pretrained is not None:
-            load_pretrained(model, pretrained, labels)
-        return model
-
-    return agree(comm, build_and_load)
 
 
 def load_pretrained(model: Bert, pretrained: Pretrained, labels: Sequence[str] = ()) -> None:
@@ -64,7 +46,10 @@ def _read_weights(pretrained: Pretrained) -> Weights:
     if not path.is_file():
         path = pretrained.folder / PICKLED_WEIGHTS
     try:
-        weights = load_file(path) if path.name == WEIGHTS else torch.load(path, map_location="cpu", weights_only=True)
+        if path.name == WEIGHTS:
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:  # a torn file can make torch.load raise anything
         raise BadInput(f"--pretrained {pretrained.source}: {path.name} is torn, or no file of weights") from error
     if not isinstance(weights, dict) or not all(

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from zipfile import is_zipfile
 
 import torch
 import torchvision
@@ -25,11 +26,12 @@ def build(
     name: str,
     *,
     classes: int,
+    pretrained: str | None = None,
     stem_stride: int | None = None,
     dropout: float | None = None,
     stochastic_depth: float | None = None,
 ) -> EfficientNet:
-    """An EfficientNet for (N, 3, H, W) images with `classes` logits.
+    """An EfficientNet for (N, 3, H, W) images with `classes` logits, with pretrained weights if asked for.
 
     `stem_stride` 1 keeps the resolution of small images. `dropout` is a probability, `stochastic_depth` that of the
     last block. None keeps the model's own.
@@ -42,34 +44,15 @@ def build(
     model = _build_tiny(classes, options) if name == TINY else _build_from_torchvision(name, classes, options)
     if stem_stride is not None:
         model.features[0][0].stride = (stem_stride, stem_stride)
+    if pretrained is not None:
+        load_weights(model, pretrained_weights(name, pretrained), pretrained)
     return model
 
 
-def build_on_all(
-    comm: Comm,
-    name: str,
-    *,
-    classes: int,
-    seed: int,
-    pretrained: str | None = None,
-    stem_stride: int | None = None,
-    dropout: float | None = None,
-    stochastic_depth: float | None = None,
-) -> EfficientNet:
-    """The model, initialised alike on all ranks, with pretrained weights if asked for; see `build`."""
-
-    def build_and_load() -> EfficientNet:
-        torch.manual_seed(seed)
-        model = build(
-            name, classes=classes, stem_stride=stem_stride, dropout=dropout, stochastic_depth=stochastic_depth
-        )
-        if pretrained is not None:
-            load_weights(model, pretrained_weights(name, pretrained), pretrained)
-        return model
-
-    if pretrained == "hub":  # one download per host
+def fetch_on_all(comm: Comm, name: str, pretrained: str | None) -> None:
+    """Download the weights once per host if they are the hub's."""
+    if pretrained == "hub":
         agree(comm, lambda: pretrained_weights(name, "hub") if comm.local_rank == 0 else None)
-    return agree(comm, build_and_load)
 
 
 def preprocessing(name: str) -> Preprocessing:
@@ -105,7 +88,8 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
     if not Path(source).is_file():
         raise BadInput(f"--pretrained {source}: no such file; give one, or 'hub' for torchvision's weights")
     try:
-        state = torch.load(Path(source), map_location="cpu", weights_only=True)
+        # Read as far as it is used: a stage keeps a part of it.
+        state = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zipfile(source))
     except Exception as error:  # a damaged archive can make torch.load raise anything
         raise BadInput(f"--pretrained {source}: not a file of tensors that torch.save wrote") from error
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):

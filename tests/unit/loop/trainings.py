@@ -104,9 +104,10 @@ def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), setting
     """Put together from the settings, before its first step."""
     comm, settings = comm or SerialComm(), replace(settings, runs_dir=runs_dir, **changed)
     found = images or images_of(train)
-    model = models.build_on_all(
-        comm, settings.model, classes=10, seed=settings.seed, dropout=settings.dropout,
-        stochastic_depth=settings.stochastic_depth, stem_stride=settings.stem_stride,
+    torch.manual_seed(settings.seed)
+    model = models.build(
+        settings.model, classes=10, dropout=settings.dropout, stochastic_depth=settings.stochastic_depth,
+        stem_stride=settings.stem_stride,
     )  # fmt: skip
     task, train_split = image_task(settings, found, CPU), found.train
     sizes = require_batches(

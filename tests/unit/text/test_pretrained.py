@@ -9,10 +9,9 @@ from safetensors.torch import load_file, save_file
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import pretrained
-from hvdtrain.text.model import BertForClassification
 from hvdtrain.text.pretrained import pretrained_on_all
 from hvdtrain.text.vocabulary import Vocabulary
-from hvdtrain.text.weights import build_on_all, load_pretrained
+from hvdtrain.text.weights import load_pretrained
 from tests.ranks import Rank, together
 from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
 
@@ -153,18 +152,6 @@ def test_a_model_that_was_saved_without_a_head_has_names_without_a_prefix(folder
     assert torch.equal(
         model.bert.encoder["layer"][1].output.dense.weight, masked_lm().bert.encoder["layer"][1].output.dense.weight
     )
-
-
-def test_the_seed_decides_what_is_not_pretrained(folder):
-    def build():
-        return BertForClassification(SIZES, 3)
-
-    found = read(folder)
-    one, again, other = (build_on_all(SerialComm(), build, seed=seed, pretrained=found) for seed in (1, 1, 2))
-    assert equal(one, again)
-    assert not torch.equal(one.classifier.weight, other.classifier.weight)
-    assert torch.equal(one.bert.embeddings.LayerNorm.bias, masked_lm().bert.embeddings.LayerNorm.bias)
-    assert not equal(one, build_on_all(SerialComm(), build, seed=1, pretrained=None))
 
 
 # What is refused, in one line
