@@ -18,6 +18,7 @@ class Block:
     name: str  # of what it is in the model
     modules: tuple[str, ...]  # the names of those that it needs
     run: Run
+    uses: frozenset[int] | None = None  # the places of the inputs whose values it uses, beside shapes; None: maybe all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +37,15 @@ def blocks_of(model: nn.Module) -> Blocks | None:
     if not isinstance(model, nn.Sequential):
         return None
 
-    def block(name: str) -> Block:
+    def block(name: str, *, is_first: bool) -> Block:
         def run(whole: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
             outputs: Tensor = whole.get_submodule(name)(inputs[0] if hidden is None else hidden)
             return outputs
 
-        return Block(name=name, modules=(name,), run=run)
+        return Block(name=name, modules=(name,), run=run, uses=frozenset({0} if is_first else ()))
 
-    return Blocks(row=tuple(block(name) for name, _ in model.named_children()), batch_dims=1)
+    names = [name for name, _ in model.named_children()]
+    return Blocks(row=tuple(block(name, is_first=name == names[0]) for name in names), batch_dims=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor, nn
 
 from hvdtrain.core.finite import SUM, Skipped, not_finite, total_norm
-from hvdtrain.core.task import Batch, Sums
+from hvdtrain.core.task import Batch, Sums, Task
 from hvdtrain.ranks.comm import Comm, Members, SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.safety.exits import EndOfRun
@@ -28,6 +28,7 @@ class Passes(Protocol):
     """What a layout runs micro-batches with: the step, as far as a layout knows it."""
 
     model: nn.Module
+    task: Task
 
     @property
     def device(self) -> Any:
@@ -103,8 +104,9 @@ class Layout:
 
         return model
 
-    def evaluate(self, step: Passes, model: nn.Module, batch: Batch) -> list[Sums]:
-        """The sums of a prepared batch; none if they are another rank's."""
+    def evaluate(self, step: Passes, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
+        """The sums of the batch that `read` prepares, if this rank needs it; none if they are another rank's."""
+        batch = read()
         with step.context(None):
             return [step.loss(model, batch, training=False)]
 

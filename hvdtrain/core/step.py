@@ -167,9 +167,9 @@ class Step:
     def enter(self, phase: Phase) -> None:
         self.phases.enter(phase)
 
-    def evaluation(self, model: nn.Module, batch: Batch) -> list[Sums]:
-        """The sums of a prepared batch; none if they are another rank's."""
-        return self.slots.where.evaluate(self, model, batch)
+    def evaluation(self, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
+        """The sums of the batch that `read` prepares, if this rank needs it; none if they are another rank's."""
+        return self.slots.where.evaluate(self, model, read)
 
     @property
     def evaluated(self) -> nn.Module:

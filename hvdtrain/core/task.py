@@ -4,7 +4,7 @@ N samples of a batch on this rank.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ class Task:
     higher_is_better = False
     means: Sequence[str] = ()  # of Sums.more, what is shown as a metric: divided by the count
     memory_format = torch.contiguous_format  # of the model's weights
+    targets: Collection[str] | None = None  # what of a batch the loss uses beside the model's outputs; None: maybe all
     max_unreadable: int | None = None  # samples of all ranks and epochs; a run with more ends
     remedies: Mapping[Phase, str] = {}  # what helps if reading, preparing or copying samples limits a run
 

@@ -8,7 +8,7 @@ import torch
 
 from hvdtrain.core import batch_norm
 from hvdtrain.core.step import Step
-from hvdtrain.core.task import Totals, total
+from hvdtrain.core.task import Batch, Totals, total
 from hvdtrain.feed.feed import Split, arriving
 from hvdtrain.loop.save_points import NEVER, SavePoints
 from hvdtrain.safety.watchdog import OFF, Watchdog
@@ -53,14 +53,19 @@ def evaluate(
     parts = samples_of_rank.split(micro_batch)  # an empty one where there is nothing for this rank
     batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
     sums = []
-    batches = arriving(split, parts, step.device, None, watchdog=watchdog)
-    for place, (samples, raw) in enumerate(bar(batches, title="test", total=len(parts))):
+    batches = iter(arriving(split, parts, step.device, None, watchdog=watchdog))
+
+    def read() -> Batch:
+        samples, raw = next(batches)
+        return task.prepare(raw, samples, None)
+
+    for place in bar(range(len(parts)), title="test", total=len(parts)):
         watchdog.begin_evaluation(number)
         if place < batches_of_all and save_points.decide(number)().leave:
             for buffer, before in zip(statistics, of_rank, strict=True):  # there may be none: no foreach function
                 buffer.copy_(before)
             return None
-        sums += step.evaluation(model, task.prepare(raw, samples, None))
+        sums += step.evaluation(model, read)
     totals: Totals = {}
     if sums:
         names, values = total(sums)

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from hvdtrain.ranks.comm import Comm, Group, Members, wait_until
 from hvdtrain.ranks.sync import WaitContext
 
+Content = np.ndarray[Any, np.dtype[np.uint8]]
+_BYTES = 1  # the tag of what `send` sends
+
 
 class MpiMembers:
     """The ranks of a communicator; they wait politely."""
@@ -37,6 +40,26 @@ class MpiMembers:
     def wait(self, request: Any) -> None:
         """Return when MPI is done with a request."""
         wait_until(request.Test, self.wait_context)
+
+    def send(self, content: Content, to: int) -> Any:
+        """Begin to send these bytes (N,) uint8, which must stay as they are until the returned request is done."""
+        return self.mpi.Isend(content, to, _BYTES)
+
+    def receive(self, source: int) -> Content:
+        """The bytes that a rank has sent, in the order of its `send`s."""
+        from mpi4py import MPI
+
+        status, found = MPI.Status(), list[Any]()
+
+        def has_come() -> bool:
+            message = self.mpi.Improbe(source, _BYTES, status)
+            found.extend([] if message is None else [message])
+            return bool(found)
+
+        wait_until(has_come, self.wait_context)
+        content = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        self.wait(found[0].Irecv(content))
+        return content
 
     def allgather(self, value: Any) -> list[Any]:
         text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)

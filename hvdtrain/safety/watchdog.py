@@ -198,7 +198,10 @@ class RankWatchdog:
         self._start_activity(step, "working", self._step_limit_s)
 
     def time_reads(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        self._reads_files = True
+        self._reads_files = True  # also if another rank reads for this one, which waits for it
+        return self._timed(batches)
+
+    def _timed(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
         while True:
             self._write_activity(self.step, "reading")
             self._arm(self._long_limit_s())

@@ -1,6 +1,6 @@
 """A replica as a row of blocks: how micro-batches pass through them, on one rank or on several."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from hvdtrain.core.slots import Layout, Parts, Passes, TensorsOf
 from hvdtrain.core.task import Batch, Sums
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.stages.blocks import compile_blocks, run_all
+from hvdtrain.stages.samples import Samples
 from hvdtrain.stages.stage import Stage
 
 
@@ -37,6 +38,7 @@ class Stages(Parts):
     def __init__(self, comm: Comm, stage: Stage, model: nn.Module) -> None:
         super().__init__(comm, stage.counted_before(model))
         self._stage = stage
+        self._samples = Samples(comm, stage)
         self.about: Mapping[str, Any] = {"stages_at": list(stage.starts[1:])}
 
     def compile(self, models: Iterable[nn.Module]) -> None:
@@ -47,7 +49,8 @@ class Stages(Parts):
 
         def inputs(number: int) -> tuple[Tensor, ...]:
             if number not in held:
-                held[number] = next(remaining)
+                step.enter("bubble")
+                held[number] = self._samples.of(step.task, lambda: next(remaining), step.device)
             return step.inputs(held[number])
 
         def forward(number: int, received: Tensor | None) -> Tensor:
@@ -73,9 +76,12 @@ class Stages(Parts):
             return stage.make_buffer(model_inputs, step.device)
 
         stage.pipeline.train(count, forward=forward, loss=loss, make_buffer=make_buffer)
+        self._samples.finish()
 
-    def evaluate(self, step: Passes, model: nn.Module, batch: Batch) -> list[Sums]:
-        stage, sums, inputs = self._stage, list[Sums](), step.inputs(batch)
+    def evaluate(self, step: Passes, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
+        stage, sums = self._stage, list[Sums]()
+        batch = self._samples.of(step.task, read, step.device)
+        inputs = step.inputs(batch)
 
         def forward(_: int, received: Tensor | None) -> Tensor:
             with step.context(None):
@@ -85,6 +91,7 @@ class Stages(Parts):
             return outputs
 
         stage.pipeline.evaluate(forward=forward, make_buffer=lambda _: stage.make_buffer(inputs, step.device))
+        self._samples.finish()
         return sums
 
     def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:

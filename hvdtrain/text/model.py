@@ -20,6 +20,7 @@ from hvdtrain.text.settings import MODELS
 
 NORM_EPS = 1e-12
 _WORDS = "bert.embeddings.word_embeddings"
+TOKENS, MASK, PLACES = frozenset({0, 1}), frozenset({2}), frozenset({3})  # with their types; of the inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,14 +245,14 @@ def blocks(model: Bert) -> Blocks:
     """In the order of the forward pass; the last layer stays with its head, which says where it must compute."""
     *layers, last = (f"bert.encoder.layer.{number}" for number in range(model.sizes.layers))
     if isinstance(model, BertForMaskedLM):
-        head = Block(name="cls", modules=(last, "cls", _WORDS), run=partial(_run_predictions, last))
+        head = Block(name="cls", modules=(last, "cls", _WORDS), run=partial(_run_predictions, last), uses=MASK | PLACES)
     else:
         modules = (last, "bert.pooler", "dropout", "classifier")
-        head = Block(name="classifier", modules=modules, run=partial(_run_classifier, last))
+        head = Block(name="classifier", modules=modules, run=partial(_run_classifier, last), uses=MASK)
     return Blocks(
         row=(
-            Block(name="bert.embeddings", modules=("bert.embeddings",), run=_run_embeddings),
-            *(Block(name=name, modules=(name,), run=partial(_run_layer, name)) for name in layers),
+            Block(name="bert.embeddings", modules=("bert.embeddings",), run=_run_embeddings, uses=TOKENS),
+            *(Block(name=name, modules=(name,), run=partial(_run_layer, name), uses=MASK) for name in layers),
             head,
         ),
         batch_dims=2,
@@ -277,7 +278,7 @@ def _run_predictions(last: str, model: nn.Module, hidden: Tensor | None, inputs:
 
 
 def _run_classifier(last: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
-    first = _run_layer(last, model, hidden, inputs, _first_positions(inputs[0]))
+    first = _run_layer(last, model, hidden, inputs, _first_positions(inputs[2]))
     pooled = torch.tanh(model.get_submodule("bert.pooler.dense")(first))
     logits: Tensor = model.get_submodule("classifier")(model.get_submodule("dropout")(pooled))
     return logits

@@ -26,6 +26,7 @@ class Labels(Task):
     """One label for each sequence or pair. `f1` is that of the second of two labels, or the mean over more of them."""
 
     unit = "samples"
+    targets = ("labels",)
     best = "accuracy"
     higher_is_better = True
     remedies = _REMEDIES
@@ -93,6 +94,7 @@ class MaskedWords(Task):
     """The words that were masked; a sequence weighs as many of them as it has."""
 
     unit = "samples"
+    targets = ("targets",)
     best = "perplexity"
     higher_is_better = False
     remedies = _REMEDIES

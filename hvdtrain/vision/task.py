@@ -24,6 +24,7 @@ class ImageTask(Task):
     """uint8 images (N, 3, H, W) and labels (N,) to losses, accuracies and what the model sees."""
 
     unit = "images"
+    targets = ("labels",)
     best = "accuracy"
     higher_is_better = True
     remedies = _REMEDIES
