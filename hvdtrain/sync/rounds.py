@@ -101,7 +101,7 @@ class LocalRounds(EveryStep):
         parts = flat.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
-        # Between more than two groups the order of a sum depends on a tensor's place, which differs in the two parts.
+        # Between more than two groups the order of a sum may depend on the place, which differs in the other part.
         self._sum_tied(
             lambda parameter: [
                 tensor.detach().div_(2) for tensor in (parameter, *self._optimizer.state[parameter].values())

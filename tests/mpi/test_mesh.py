@@ -3,10 +3,8 @@
 import math
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
-from hvdtrain.checkpoint.files import rank_file_name
 from tests import texts
 from tests.mpi.conftest import BERT, EFFNET, end_well, slow
 from tests.mpi.interrupted import TINY, Runs, refusal, same_end
@@ -141,24 +139,6 @@ def test_a_nan_of_one_slice_is_skipped_and_named(tmp_path, way):
     assert f"step 2 skipped on {where}: the loss of slice 1 of rank 3 not finite" in said
     assert run.result["skipped_steps"] == 1
     assert len(run.weights) == 1
-
-
-@pytest.mark.slow
-def test_embeddings_that_two_stages_hold_stay_equal_between_three_groups(tmp_path):
-    """The order of a sum of three depends on the place of an element, and the stages have it at other places."""
-    texts.put(tmp_path / "texts", train=96)
-    words = (*WORDS, "--task", "mlm", "--stages", "2", "--stages-at", "1", "--batch-size-per-rank", "2")
-    words = (*words, "--accumulate-steps", "2", "--max-steps", "6", "--checkpoint-every-steps", "2")
-    run = Runs(folder=tmp_path, ranks=6, words=(*words, *LOCAL[:2], "--sync-every", "2", *LOCAL[-2:]), script="bert")
-    run.finish()
-    folder = run.path / "checkpoints" / run.checkpoints[-1]
-    first, last = (torch.load(folder / f"{rank_file_name(rank)}.pt", weights_only=True)["part"] for rank in (0, 1))
-    tied = first["model"].keys() & last["model"].keys()
-    assert tied
-    for name in tied:
-        assert torch.equal(first["model"][name], last["model"][name])
-        for held, other in zip(first["held"][name].values(), last["held"][name].values(), strict=True):
-            assert torch.equal(held, other)
 
 
 @pytest.mark.parametrize(
