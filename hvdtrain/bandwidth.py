@@ -32,11 +32,10 @@ import torch
 from torch import Tensor
 
 from hvdtrain.ranks.agree import agree
-from hvdtrain.ranks.allreduce import SUMS, InPlaceSum
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device, share_cores
-from hvdtrain.ranks.exchange import Exchange, make_exchange, pair_rounds, time_exchanges
+from hvdtrain.ranks.links import SUMS, Exchange, InPlaceSum, make_exchange, pair_rounds, time_exchanges
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
 from hvdtrain.tracking.files import write_json

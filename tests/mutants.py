@@ -123,7 +123,7 @@ MUTANTS = [
     Mutant("hvdtrain/ranks/comm.py", "self._mpi.allgather(text)", "[text] * self.size"),
     Mutant("hvdtrain/ranks/comm.py", 'op=hvd.Average, name="average"', 'op=hvd.Sum, name="average"'),
     Mutant("hvdtrain/ranks/device.py", "comm.size > 1 and not has_nccl()", "comm.size > 1 and has_nccl()"),
-    Mutant("hvdtrain/ranks/exchange.py", "[ring[0], ring[-1], *ring[1:-1]]", "[ring[-1], *ring[:-1]]"),
+    Mutant("hvdtrain/ranks/links.py", "[ring[0], ring[-1], *ring[1:-1]]", "[ring[-1], *ring[:-1]]"),
     Mutant("hvdtrain/ranks/launchers.py", "int(tasks[0]) != len(node_tasks)", "int(tasks[0]) == len(node_tasks)"),
     Mutant("hvdtrain/core/replicas.py", "majority = max(peers", "majority = min(peers"),
     Mutant("hvdtrain/core/replicas.py", "4: torch.int32,", "4: torch.float32,"),

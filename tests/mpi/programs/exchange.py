@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.exchange import make_torch_exchange, pair_rounds, time_exchanges
+from hvdtrain.ranks.links import make_torch_exchange, pair_rounds, time_exchanges
 
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)

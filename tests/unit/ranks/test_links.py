@@ -3,7 +3,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from hvdtrain.ranks.exchange import MOST_ROUNDS, pair_rounds, time_exchanges
+from hvdtrain.ranks.links import MOST_ROUNDS, pair_rounds, time_exchanges
 
 
 def test_on_one_host_one_pair_after_the_other():
