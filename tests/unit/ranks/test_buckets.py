@@ -330,7 +330,6 @@ def test_a_compiled_model_is_summed_too():
         sync = Sync(comm, model)
         return [step(sync, [lambda: model(inputs_of(comm.rank))]) for _ in range(3)], len(sync.sent)
 
-    # one rank: torch compiles in one thread at a time
     [(eager, sent)], [(found, also_sent)] = together(1, program), together(1, compiled)
     for one, other in zip(found, eager, strict=True):
         for name, gradient in other.items():

@@ -16,7 +16,7 @@ from hvdtrain.tensor.linear import per_rank_draws, sliced_parameters
 from hvdtrain.text import model as berts
 from hvdtrain.text import settings as texts
 from tests.ranks import Rank
-from tests.refusals import options_refused_together, refused
+from tests.refusals import refused
 from tests.unit.stages.test_blocks import bert
 
 
@@ -213,22 +213,6 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
             assert found["held"][name].keys() == wanted["held"][name].keys() == {"step", "exp_avg", "exp_avg_sq"}
             for key, held in wanted["held"][name].items():
                 assert torch.equal(found["held"][name][key], held)
-
-
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (["--stages", "2"], "--stages 2"),
-        (["--compile"], "--compile"),
-        (["--find-nan"], "--find-nan"),
-        (["--sync", "two-level"], "--sync two-level"),
-        (["--profile=exact"], "--profile exact"),
-        (["--timeline"], "--timeline"),
-        (["--optimizer", "lamb"], "--optimizer lamb"),
-    ],
-)
-def test_what_does_not_go_with_slices(words, option):
-    assert options_refused_together(lambda: texts.parse(["--tensor", "2", *words])) == {"--tensor 2", option}
 
 
 def test_layers_have_a_slice_at_least():
