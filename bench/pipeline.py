@@ -47,7 +47,7 @@ def memory() -> None:
         for stages in (1, 2, 4):
             at: list[str] = []  # where the first of the runs is cut, so are the others
             for order in ("1f1b", "gpipe") if stages > 1 else ("1f1b",):
-                for recompute in ([], ["--recompute"]):
+                for recompute in ([], ["--set", "recompute=True"]):
                     found = ranks(stages, "steps", "--model", model, "--steps", "1", "--order", order, *recompute, *at)
                     at = ["--at", found[0]["at"]] if stages > 1 else []
                     held, built = ([round(one[key]) for one in found] for key in ("above_start_mib", "built_mib"))
@@ -170,28 +170,28 @@ def bound_of_cut(busy_s: Sequence[float], count: int) -> float:
 
 
 def operations() -> None:
-    """Of each rank, in one step of 8 micro-batches of 2 samples."""
+    """Of each rank, in one step of 8 micro-batches of 2 samples for each replica."""
     table = Table(
         name="pipeline_operations",
-        question="Operations that torch dispatches in one step of 8 micro-batches:",
-        columns=["model", "ranks", "options", "of each rank", "sum over one process"],
+        question="Operations that torch dispatches in one step of 8 micro-batches, over those without stages:",
+        columns=["model", "replicas", "settings", "without stages", "2 stages", "ratio"],
     )
+    alone = ("", "precision=bf16", "recompute=True")
+    pairs = ("", "compression=fp16", "compression=powersgd:2", "sync=two-level", "sync_bn=True")
     for model in ("bert_mini", "efficientnet_b0"):
-        for options in ([], ["--precision", "bf16"], ["--recompute"]):
-            words = ["--model", model, "--steps", "1", "--count", *options]
-            whole: int | None = None
-            for stages in (1, 2, 4):
-                counted = [one["operations"] for one in ranks(stages, "steps", *words)]
-                whole = whole or sum(counted)
-                table.add(
-                    model=model,
-                    ranks=f"{stages} stages" if stages > 1 else "one process",
-                    options=" ".join(options) or "-",
-                    **{
-                        "of each rank": ", ".join(f"{one:,}" for one in counted),
-                        "sum over one process": f"{sum(counted) / whole:.3f}",
-                    },
+        for replicas, of_settings in ((1, alone), (2, pairs)):
+            for given in of_settings:
+                if model.startswith("bert") and given.startswith("sync_bn"):
+                    continue
+                sets = [word for one in given.split() for word in ("--set", one)]
+                sets += ["--set", "sync_group_size=1"] if given.startswith("sync=") else []
+                words = ["--model", model, "--steps", "1", "--count", *sets]
+                whole, cut = (
+                    sum(one["operations"] for one in ranks(stages, "steps", *words, np=stages * replicas))
+                    for stages in (1, 2)
                 )
+                row = {"without stages": f"{whole:,}", "2 stages": f"{cut:,}", "ratio": f"{cut / whole:.3f}"}
+                table.add(model=model, replicas=replicas, settings=given or "-", **row)
     table.write()
 
 

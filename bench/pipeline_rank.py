@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from jobs import job_of, ranks_of, step_of
 from sequences import MASK, VOCABULARY, sequences
+from timed_steps import setting
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,6 +34,7 @@ from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.replica.parts import split_replicas
 from hvdtrain.replica.point_to_point import join_replica
 from hvdtrain.stages.pipeline import Pipeline
+from hvdtrain.sync.comm import group_ranks
 from hvdtrain.text import model as berts
 from hvdtrain.text import settings as texts
 from hvdtrain.text.task import MaskedWords
@@ -74,8 +76,7 @@ def main() -> None:
     arguments.add_argument("--pixels", type=int, default=64)
     arguments.add_argument("--order", choices=("1f1b", "gpipe"), default="1f1b")
     arguments.add_argument("--at", help="as --stages-at; by time if not given")
-    arguments.add_argument("--recompute", action="store_true")
-    arguments.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    arguments.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting")
     arguments.add_argument("--steps", type=int, default=2, help="after one that is not measured")
     arguments.add_argument("--count", action="store_true", help="the operations of one more step")
     chosen = arguments.parse_args()
@@ -86,14 +87,15 @@ def main() -> None:
         "stages": chosen.stages,
         "stages_at": chosen.at,
         "pipeline_schedule": chosen.order,
-        "recompute": chosen.recompute,
-        "precision": chosen.precision,
+        **dict(setting(word) for word in chosen.set),
     }
     config: Any = dataclasses.replace(texts.tiny(), task="mlm", **settings)
     if not chosen.model.startswith("bert"):
         config = dataclasses.replace(images.scaled(), ema_epochs=0.0, **settings)
     part, parts = config.parts
     comm = split_replicas(ranks_of(config), parts, part)
+    if config.sync != "flat":
+        comm = group_ranks(comm, config.sync_group_size)
     comm.start()
     mine = sleep(comm, chosen) if chosen.what == "sleep" else steps(comm, config, chosen)
     answers = comm.allgather(mine)
