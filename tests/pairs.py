@@ -11,7 +11,7 @@ from hvdtrain.settings.group import methods
 from hvdtrain.text import settings as texts
 from hvdtrain.vision import settings as images
 
-# Those that take or need a capability, and what each needs beside it; the ones that cost a run most come first.
+# Those that change how ranks work together, and what each needs beside it; the ones that cost a run most come first.
 OPTIONS = {
     "--compile": "",
     "--elastic": "",
@@ -20,12 +20,14 @@ OPTIONS = {
     "--sync two-level": "--sync-group-size 1",
     "--sync local": "--sync-group-size 1 --sync-every 2",
     "--compression powersgd:2": "",
+    "--compression fp16": "",
     "--reducer horovod": "",
     "--fusion-threshold-mb 0": "",
     "--fusion-threshold-mb 8": "",
     "--precision fp16": "",
     "--optimizer lamb": "",
     "--deterministic": "",
+    "--recompute": "",
     "--find-nan": "",
     "--profile exact": "--epochs 2",
     "--timeline": "",
@@ -54,10 +56,10 @@ def pairs() -> list[tuple[str, str]]:
 
 @cache
 def use(option: str) -> Use:
-    """What the option takes and needs."""
+    """What the option takes and needs, if anything."""
     settings = programs([option])[0].parse(words_of([option]))
     found: Use
-    [found] = [one for of_group in methods(settings, "uses") for one in of_group()]
+    [found] = [one for of_group in methods(settings, "uses") for one in of_group()] or [Use(option=option)]
     assert found.option == option
     return found
 
