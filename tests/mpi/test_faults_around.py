@@ -86,8 +86,12 @@ def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean,
 
 @pytest.mark.slow
 def test_sigterm_before_there_is_a_run_folder_leaves_nothing(tmp_path):
+    def ranks():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [one for one in left_in(tmp_path) if one.cmdline()[1:3] == EFFNET]
+
     with started(tmp_path, argv(program=TRAIN), **BY_ITSELF) as job:
-        wait_until(lambda: [one for one in left_in(tmp_path) if one.cmdline()[1:3] == EFFNET], 60)
+        wait_until(ranks, 60)
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait(10) == 143
     wait_until(lambda: not left_in(tmp_path), 5)

@@ -31,7 +31,7 @@ def test_torchruns_ranks_are_refused_and_train_nothing(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun", "hvdlaunch"])
 def test_more_ranks_than_fit_a_host_all_leave_and_one_says_why(tmp_path, launcher):
-    many = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=10000000", sys.executable, *EFFNET]
+    many = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=10000000", sys.executable, "-m", "hvdtrain.effnet"]
     mpirun = command("mpirun", 3, [])
     done = subprocess.run(
         [*mpirun[:-1], *many] if launcher == "mpirun" else argv("-np", "3", program=many),

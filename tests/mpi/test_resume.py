@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, slow
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, slow, wait_until
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
 
 
@@ -229,6 +229,7 @@ def test_never_begins_anew(half, tmp_path, reference):
 def test_a_second_run_in_one_folder_is_refused_and_the_first_untouched(half, tmp_path):
     run = half.copied(tmp_path)
     with run.hanging("step11", saved=10):
+        wait_until(lambda: len(list((run.path / "checkpoints").glob("step-*"))) == 2, TIMEOUT_S)  # older ones go
         before = files_under(run.path)
         line = refusal(replace(run, ranks=1).finish(status=2))
         assert "runs/effnet/r is in use, by process " in line

@@ -13,4 +13,5 @@ folder.mkdir(exist_ok=True)
 (folder / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}").touch()
 while signal.SIGUSR1 not in signal.sigpending():
     time.sleep(0.01)
-runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
+sys.argv.insert(1, "effnet")
+runpy.run_path(str(Path(__file__).with_name("every_option.py")), run_name="__main__")
