@@ -21,7 +21,6 @@ import torch
 from horovod.torch.compression import Compressor
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import wait_until
 from hvdtrain.ranks.sync import GradientSync, Update, WaitContext
 from hvdtrain.ranks.wire import Wire
 
@@ -79,9 +78,8 @@ class HorovodSync(GradientSync):
 
     def finish(self) -> None:
         self._send_rest()
-        handles = [handle for handle, _ in self._optimizer._handles.values()]
-        wait_until(lambda: all(map(hvd.poll, handles)), self._wait_context)  # `synchronize` would take the core
-        self._optimizer.synchronize()
+        with self._wait_context():
+            self._optimizer.synchronize()
 
     def _send_rest(self) -> None:
         """Send what no hook has sent, under the names that it has on ranks where one has."""

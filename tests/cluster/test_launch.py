@@ -27,6 +27,7 @@ TRAIN = (
         "0",
         "--reducer",
         "horovod",
+        "--deterministic",
     ),
 )
 MakeCluster = Callable[..., Cluster]
