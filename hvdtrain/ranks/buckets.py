@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.sync import WireSync
 from hvdtrain.ranks.wire import Wire
 
 BroadcastNames = Callable[[list[str]], list[str]]  # rank 0's
@@ -38,7 +38,7 @@ class _Part:
     view: Tensor | None = None  # in the bucket, with the parameter's shape and strides
 
 
-class BucketSync(GradientSync):
+class BucketSync(WireSync):
     """Gradients as views of flat buckets, which need no other buffer to be summed.
 
     The first step finds out in which order gradients come, and sends them at its end; rank 0's order is everybody's.
@@ -121,15 +121,6 @@ class BucketSync(GradientSync):
         self._buckets.clear()
         self._arrival_order.clear()
         self._wire.resize(ranks)
-
-    def end_step(self, *, overflowed: bool) -> None:
-        self._wire.end_step(overflowed=overflowed)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._wire.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._wire.load_state_dict(state)
 
 
 def _move_gradients(parts: Sequence[_Part]) -> None:

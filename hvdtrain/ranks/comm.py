@@ -94,10 +94,9 @@ class Group(Members, Protocol):
     ) -> GradientSync:
         """A GradientSync for the trainable parameters of a model on its device; `compression` is 'none' or 'fp16'.
 
-        Where the loss is scaled, fp16 gradients are not scaled once more; else as `scale_for` ranks need it, these if
-        not given. `groups` is for Horovod's reducer: the
-        gradients are sent in that many fixed groups instead of as they come; then a parameter must get a gradient on
-        all ranks or on none. `bucket_mb` (MiB, BUCKET_MB if None, 0 for each gradient alone) is for buckets.
+        Where the loss is scaled, fp16 gradients are not scaled once more; else they are scaled for `scale_for` ranks,
+        these if not given. `groups` is for Horovod's reducer, which sends the gradients in that many fixed groups
+        instead of as they come. `bucket_mb` (MiB, BUCKET_MB if None, 0 for each gradient alone) is for buckets.
         """
         from hvdtrain.ranks.sync import GradientSync
 

@@ -21,7 +21,7 @@ import torch
 from horovod.torch.compression import Compressor
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import GradientSync, Update, WaitContext
+from hvdtrain.ranks.sync import Update, WaitContext, WireSync
 from hvdtrain.ranks.wire import Wire
 
 Layout = tuple[tuple[int, ...], torch.dtype, Any]  # order of the dimensions in memory, own type, Horovod's context
@@ -55,7 +55,7 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
         return self.wire.unscaled_(values.to(dtype))
 
 
-class HorovodSync(GradientSync):
+class HorovodSync(WireSync):
     """`hvd.DistributedOptimizer`; the sums begin in backward, as gradients come."""
 
     def __init__(self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext) -> None:
@@ -101,15 +101,6 @@ class HorovodSync(GradientSync):
     def step(self, update: Update) -> None:
         with self._optimizer.skip_synchronize():
             update.step()
-
-    def end_step(self, *, overflowed: bool) -> None:
-        self._wire.end_step(overflowed=overflowed)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._wire.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._wire.load_state_dict(state)
 
 
 def distributed(

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hvdtrain.ranks.wire import Wire
+
 WaitContext = Callable[[], AbstractContextManager[None]]
 
 
@@ -58,3 +60,18 @@ class GradientSync:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
+
+
+class WireSync(GradientSync):
+    """Sums that travel by a Wire; its scale is all that they remember."""
+
+    _wire: Wire
+
+    def end_step(self, *, overflowed: bool) -> None:
+        self._wire.end_step(overflowed=overflowed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._wire.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._wire.load_state_dict(state)
