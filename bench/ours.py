@@ -31,6 +31,7 @@ from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import AgreedSavePoints
 from hvdtrain.program import assembly
+from hvdtrain.program.join import with_reducer
 from hvdtrain.ranks.device import choose_device
 from hvdtrain.safety.watchdog import RankWatchdog
 from hvdtrain.tracking.gauges import open_gauges
@@ -134,7 +135,7 @@ def our_loop(
 ) -> Iterator[Epoch]:
     """So many steps on all ranks, each over `batch` samples per rank: the given ones, or the first of a whole split."""
     config = dataclasses.replace(scaled(), data="synthetic", **{**PLAIN, "model": model, **settings})
-    config = dataclasses.replace(config, batch_size_per_rank=batch)
+    config, _ = with_reducer(dataclasses.replace(config, batch_size_per_rank=batch))
     comm = ranks_of(config)
     device = choose_device(comm)
     samples = steps * batch * config.accumulate_steps * comm.size

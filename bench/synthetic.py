@@ -13,6 +13,7 @@ from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch
 from hvdtrain.feed.order import BatchSizes
+from hvdtrain.program.join import with_reducer
 from hvdtrain.ranks.device import choose_device
 from hvdtrain.vision import data, models
 from hvdtrain.vision.images import Images
@@ -47,7 +48,8 @@ class SyntheticTraining:
 
 def synthetic_training(model: str, batch: int, **settings: Any) -> SyntheticTraining:
     """All ranks' recipe `scaled` with these settings and `batch` images per rank and step; `model` may be 'mlp' too."""
-    config = dataclasses.replace(scaled(), data="synthetic", model=model, batch_size_per_rank=batch, **settings)
+    settings = {"data": "synthetic", "model": model, "batch_size_per_rank": batch, **settings}
+    config, _ = with_reducer(dataclasses.replace(scaled(), **settings))
     comm = ranks_of(config)
     device = choose_device(comm)
     comm.start()

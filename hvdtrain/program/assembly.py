@@ -54,7 +54,7 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
         model,
         compression=wire(settings, job.device),
         loss_is_scaled=settings.precision == "fp16",
-        reducer=settings.reducer,
+        reducer=settings.reducer or "bucket",
         groups=settings.fusion_groups,
         bucket_mb=settings.sent_at_once_mb,
     )

@@ -12,19 +12,45 @@ from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.libraries import library_versions
+from hvdtrain.ranks.libraries import library_versions, sees_gpus
 from hvdtrain.ranks.settings import power_rank
 from hvdtrain.replica.parts import require_parts, split_replicas
 from hvdtrain.safety.exits import BadInput, launched_rank
+from hvdtrain.settings.capabilities import conflict
 from hvdtrain.settings.command_line import option
-from hvdtrain.settings.group import Incomplete
+from hvdtrain.settings.group import Incomplete, uses
 from hvdtrain.sync.comm import group_ranks
 from hvdtrain.tracking.environment import code_hash, package_versions
 from hvdtrain.tracking.placement import read_plan
 
 S = TypeVar("S", bound=Settings)
 
+NCCL_ONLY = ("HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE")
 GIVEN_THRESHOLD = "_HVDTRAIN_GIVEN_THRESHOLD"  # the launcher's, for newcomers: `connect` has set another
+
+
+def with_reducer(config: S) -> tuple[S, str | None]:
+    """The settings with a reducer: Horovod's on GPUs if none is given, else buckets.
+
+    A note names the settings for which even GPUs use buckets. GPUs without NCCL do not train on several ranks at all:
+    see ranks.device.
+    """
+    if config.reducer is not None:
+        return config, None
+    if not sees_gpus():
+        return replace(config, reducer="bucket"), None
+    reason = conflict(uses(replace(config, reducer="horovod")))
+    if reason is None:
+        return replace(config, reducer="horovod"), None
+    return replace(config, reducer="bucket"), f"note: --reducer bucket, since {reason}"
+
+
+def warn_of_nccl_only(environment: Mapping[str, str]) -> str | None:
+    """A warning of Horovod's variables that only NCCL obeys, if there are no GPUs."""
+    unused = [name for name in NCCL_ONLY if environment.get(name, "0") != "0"]
+    if not unused or sees_gpus():
+        return None
+    return f"warning: {', '.join(unused)}: only NCCL obeys, and no GPU was found. Unset {' and '.join(unused)}."
 
 
 def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[S, str | None]:
@@ -44,7 +70,7 @@ def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[
     unused = [name for name in names if environment.get(name, "0") != "0"]
     unset = f"nset {' and '.join(unused)}."
     fix = f"U{unset}" if config.elastic else f"{remedy}, or u{unset}"  # --elastic refuses the other reducer
-    warning = f"{', '.join(unused)}: no effect with {beside}. {fix}" if unused else None
+    warning = f"warning: {', '.join(unused)}: no effect with {beside}. {fix}" if unused else None
     threshold_text = environment.get(GIVEN_THRESHOLD, environment.get(threshold, ""))
     if not threshold_text or threshold in names or config.fusion_threshold_mb is not None:
         return config, warning
@@ -55,7 +81,7 @@ def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[
 
 def horovod_fusion_mb(config: Settings) -> float | None:
     """MiB that Horovod itself sends at once: not what buckets hold, of which it would take copies, several at once."""
-    return 0.0 if config.reducer == "bucket" else config.sent_at_once_mb
+    return config.sent_at_once_mb if config.reducer == "horovod" else 0.0
 
 
 def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, S]:
@@ -63,9 +89,10 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
 
     What is wrong without torch is refused without it: its import takes seconds.
     """
-    warning: str | None = None
+    note, warning = None, None
     try:
-        (config, warning), bad = with_horovods_threshold(parse(sys.argv[1:]), os.environ), None
+        config, note = with_reducer(parse(sys.argv[1:]))
+        (config, warning), bad = with_horovods_threshold(config, os.environ), None
     except BadInput as error:
         config, bad = fallback, error  # the ranks still have to meet, to agree that they leave
     if config.deterministic:
@@ -90,8 +117,9 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
             raise bad
 
     agree(comm, require_good)
-    if warning and launched_rank() == 0:
-        print(f"hvdtrain: warning: {warning}", file=sys.stderr, flush=True)
+    if launched_rank() == 0:
+        for line in filter(None, (note, warning, warn_of_nccl_only(os.environ))):
+            print(f"hvdtrain: {line}", file=sys.stderr, flush=True)
     settings = {option(name): str(value) for name, value in asdict(config).items()}
     of_packages = {f"the version of {name}": value for name, value in package_versions().items()}
     facts = {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()}

@@ -55,7 +55,7 @@ class Settings(  # the last base is the first in --help and in config.json, as d
         """MiB of gradients, 0 for each alone; None leaves it to Horovod."""
         if self.deterministic:
             return 0.0
-        default = BUCKET_MB if self.reducer == "bucket" else None
+        default = None if self.reducer == "horovod" else BUCKET_MB
         return default if self.fusion_threshold_mb is None else self.fusion_threshold_mb
 
 

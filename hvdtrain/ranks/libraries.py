@@ -1,8 +1,14 @@
-"""The versions of what is below Python: NCCL, CUDA, the GPUs' driver, MPI."""
+"""What is below Python: GPUs, and the versions of their driver, of CUDA, NCCL and MPI."""
 
+import os
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TypeVar
 
 import pynvml
+
+T = TypeVar("T")
 
 
 def library_versions() -> dict[str, str | None]:
@@ -27,10 +33,22 @@ def _driver() -> str | None:
 
     if torch.cuda.device_count() == 0:
         return None
+    return _from_nvml(lambda: str(pynvml.nvmlSystemGetDriverVersion()))
+
+
+def sees_gpus() -> bool:
+    """Whether torch will find a GPU, without its import, which takes seconds."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or version("torch").endswith("+cpu"):
+        return False
+    return bool(_from_nvml(pynvml.nvmlDeviceGetCount))
+
+
+def _from_nvml(ask: Callable[[], T]) -> T | None:
+    """The answer of NVML; None where there is no driver."""
     try:
         pynvml.nvmlInit()
         try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
+            return ask()
         finally:
             pynvml.nvmlShutdown()
     except (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError):

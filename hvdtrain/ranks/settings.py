@@ -20,9 +20,10 @@ class GradientSettings(Group):
     compression: Annotated[str | None, COLUMN] = None
     """How gradients travel: none, fp16, or powersgd:R, as two matrices of R columns each; fp16 on GPUs and none on CPUs
     if not given."""
-    reducer: Literal["bucket", "horovod"] = "bucket"
+    reducer: Literal["bucket", "horovod"] | None = None
     """bucket lets gradients lie in flat buckets and sends each when its last one is there; horovod is
-    hvd.DistributedOptimizer around the optimizer, which sends as many at once as have come by then."""
+    hvd.DistributedOptimizer around the optimizer, which sends as many at once as have come by then; horovod on GPUs,
+    if the other options allow it, and bucket on CPUs if not given."""
     fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
     """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 25 if
     not given. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is taken."""

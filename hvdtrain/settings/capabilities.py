@@ -35,9 +35,16 @@ class Use:
     needs: tuple[Capability, ...] = ()
 
 
-def require_together(uses: Iterable[Use]) -> None:
-    """Raise BadInput for the first two settings of which one takes what the other needs."""
+def conflict(uses: Iterable[Use]) -> str | None:
+    """The first two settings of which one takes what the other needs, and why they do not work together."""
     for use, other in itertools.permutations(uses, 2):
         for capability in use.needs:
             if capability in other.takes:
-                raise BadInput(f"{use.option} does not work with {other.option}: {capability.value}. Use only one.")
+                return f"{use.option} does not work with {other.option}: {capability.value}."
+    return None
+
+
+def require_together(uses: Iterable[Use]) -> None:
+    """Raise BadInput if two settings do not work together."""
+    if (reason := conflict(uses)) is not None:
+        raise BadInput(f"{reason} Use only one.")

@@ -67,7 +67,12 @@ def check(settings: Group, given: set[str]) -> None:
     """Raise BadInput for values that cannot work, and for settings that do not work together."""
     for of_group in methods(settings, "check"):
         of_group(given)
-    require_together([use for uses in methods(settings, "uses") for use in uses()])
+    require_together(uses(settings))
+
+
+def uses(settings: Group) -> list[Use]:
+    """What the settings take from each other, and what they need."""
+    return [use for of_group in methods(settings, "uses") for use in of_group()]
 
 
 def require_complete(settings: Group) -> None:

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from hvdtrain.program import join
-from hvdtrain.program.join import join_ranks, with_horovods_threshold
+from hvdtrain.program.join import join_ranks, warn_of_nccl_only, with_horovods_threshold, with_reducer
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import settings as vision_settings
 from tests.ranks import Rank
@@ -24,6 +24,51 @@ def test_ranks_with_other_versions_are_refused(monkeypatch, name):
     message = refused(lambda: join_ranks(vision_settings.parse, vision_settings.scaled()))
     assert message.startswith(f"ranks disagree on the version of {name}: rank 0 on ")
     assert message.endswith("has 'another'; start all ranks with the same command, code and software")
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "reducer", "beside"),
+    [
+        ("", False, "bucket", None),
+        ("", True, "horovod", None),
+        ("--reducer bucket", True, "bucket", None),
+        ("--reducer horovod", False, "horovod", None),
+        ("--sync two-level --sync-group-size 1 --compression fp16 --deterministic", True, "horovod", None),
+        ("--elastic", True, "bucket", "--elastic"),
+        ("--elastic", False, "bucket", None),
+        ("--compression powersgd:2", True, "bucket", "--compression powersgd:2"),
+    ],
+)
+def test_horovods_optimizer_sums_on_gpus_where_the_other_settings_let_it(monkeypatch, words, gpus, reducer, beside):
+    monkeypatch.setattr(join, "sees_gpus", lambda: gpus)
+    settings, note = with_reducer(vision_settings.parse(words.split()))
+    assert settings.reducer == reducer
+    assert (note is None) == (beside is None)
+    if beside is not None:
+        assert note.startswith("note: --reducer bucket, since ")
+        assert beside in note
+
+
+@pytest.mark.parametrize("gpus", [False, True])
+def test_what_only_nccl_obeys_is_named_on_cpus(monkeypatch, gpus):
+    monkeypatch.setattr(join, "sees_gpus", lambda: gpus)
+    given = {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "HOROVOD_TORUS_ALLREDUCE": "0"}
+    line = "warning: HOROVOD_HIERARCHICAL_ALLREDUCE: only NCCL obeys, and no GPU was found. Unset "
+    assert (warn_of_nccl_only(given) or "").startswith("" if gpus else line)
+    assert (warn_of_nccl_only(given) is None) == gpus
+    assert warn_of_nccl_only({}) is None
+
+
+def test_the_reducer_that_is_chosen_is_in_the_settings_of_all_ranks(monkeypatch, capsys):
+    monkeypatch.setattr(join, "sees_gpus", lambda: True)
+    monkeypatch.setattr(os, "environ", environment := {"HOROVOD_AUTOTUNE": "1"})
+    monkeypatch.setattr(sys, "argv", ["it"])
+    assert join_ranks(vision_settings.parse, vision_settings.scaled())[1].reducer == "horovod"
+    assert (environment["HOROVOD_AUTOTUNE"], capsys.readouterr().err) == ("1", "")  # which buckets do not obey
+    assert "HOROVOD_FUSION_THRESHOLD" not in environment  # it would not be tuned
+    monkeypatch.setattr(sys, "argv", ["it", "--compression", "powersgd:2"])
+    assert join_ranks(vision_settings.parse, vision_settings.scaled())[1].reducer == "bucket"
+    assert capsys.readouterr().err.count("hvdtrain: note: --reducer bucket, since ") == 1
 
 
 SIZE, TUNED = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"
@@ -54,7 +99,7 @@ def test_horovods_environment_is_obeyed_or_named(words, environment, bucket_mb, 
     settings, said = with_horovods_threshold(vision_settings.parse(words.split()), environment)
     assert settings.sent_at_once_mb == bucket_mb
     assert (said is None) == (warning is None)
-    assert (said or "").startswith(warning or "")
+    assert (said or "").startswith(f"warning: {warning}" if warning else "")
 
 
 @pytest.mark.parametrize("size", ["64MB", "-1", "1e9"])
@@ -68,6 +113,7 @@ def test_a_threshold_of_the_environment_is_a_number_of_bytes(size):
 @pytest.mark.parametrize("given", ["8388608", None])
 def test_ranks_and_newcomers_have_the_threshold_of_their_launcher(monkeypatch, capsys, given):
     environment = {TUNED: "1", **({} if given is None else {SIZE: given})}
+    monkeypatch.setattr(join, "sees_gpus", lambda: False)
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(sys, "argv", ["it"])
     settings = []

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hvdtrain.ranks import libraries
-from hvdtrain.ranks.libraries import library_versions
+from hvdtrain.ranks.libraries import library_versions, sees_gpus
 
 
 def nvml(monkeypatch, driver="580.65.06", *, gpus=1, fails=None):
@@ -22,6 +22,7 @@ def nvml(monkeypatch, driver="580.65.06", *, gpus=1, fails=None):
     for name in ("nvmlInit", "nvmlShutdown"):
         monkeypatch.setattr(libraries.pynvml, name, lambda name=name: answer(name))
     monkeypatch.setattr(libraries.pynvml, "nvmlSystemGetDriverVersion", lambda: answer("driver", driver))
+    monkeypatch.setattr(libraries.pynvml, "nvmlDeviceGetCount", lambda: answer("count", gpus))
     return asked
 
 
@@ -43,6 +44,27 @@ def test_a_driver_that_does_not_answer_has_no_version(monkeypatch, fails):
 def test_a_rank_without_a_gpu_needs_no_driver(monkeypatch):
     asked = nvml(monkeypatch, gpus=0)
     assert (library_versions()["nvidia_driver"], asked) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "torch_version", "fails", "seen"),
+    [
+        (8, None, "2.11.0", None, True),
+        (1, "0", "2.11.0+cu130", None, True),
+        (0, None, "2.11.0", None, False),
+        (8, "", "2.11.0", None, False),  # as hvdlaunch --gpus none has it
+        (8, "-1", "2.11.0", None, False),
+        (8, None, "2.11.0+cpu", None, False),
+        (8, None, "2.11.0", "nvmlInit", False),
+    ],
+)
+def test_gpus_that_torch_will_find_are_seen_without_it(monkeypatch, *, gpus, visible, torch_version, fails, seen):
+    nvml(monkeypatch, gpus=gpus, fails=fails)
+    monkeypatch.setattr(libraries, "version", lambda _: torch_version)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert sees_gpus() is seen
 
 
 @pytest.mark.parametrize(
