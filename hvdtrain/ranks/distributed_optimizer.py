@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from hvdtrain.ranks.sync import Update, WaitContext, WireSync
 from hvdtrain.ranks.wire import Wire
 
-Layout = tuple[tuple[int, ...], torch.dtype, Any]  # order of the dimensions in memory, own type, Horovod's context
+# Order of the dimensions in memory if it is not their own, type, Horovod's context.
+Layout = tuple[tuple[int, ...] | None, torch.dtype, Any]
 
 
 class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
@@ -39,10 +40,10 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
         """A contiguous tensor to be summed, and what `decompress` needs."""
-        order = tuple(range(gradient.dim()))
+        order, values = None, gradient
         if not gradient.is_contiguous():
-            order = tuple(sorted(order, key=gradient.stride().__getitem__, reverse=True))
-        values = gradient.permute(order).contiguous()  # copies only what has gaps or overlaps
+            order = tuple(sorted(range(gradient.dim()), key=gradient.stride().__getitem__, reverse=True))
+            values = gradient.permute(order).contiguous()  # copies only what has gaps or overlaps
         if values.dtype == torch.bfloat16:
             values = values.float()
         sent, context = self._cast.compress(self.wire.scaled(values))
@@ -51,7 +52,9 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
     def decompress(self, total: Tensor, layout: Layout) -> Tensor:
         """The sum in the gradient's shape, memory format and type."""
         order, dtype, context = layout
-        values = self._cast.decompress(total, context).permute([order.index(one) for one in range(len(order))])
+        values = self._cast.decompress(total, context)
+        if order is not None:
+            values = values.permute([order.index(one) for one in range(len(order))])
         return self.wire.unscaled_(values.to(dtype))
 
 
