@@ -46,6 +46,9 @@ def build(
     model = _build_tiny(classes, options) if name == TINY else _build_from_torchvision(name, classes, options)
     if stem_stride is not None:
         model.features[0][0].stride = (stem_stride, stem_stride)
+    for module in model.modules():
+        if isinstance(module, nn.SiLU):
+            module.inplace = False  # in training autograd would copy its input, which the backward pass needs
     if pretrained is not None:
         load_weights(model, pretrained_weights(name, pretrained), pretrained)
     return model

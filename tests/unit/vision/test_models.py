@@ -1,9 +1,12 @@
+import copy
 import socket
 from urllib.error import URLError
 
 import pytest
 import torch
 import torchvision
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvdtrain.core.batch_norm import layers
 from hvdtrain.safety.exits import BadInput
@@ -31,6 +34,35 @@ def test_every_model_has_a_logit_per_class(name):
 
 def test_tiny_is_tiny():
     assert sum(parameter.numel() for parameter in tiny().parameters()) < 100_000
+
+
+def test_no_activation_copies_its_input_and_the_bits_stay_torchvisions():
+    class Clones(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten.clone.default
+            return func(*args, **(kwargs or {}))
+
+    def train(model):
+        torch.manual_seed(1)
+        images = torch.rand(4, 3, 32, 32)
+        with Clones() as clones:
+            logits = model.train()(images)
+        logits.square().sum().backward()
+        return logits, [parameter.grad for parameter in model.parameters()], clones.count
+
+    model = tiny()
+    theirs = copy.deepcopy(model)
+    for module in theirs.modules():
+        if isinstance(module, nn.SiLU):
+            module.inplace = True
+    logits, gradients, copies = train(model)
+    their_logits, their_gradients, their_copies = train(theirs)
+    assert (copies, their_copies > 0) == (0, True)
+    assert torch.equal(logits, their_logits)
+    assert all(torch.equal(*pair) for pair in zip(gradients, their_gradients, strict=True))
+    assert model.state_dict().keys() == theirs.state_dict().keys()
 
 
 @pytest.mark.parametrize(
