@@ -7,9 +7,10 @@ NP ?= $(if $(filter 1,$(GPUS)),1,2)
 SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --epochs 40 --batch-size-per-rank 32
-# MPI=5 takes Open MPI 5, with an environment of its own, in place of the system's or Open MPI 4.
-export MPI
-VENV := source .venv$(MPI:%=-mpi%)/bin/activate &&
+# MPI=5 takes Open MPI 5 in place of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100: environments of
+# their own.
+export MPI CUDA
+VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&
 # As root, for example in a container, hvdlaunch starts ranks only with this option.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
 LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
@@ -106,6 +107,9 @@ UV := uv pip compile --universal --python-version 3.11 --generate-hashes --quiet
 lock:
 	$(UV) pyproject.toml --group horovod --output-file requirements.lock
 	$(UV) --group dev --constraint requirements.lock --output-file requirements-dev.lock
+	$(UV) pyproject.toml --group horovod --override requirements-cuda12.6.in --output-file requirements-cuda12.6.lock
+	$(UV) --group dev --override requirements-cuda12.6.in --constraint requirements-cuda12.6.lock \
+		--output-file requirements-cuda12.6-dev.lock
 	$(UV) --group mpi --output-file requirements-mpi.lock
 	$(UV) --group mpi5 --output-file requirements-mpi5.lock
 

@@ -42,7 +42,7 @@ print(sysconfig.get_config_var("SOABI"))
 print(torch.__version__)
 print(torch.version.cuda or "")
 try:
-    print(version("nvidia-nccl-cu13"))
+    print(version(f"nvidia-nccl-cu{(torch.version.cuda or '').partition('.')[0]}"))
     print(next(iter(find_spec("nvidia.nccl").submodule_search_locations)))
 except PackageNotFoundError:
     print("\n")
@@ -73,7 +73,10 @@ else
     fi
 fi
 
-archs=75,80,86,89,90,100,120
+case $torch_cuda in # those that torch's own kernels are for
+    12.6) archs=60,70,75,80,86,90 ;;
+    *) archs=75,80,86,89,90,100,120 ;;
+esac
 mpi=$(mpirun --version | head -n 1)
 system_mpi=
 case $(command -v mpicxx) in

@@ -3,6 +3,7 @@
 #
 #     scripts/setup.sh          PYTHON=python3.12 chooses the interpreter
 #     MPI=5 scripts/setup.sh    .venv-mpi5 with Open MPI 5, whose ranks outlive one that dies (--elastic)
+#     CUDA=12.6 scripts/setup.sh    .venv-cuda12.6 with torch 2.7.1, the last one on PyPI for P100 and V100
 #
 # Nothing is done when nothing changed. What is missing on the machine is named before anything is downloaded.
 set -euo pipefail
@@ -11,9 +12,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf 'setup: %s\n' "$*" >&2; }
 refuse() { say "$*"; exit 2; }
 case ${MPI:-} in
-    "" | 5) venv=$PWD/.venv${MPI:+-mpi$MPI} ;;
+    "" | 5) ;;
     *) refuse "MPI=$MPI is no MPI that can be set up: MPI=5 is Open MPI 5; without MPI the system's is taken, or Open MPI 4" ;;
 esac
+case ${CUDA:-} in
+    "" | 12.6) ;;
+    *) refuse "CUDA=$CUDA cannot be set up: CUDA=12.6 is for V100 and P100, no CUDA for newer GPUs; for a toolkit's folder set CUDA_HOME" ;;
+esac
+cuda=${CUDA:+-cuda$CUDA}
+venv=$PWD/.venv${MPI:+-mpi$MPI}$cuda
 stamp=$venv/setup.stamp
 
 # An active environment must not lend its mpirun or its nvcc: the machine decides.
@@ -38,7 +45,7 @@ command -v "$python" >/dev/null ||
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 case $version in
     3.11 | 3.12 | 3.13) ;;
-    *) refuse "$python is Python $version, which torch 2.11 and Horovod 0.28 do not support together: use 3.11, 3.12 or 3.13, as in PYTHON=python3.12 make setup" ;;
+    *) refuse "$python is Python $version, which torch and Horovod 0.28 do not support together: use 3.11, 3.12 or 3.13, as in PYTHON=python3.12 make setup" ;;
 esac
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     refuse "$python cannot make virtual environments: install them (Debian, Ubuntu: apt-get install python$version-venv)"
@@ -64,7 +71,7 @@ if ! [ -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print(
 fi
 pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 say "MPI: $mpi"
-locks=(--requirement=requirements.lock)
+locks=(--requirement="requirements$cuda.lock")
 case $mpi in Open*)
     locks+=(--requirement="${mpi##* }")
     PATH=$venv/bin:$PATH
@@ -75,12 +82,12 @@ say "packages (about 2.5 GB to download unless pip has them)"
 
 # Beside Horovod's build, which needs none of it. When that fails, pip still ends what it does: a package that it leaves
 # half installed would count as installed.
-"${pip[@]}" install --quiet --require-hashes "${locks[@]}" --requirement=requirements-dev.lock &
+"${pip[@]}" install --quiet --require-hashes "${locks[@]}" --requirement="requirements$cuda-dev.lock" &
 dev=$!
 trap 'wait $dev || true' EXIT
 trap 'kill $dev; exit 130' INT # which pip, in the background, ignores
 wheel=$(scripts/build_horovod.sh "$venv/bin/python")
-wait $dev || { say "pip could not install requirements-dev.lock: its message is above" && exit 1; }
+wait $dev || { say "pip could not install requirements$cuda-dev.lock: its message is above" && exit 1; }
 trap - EXIT INT
 "${pip[@]}" install --quiet --no-deps --no-build-isolation --force-reinstall "$wheel" --editable .
 

@@ -27,6 +27,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import is_out_of_memory
+from hvdtrain.safety.unpickled import refuse_other_users
 
 FORMAT = 3
 MANIFEST = "manifest.json"
@@ -285,6 +286,7 @@ def read(checkpoint: StoredCheckpoint, name: str) -> bytes:
 def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
     """The document of these bytes, with tensors on the CPU; BadInput if it holds more than `load` allows."""
     try:
+        refuse_other_users(checkpoint.folder)
         packed = io.BytesIO(content)
         if refused := get_unsafe_globals_in_checkpoint(packed):
             raise BadInput(f"it asks for {sorted(refused)}")

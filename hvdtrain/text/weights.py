@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.unpickled import refuse_weights
 from hvdtrain.text.model import Bert, BertForClassification
 from hvdtrain.text.pretrained import PICKLED_WEIGHTS, WEIGHTS, Pretrained
 
@@ -45,6 +46,7 @@ def _read_weights(pretrained: Pretrained) -> Weights:
     path = pretrained.folder / WEIGHTS
     if not path.is_file():
         path = pretrained.folder / PICKLED_WEIGHTS
+        refuse_weights(pretrained.source, f"give a model that has {WEIGHTS}")
     try:
         if path.name == WEIGHTS:
             weights = load_file(path)

@@ -17,6 +17,7 @@ from hvdtrain.core.blocks import Block, Blocks, Inputs
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.unpickled import refuse_weights
 from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
 from hvdtrain.vision.settings import MODELS, TINY
@@ -92,6 +93,7 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
             ) from error
     if not Path(source).is_file():
         raise BadInput(f"--pretrained {source}: no such file; give one, or 'hub' for torchvision's weights")
+    refuse_weights(source, "give 'hub' for torchvision's weights")
     try:
         # Read as far as it is used: a stage keeps a part of it.
         state = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zipfile(source))

@@ -168,6 +168,26 @@ def test_mpi_5_has_an_environment_of_its_own(machine, tmp_path):
     assert start(clone, programs, MPI="5").stderr == ""
 
 
+def test_cuda_12_6_has_an_environment_and_locks_of_its_own(machine, tmp_path):
+    clone, programs = machine
+    asked = stand_in(machine, tmp_path, "true")
+    done = start(clone, programs, CUDA="12.6", MPI="5")
+    assert done.returncode == 0, done.stderr
+    assert "ready: . .venv-mpi5-cuda12.6/bin/activate" in done.stderr
+    first, dev, _ = asked.read_text().splitlines()
+    assert "--require-hashes --requirement=requirements-cuda12.6.lock --requirement=requirements-mpi5.lock" in first
+    assert dev.endswith("--requirement=requirements-cuda12.6-dev.lock")
+    assert start(clone, programs, CUDA="12.6", MPI="5").stderr == ""
+
+
+@pytest.mark.parametrize("cuda", ["12", "/usr/local/cuda"])
+def test_another_cuda_is_refused(machine, cuda):
+    clone, programs = machine
+    line = refusal(start(clone, programs, CUDA=cuda), clone)
+    assert f"CUDA={cuda} cannot be set up: CUDA=12.6 is for V100 and P100" in line
+    assert "CUDA_HOME" in line
+
+
 def only_dev(script):
     """What pip does when it is asked for the packages that Horovod's build does not need."""
     return f'case "$*" in *requirements-dev.lock*) {script};; esac'
@@ -367,6 +387,16 @@ def test_a_toolkit_gives_nccl_operations_and_another_wheel(builder, tmp_path):
     gpu, said, _ = build(CUDA_HOME=str(toolkit(tmp_path / "cuda", "13.0")))
     assert "NCCL operations on GPUs" in said
     assert cpu.parent != gpu.parent
+
+
+def test_with_torch_of_cuda_12_6_it_is_for_p100_and_v100(builder, tmp_path):
+    _, programs, build = builder
+    (programs / "python").rename(programs / "python-of-13")
+    facts = "cpython-311\\n2.7.1+cu126\\n12.6\\n2.26.2\\n/nccl"
+    put(programs / "python", f'case "$*" in -) printf "{facts}\\n";; *) exec {programs}/python-of-13 "$@";; esac')
+    wheel, said, _ = build(CUDA_HOME=str(toolkit(tmp_path / "cuda", "12.6")))
+    assert "NCCL operations on GPUs" in said
+    assert "cuda: 12.6, NCCL 2.26.2, architectures 60,70,75" in (wheel.parent / "key.txt").read_text()
 
 
 def test_nothing_is_compiled_that_is_not_linked(builder, tmp_path):

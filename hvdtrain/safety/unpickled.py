@@ -1,0 +1,33 @@
+"""Files that torch.load reads: before torch 2.10 a crafted one can run code in spite of weights_only=True.
+
+CVE-2026-24747. CUDA 12.6's torch 2.7.1 is such a torch.
+"""
+
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+from hvdtrain.safety.exits import BadInput
+
+
+def is_load_safe() -> bool:
+    """Whether torch.load(weights_only=True) can be given a stranger's file."""
+    major, minor = version("torch").split(".")[:2]
+    return (int(major), int(minor)) >= (2, 10)
+
+
+def refuse_weights(source: str, instead: str) -> None:
+    """Raise BadInput for a file of weights, which may come from anywhere, if this torch cannot load it safely."""
+    if not is_load_safe():
+        raise BadInput(
+            f"--pretrained {source}: torch {version('torch')} would run code that is hidden in such a file "
+            f"(CVE-2026-24747, mended in 2.10): {instead}"
+        )
+
+
+def refuse_other_users(folder: Path) -> None:
+    """Raise BadInput for another user's folder if this torch cannot load its files safely."""
+    if not is_load_safe() and folder.stat().st_uid != os.geteuid():
+        raise BadInput(
+            f"another user's, and torch {version('torch')} would run code that is hidden in it (CVE-2026-24747)"
+        )
