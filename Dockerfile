@@ -2,6 +2,8 @@
 #
 #     make image                                 for NVIDIA GPUs
 #     make image BASE_IMAGE=debian:12            without a CUDA toolkit: Horovod for CPUs
+#     make image CUDA=12.6                       for P100 and V100
+#     make image TARGET=efa                      for AWS machines with EFA
 #
 # CUDA 13.0 is that of torch 2.11's wheels. The toolkit compiles Horovod and stays in the first stage.
 ARG BASE_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
@@ -14,12 +16,13 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/hvdtrain/bin:$PATH
 WORKDIR /build
-COPY requirements.lock requirements-horovod.lock requirements-mpi.lock ./
+COPY requirements.lock requirements-cuda12.6.lock requirements-horovod.lock requirements-mpi.lock ./
+ARG CUDA=
 # The secrets are optional: a machine's own pip.conf and certificates, there for this one step.
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     python3 -m venv /opt/hvdtrain \
-    && pip install --no-cache-dir --require-hashes -r requirements.lock -r requirements-mpi.lock
+    && pip install --no-cache-dir --require-hashes -r "requirements${CUDA:+-cuda$CUDA}.lock" -r requirements-mpi.lock
 COPY scripts/build_horovod.sh scripts/cxx17 scripts/horovod_mpi.h scripts/
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
@@ -30,7 +33,7 @@ COPY hvdtrain hvdtrain
 COPY launch launch
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
-FROM ${RUN_IMAGE}
+FROM ${RUN_IMAGE} AS hvdtrain
 # ca-certificates: data sets come over https. g++, python3-dev: --compile needs them. ibverbs-providers: through it NCCL
 # finds InfiniBand and RoCE. tini: a process 1 that passes signals on and buries orphans. The host keys that the
 # server's package makes would be everyone's: the entrypoint makes new ones.
@@ -63,3 +66,37 @@ LABEL org.opencontainers.image.title=hvdtrain \
       org.opencontainers.image.revision=${REVISION}
 ENTRYPOINT ["tini", "--", "entrypoint"]
 CMD ["hvdlaunch", "--help"]
+
+FROM ${BASE_IMAGE} AS efa-build
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        autoconf automake ca-certificates curl g++ libhwloc-dev libibverbs-dev libtool make \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /build
+COPY scripts/build_efa.sh scripts/
+# Other versions, or a mirror of GitHub's: what the script reads from its environment.
+ARG GITHUB
+ARG LIBFABRIC
+ARG LIBFABRIC_SHA256
+ARG OFI_NCCL
+ARG OFI_NCCL_SHA256
+RUN --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
+    scripts/build_efa.sh /opt/efa
+
+FROM hvdtrain AS efa
+USER 0
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libhwloc15 \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=efa-build /opt/efa /opt/efa
+# The loader's cache, since ssh passes no LD_LIBRARY_PATH on. libfabric opens libcudart.so, which torch's packages have
+# under its full name.
+RUN ln -s "$(find /opt/hvdtrain -name 'libcudart.so.*')" /opt/efa/lib/libcudart.so \
+    && echo /opt/efa/lib >/etc/ld.so.conf.d/efa.conf \
+    && ldconfig
+USER 1000
+RUN python -c 'import ctypes; ctypes.CDLL("libnccl-net.so")'
+
+# What `docker build .` makes.
+FROM hvdtrain

@@ -4,12 +4,23 @@
 #     scripts/build_image.sh [OPTION...]        options are the builder's own, as --no-cache
 #
 # IMAGE is its name (hvdtrain); BASE_IMAGE replaces the Dockerfile's, RUN_IMAGE too (else it is the same one); BUILDER
-# is docker or buildah. This machine's pip.conf (PIP_CONFIG_FILE, /etc/pip.conf) and certificates (PIP_CERT) are lent to
+# is docker or buildah. CUDA=12.6 is for P100 and V100; TARGET=efa adds NCCL's plugin for EFA. This machine's pip.conf (PIP_CONFIG_FILE, /etc/pip.conf) and certificates (PIP_CERT) are lent to
 # the steps in which pip runs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 options=(--tag "${IMAGE:-hvdtrain}" --build-arg "REVISION=$(git describe --always --dirty || echo unknown)")
+options+=(--target "${TARGET:-hvdtrain}")
+case ${CUDA:-} in
+    "") ;;
+    12.6)
+        options+=(--build-arg "CUDA=$CUDA")
+        if [ -z "${BASE_IMAGE:-}" ]; then
+            BASE_IMAGE=nvidia/cuda:12.6.3-devel-ubuntu24.04 RUN_IMAGE=${RUN_IMAGE:-ubuntu:24.04}
+        fi
+        ;;
+    *) echo "image: CUDA=$CUDA cannot be built: CUDA=12.6 is for P100 and V100, no CUDA for newer GPUs" >&2 && exit 2 ;;
+esac
 if [ -n "${BASE_IMAGE:-}" ]; then
     options+=(--build-arg "BASE_IMAGE=$BASE_IMAGE" --build-arg "RUN_IMAGE=${RUN_IMAGE:-$BASE_IMAGE}")
 fi

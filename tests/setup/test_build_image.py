@@ -55,6 +55,22 @@ def test_another_image_to_run_on(build):
     assert {"BASE_IMAGE=cuda", "RUN_IMAGE=debian:12"} <= set(words)
 
 
+def test_cuda_12_6_has_a_base_of_its_own(build):
+    words = build("docker", CUDA="12.6")[1]
+    assert {"CUDA=12.6", "BASE_IMAGE=nvidia/cuda:12.6.3-devel-ubuntu24.04", "RUN_IMAGE=ubuntu:24.04"} <= set(words)
+
+
+def test_another_cuda_is_refused(build):
+    status, words, said = build("docker", CUDA="11")
+    assert (status, words) == (2, [])
+    assert "CUDA=12.6 is for P100 and V100" in said
+
+
+def test_a_target(build):
+    words = build("docker", TARGET="efa")[1]
+    assert words[words.index("--target") + 1] == "efa"
+
+
 def test_pips_configuration_and_certificates_are_lent_as_secrets(build, tmp_path):
     (tmp_path / "pip.conf").write_text("[global]\ntimeout = 60\n")
     words = build("docker", PIP_CERT="/etc/own.pem")[1]

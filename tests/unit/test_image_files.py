@@ -12,7 +12,7 @@ DOCKERFILE = (PROJECT / "Dockerfile").read_text()
 COPIED = [
     source
     for words in (shlex.split(line) for line in DOCKERFILE.splitlines() if line.startswith("COPY "))
-    if "--from=build" not in words
+    if not any(word.startswith("--from=") for word in words)
     for source in [word for word in words[1:-1] if not word.startswith("--")]
 ]
 
@@ -22,6 +22,13 @@ def test_the_toolkit_is_that_of_torch() -> None:
     (toolkit,) = re.findall(r"^ARG BASE_IMAGE=nvidia/cuda:([\d.]+)-devel-", DOCKERFILE, re.MULTILINE)
     (locked,) = re.findall(r"^cuda-toolkit\S*==([\d.]+)", (PROJECT / "requirements.lock").read_text(), re.MULTILINE)
     assert toolkit == locked
+
+
+def test_the_toolkit_of_cuda_12_6_is_that_of_its_torch() -> None:
+    script = (PROJECT / "scripts/build_image.sh").read_text()
+    (toolkit,) = re.findall(r"nvidia/cuda:(\d+\.\d+)\.\d+-devel-ubuntu", script)
+    locked = (PROJECT / "requirements-cuda12.6.lock").read_text()
+    assert re.search(rf"^nvidia-cuda-runtime-cu12=={re.escape(toolkit)}\.", locked, re.MULTILINE)
 
 
 def test_both_stages_have_the_same_distribution() -> None:
