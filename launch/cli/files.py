@@ -4,13 +4,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from launch.choose import measured
-from launch.choose.measured import GpuLinks
 from launch.errors import LaunchError
 from launch.files import read_text, text_of, write_whole
 from launch.hosts import hostfile
 from launch.hosts.host import Host
 from launch.hosts.slurm import from_slurm
+from launch.placement import measured
+from launch.placement.measured import GpuLinks
 
 
 def read(file: str) -> tuple[str, str]:

@@ -107,7 +107,7 @@ def _do(options: argparse.Namespace) -> int:
         do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "check": start.check_hosts}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # until now launch.__main__ has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.watch.run has them
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.supervise.run has them
         signal.signal(number, _leave)
     return do[options.command](options)
 

@@ -11,8 +11,8 @@ from launch.cli import mistakes, values
 from launch.cli.job_options import add_job_options
 from launch.errors import CommandError
 from launch.machine.local import DRIVER_TIMEOUT_S
-from launch.reach.ssh import SILENCE_S
-from launch.watch.stops import GRACE_S
+from launch.probe.ssh import SILENCE_S
+from launch.supervise.stops import GRACE_S
 
 TRAINING = "-- python -m hvdtrain.effnet"
 

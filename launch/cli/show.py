@@ -6,9 +6,6 @@ import os
 import sys
 from typing import Any
 
-from launch.choose.measured import with_measured
-from launch.choose.remarks import unseen_by_nvidia_smi
-from launch.choose.selection import Choice, select
 from launch.cli.files import listed_hosts, measured_links, read, write
 from launch.errors import LaunchError
 from launch.hosts.hostfile import write as spelled
@@ -16,6 +13,9 @@ from launch.machine import local, saved
 from launch.machine.nvidia_smi import SOURCE
 from launch.machine.show import table
 from launch.machine.topology import PeerAccess, Topology, named, position, restrict, sparing, to_json
+from launch.placement.measured import with_measured
+from launch.placement.remarks import unseen_by_nvidia_smi
+from launch.placement.selection import Choice, select
 
 
 def topo(options: argparse.Namespace) -> int:

@@ -15,12 +15,12 @@ from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
 from launch.machine.saved import read_topology
 from launch.machine.topology import Topology
-from launch.reach.ssh import Ssh, agent_of
+from launch.probe.ssh import Ssh, agent_of
 from launch.start import mpijob, prepare, sbatch
 from launch.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.start.shown import plan_text
-from launch.watch import nccl, supervise
-from launch.watch import run as watched
+from launch.supervise import nccl, restarts
+from launch.supervise import run as watched
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     _require_leave_of_root(options)
     environment = _environment(options)
     if policy is not None:
-        return supervise.supervise(_request_reader(options, request), policy, environment)
+        return restarts.run_with_restarts(_request_reader(options, request), policy, environment)
     environment = nccl.with_log(environment, Path.cwd()) if options.nccl_debug else environment
     prepared = prepare.prepare(request, environment, Path.cwd())
     for remark in prepared.plan.remarks:
@@ -206,7 +206,7 @@ def _remind_root(options: argparse.Namespace, remedy: str) -> None:
         print(f"hvdlaunch: {remedy}", file=sys.stderr, flush=True)
 
 
-def _restart_policy(options: argparse.Namespace) -> supervise.RestartPolicy | None:
+def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | None:
     if options.restarts < 0:
         raise CommandError(f"--restarts {options.restarts}: give a number of at least 0")
     if options.grow and not options.elastic:
@@ -218,7 +218,7 @@ def _restart_policy(options: argparse.Namespace) -> supervise.RestartPolicy | No
     if not options.restarts:
         return None
     min_np = options.min_np or (1 if options.elastic else None)
-    return supervise.RestartPolicy(restarts=options.restarts, min_np=min_np, grace_s=options.grace_s)
+    return restarts.RestartPolicy(restarts=options.restarts, min_np=min_np, grace_s=options.grace_s)
 
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:

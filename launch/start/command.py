@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from launch.choose.network import LOOPBACK
-from launch.choose.placement import RankSlot
 from launch.errors import CommandError
 from launch.hosts.host import Host
 from launch.hosts.hostfile import to_option
-from launch.reach.ssh import SSH, UNANSWERED
+from launch.placement.network import LOOPBACK
+from launch.placement.slots import RankSlot
+from launch.probe.ssh import SSH, UNANSWERED
 from launch.start.plan import Launcher, Plan
 
 

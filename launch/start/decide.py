@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from launch.choose import network
-from launch.choose.findings import Finding, common_findings, named
-from launch.choose.measured import with_measured
-from launch.choose.placement import RankSlot, place, ranks_per_host, with_slots
-from launch.choose.remarks import crowded, gpu_remarks, left_out
 from launch.errors import CommandError, HostError, TopologyError
 from launch.hosts.host import MAX_SLOTS, Host, shown
 from launch.machine.topology import Topology
-from launch.reach.probe import HostFacts
+from launch.placement import network
+from launch.placement.findings import Finding, common_findings, named
+from launch.placement.measured import with_measured
+from launch.placement.remarks import crowded, gpu_remarks, left_out
+from launch.placement.slots import RankSlot, place, ranks_per_host, with_slots
+from launch.probe.host_facts import HostFacts
 from launch.start import command
 from launch.start.environment import exported, inherited, left_behind
 from launch.start.facts import Facts

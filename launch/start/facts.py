@@ -7,18 +7,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.choose.findings import named
-from launch.choose.placement import ranks_per_host
 from launch.errors import CommandError, HostError
 from launch.hosts.host import Host
 from launch.machine.condition import looking
 from launch.machine.mpi import Mpi, parse_mpi, read_mpi
 from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
+from launch.placement.findings import named
+from launch.placement.slots import ranks_per_host
+from launch.probe.host_facts import HostFacts
+from launch.probe.hosts import all_usable, ask_hosts, is_local
 from launch.process import Answer, find
 from launch.process import ask as ask_program
-from launch.reach.ask import all_usable, ask_hosts, is_local
-from launch.reach.probe import HostFacts
 from launch.start.plan import Launcher
 from launch.start.request import RunRequest, listed
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launch.choose.placement import RankSlot
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Topology
-from launch.reach.ssh import SSH, Ssh
+from launch.placement.slots import RankSlot
+from launch.probe.ssh import SSH, Ssh
 from launch.start.request import Show
 
 

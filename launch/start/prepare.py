@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from launch.reach.probe import HostFacts
+from launch.probe.host_facts import HostFacts
 from launch.start.decide import decide
 from launch.start.facts import ask
 from launch.start.render import PreparedRun, render

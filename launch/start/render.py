@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.choose.placement import RankSlot
 from launch.cores import runs_of
 from launch.errors import CommandError
+from launch.placement.slots import RankSlot
 from launch.start import command
 from launch.start.environment import OF_THIS_HOST
 from launch.start.plan import Launcher, Plan

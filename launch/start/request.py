@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launch.choose.measured import GpuLinks
-from launch.choose.placement import Binding, ranks_per_host, require_enough_named, require_whole_replicas
 from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
 from launch.hosts.slurm import from_slurm, gpus_of_one_task
 from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.machine.topology import Topology
-from launch.reach.ssh import SSH, Ssh
+from launch.placement.measured import GpuLinks
+from launch.placement.slots import Binding, ranks_per_host, require_enough_named, require_whole_replicas
+from launch.probe.ssh import SSH, Ssh
 from launch.start.environment import exported, require_plain_job
 
 # Of a rank whose host is not known yet. With a GPU: itself, the threads of Horovod and NCCL, and readers of files.

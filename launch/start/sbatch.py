@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from launch.choose.placement import RankSlot, ranks_per_host
 from launch.errors import CommandError
 from launch.hosts.host import Host, shown
 from launch.machine.topology import Topology, usable_cores
+from launch.placement.slots import RankSlot, ranks_per_host
 
 CLEAN_UP_S = 10  # to end all ranks that have not saved in time
 # What an activated shell has set; with it the job finds the same programs wherever it is submitted.

@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from launch.choose.findings import Finding, errors_first, from_error
-from launch.choose.placement import with_slots
 from launch.errors import LaunchError
 from launch.files import read_text
 from launch.hosts.host import Host
-from launch.reach.probe import HostFacts
+from launch.placement.findings import Finding, errors_first, from_error
+from launch.placement.slots import with_slots
+from launch.probe.host_facts import HostFacts
 from launch.start.decide import own_hosts
 from launch.start.prepare import job_of, prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
 from launch.study.check import Checked
 from launch.study.links import Bandwidth, Speeds, from_report, slow_ones
-from launch.watch.nccl import lines_of, run_logged, surprises, with_log
-from launch.watch.run import run
+from launch.supervise.nccl import lines_of, run_logged, surprises, with_log
+from launch.supervise.run import run
 
 STDERR = 2  # what else a job writes, as NCCL does: standard output is for the table or JSON
 REPEATS = 5

@@ -7,7 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launch.choose.findings import (
+from launch.errors import LaunchError, harmless
+from launch.hosts.host import Host
+from launch.machine.condition import SHM, Condition, looking
+from launch.machine.mpi import Mpi
+from launch.machine.show.table import aligned
+from launch.machine.topology import Topology
+from launch.placement.findings import (
     MISSING,
     Finding,
     common_findings,
@@ -18,17 +24,11 @@ from launch.choose.findings import (
     project,
     versions,
 )
-from launch.choose.gpu_findings import gpu_findings, links, training_findings
-from launch.choose.network import SharedNetwork
-from launch.errors import LaunchError, harmless
-from launch.hosts.host import Host
-from launch.machine.condition import SHM, Condition, looking
-from launch.machine.mpi import Mpi
-from launch.machine.show.table import aligned
-from launch.machine.topology import Topology
-from launch.reach.ask import ask_hosts, is_local, other_mpi
-from launch.reach.probe import HostFacts, other_version, version
-from launch.reach.ssh import SSH, Ssh
+from launch.placement.gpu_findings import gpu_findings, links, training_findings
+from launch.placement.network import SharedNetwork
+from launch.probe.host_facts import HostFacts, other_version, version
+from launch.probe.hosts import ask_hosts, is_local, other_mpi
+from launch.probe.ssh import SSH, Ssh
 from launch.start.decide import require_distinct, shared_network
 from launch.start.environment import exported
 from launch.start.facts import launcher_of, own_addresses

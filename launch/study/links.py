@@ -5,10 +5,10 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from launch.choose.findings import Finding
-from launch.choose.measured import GpuLinks, gains, in_words, with_measured
 from launch.machine.show.table import aligned, link_word
 from launch.machine.topology import Topology, position
+from launch.placement.findings import Finding
+from launch.placement.measured import GpuLinks, gains, in_words, with_measured
 
 BELOW = 2 / 3  # of what its like reach: such a host, pair or link is slow
 COLUMNS = {2**16: "64KB", 2**20: "1MB", 2**22: "4MB", 2**24: "16MB", 2**26: "64MB", 2**28: "256MB"}

@@ -22,7 +22,7 @@ from launch.files import read_text, write_whole
 from launch.process import Answer, ask
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
-from launch.watch.run import run
+from launch.supervise.run import run
 
 DRAW_S = 600.0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.reach.ssh import SILENCE_S
+from launch.probe.ssh import SILENCE_S
 from tests.cluster.hosts import Cluster
 
 BIN = Path(sys.prefix) / "bin"

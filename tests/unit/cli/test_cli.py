@@ -472,7 +472,7 @@ def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):
 
 def test_a_run_ends_with_its_status(capsys, monkeypatch):
     from launch.start import prepare
-    from launch.watch import run
+    from launch.supervise import run
 
     prepared = SimpleNamespace(plan=SimpleNamespace(remarks=("be warned",)))
     monkeypatch.setattr(prepare, "prepare", lambda *_: prepared)
@@ -485,30 +485,30 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
 
 
 def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch, folder):
-    from launch.watch import supervise
+    from launch.supervise import restarts
 
     def supervised(read, again, environment):
-        assert again == supervise.RestartPolicy(restarts=5, min_np=2, grace_s=25)
+        assert again == restarts.RestartPolicy(restarts=5, min_np=2, grace_s=25)
         assert environment is os.environ
         for slots in (1, 7):
             Path("hosts").write_text(f"a slots={slots}\n")
             assert [(host.name, host.slots) for host in read().hosts] == [("a", slots)]
         return 7
 
-    monkeypatch.setattr(supervise, "supervise", supervised)
+    monkeypatch.setattr(restarts, "run_with_restarts", supervised)
     Path("hosts").write_text("b\n")
     again = ("run", "-np", "4", "--restarts", "5", "--min-np", "2")
     assert ended(capsys, *again, "--hostfile", "hosts", *PROGRAM) == (7, "", "")
 
 
 def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
-    from launch.watch import supervise
+    from launch.supervise import restarts
 
     def supervised(read, again, _):
         assert again.min_np is None  # as many as at first
         return sum(host.slots for _ in range(3) for host in read().hosts)
 
-    monkeypatch.setattr(supervise, "supervise", supervised)
+    monkeypatch.setattr(restarts, "run_with_restarts", supervised)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a slots=4\n")))
     assert ended(capsys, "run", "-np", "4", "--restarts", "1", "--hostfile", "-", *PROGRAM)[0] == 12
 

@@ -41,7 +41,7 @@ def test_measured_links_on_standard_input_are_read_once(capsys, monkeypatch, fol
     def supervised(read, *_):
         return sum(len(links.gpus) for _ in range(3) for links in read().measured)
 
-    monkeypatch.setattr("launch.watch.supervise.supervise", supervised)
+    monkeypatch.setattr("launch.supervise.restarts.run_with_restarts", supervised)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((folder / "m.json").read_bytes())))
     words = ("--restarts", "1", "--measured", "-", "--allow-run-as-root", "--", "true")
     assert ended(capsys, "run", "-np", "4", *words)[0] == 12

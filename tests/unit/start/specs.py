@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from launch.choose.placement import place
 from launch.machine.mpi import Mpi
-from launch.reach.ssh import SSH
+from launch.placement.slots import place
+from launch.probe.ssh import SSH
 from launch.start.plan import Launcher, Plan
 from launch.start.render import render
 from tests.unit.machines import hosts, machine

@@ -8,7 +8,7 @@ import pytest
 
 from launch.errors import CommandError
 from launch.hosts import hostfile
-from launch.reach.ssh import SSH, Ssh
+from launch.probe.ssh import SSH, Ssh
 from launch.start import command
 from launch.start.sbatch import sbatch
 from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, OURS, THREE, TRAIN, plan, rendered

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.choose.measured import GpuLinks
 from launch.errors import CommandError, HostError, LaunchError, PlacementError, TopologyError
 from launch.machine.condition import Setting
 from launch.machine.topology import Interface
-from launch.reach.probe import HostFacts, facts_from_json, facts_to_json, version
+from launch.placement.measured import GpuLinks
+from launch.probe.host_facts import HostFacts, facts_from_json, facts_to_json, version
 from launch.start.decide import decide
 from launch.start.facts import Facts
 from launch.start.render import render

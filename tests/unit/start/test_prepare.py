@@ -9,8 +9,8 @@ from launch.errors import CommandError, HostError, HostfileError, PlacementError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
+from launch.probe.host_facts import HostFacts
 from launch.process import Answer
-from launch.reach.probe import HostFacts
 from launch.start import command, facts, prepare
 from tests.unit.machines import RING, hosts, machine, request, with_ports
 

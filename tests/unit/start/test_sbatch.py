@@ -1,8 +1,8 @@
 import pytest
 
-from launch.choose.placement import place
 from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
+from launch.placement.slots import place
 from launch.start.sbatch import cores_per_rank, job_name, parse_options, require_room, sbatch, tasks
 from tests.unit.machines import hosts, machine
 

@@ -1,7 +1,7 @@
 import shlex
 from dataclasses import replace
 
-from launch.choose.placement import place
+from launch.placement.slots import place
 from launch.start.shown import plan_text, shell_line
 from tests.unit.machines import hosts, machine, with_ports
 from tests.unit.start.specs import rendered

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.choose.measured import read
-from launch.choose.placement import place
 from launch.errors import PlacementError
 from launch.hosts.host import Host
-from launch.reach.probe import HostFacts
+from launch.placement.measured import read
+from launch.placement.slots import place
+from launch.probe.host_facts import HostFacts
 from launch.study import bandwidth, check
-from launch.watch.run import RunResult
+from launch.supervise.run import RunResult
 from tests.unit.machines import hosts, machine, request
-from tests.unit.watch.nccl_logs import NVLINK
+from tests.unit.supervise.nccl_logs import NVLINK
 
 ENDED = RunResult(status=0, run_folder=None, why=None, stopped=False)
 SIZES = (2**10, 2**24)
@@ -58,7 +58,7 @@ def world(monkeypatch, tmp_path):
 
     monkeypatch.setattr(bandwidth, "prepare", prepare)
     monkeypatch.setattr(bandwidth, "run", run)
-    monkeypatch.setattr("launch.watch.nccl.run", run)
+    monkeypatch.setattr("launch.supervise.nccl.run", run)
     return said
 
 

@@ -6,8 +6,8 @@ import pytest
 from launch.cli import main as cli
 from launch.errors import HostError, PlacementError
 from launch.machine.mpi import Mpi
-from launch.reach.probe import HostFacts
-from launch.reach.ssh import Ssh
+from launch.probe.host_facts import HostFacts
+from launch.probe.ssh import Ssh
 from launch.study import check
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from launch.choose.measured import read
 from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Link, Topology
+from launch.placement.measured import read
 from launch.study.bandwidth import jobs
 from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, blamed, from_report, slow_ones
 

@@ -17,8 +17,8 @@ from launch.start.environment import exported
 from launch.start.request import RunRequest
 from launch.study import sweep
 from launch.study.sweep import Study
-from launch.watch.failure import in_one_line
-from launch.watch.run import RunResult
+from launch.supervise.failure import in_one_line
+from launch.supervise.run import RunResult
 from tests.unit.machines import request
 
 REQUEST = request(np=1, program=("python", "-m", "some.training"), as_root=True)

@@ -1,0 +1,284 @@
+"""Pure: what is wrong with several hosts before a run -> errors and warnings, each with what mends it.
+
+Every run on several hosts looks at these; launch.placement.gpu_findings has what only `hvdlaunch check` looks at.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from launch.errors import LaunchError
+from launch.machine.condition import SHM, Condition
+from launch.machine.software import Software
+from launch.placement.network import SharedNetwork
+from launch.probe.host_facts import HostFacts
+
+MISSING = "none"
+NOT_SET = "not set"
+MAX_NAMED = 8  # hosts, in one line
+SHM_MIB_PER_RANK = 64  # Docker's default is 64 for all of them
+LOCKED_MIB = 1024  # of which InfiniBand registers buffers
+FREE_MIB = 5 << 10  # some checkpoints, or a small data set
+SET_BY_PLAN = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "HOROVOD_GLOO_IFACE"}  # each host has its own
+TCP_ALONE = "NCCL_IB_DISABLE"
+SETUP = "run `make setup` there, in a checkout of the same commit"
+REMEDIES = {
+    "Python": "install Python {usual} there and run `make setup` with it",
+    "torch": SETUP,
+    "torchvision": SETUP,
+    "Horovod": SETUP,
+    "mpi4py": SETUP,
+    "numpy": SETUP,
+    "tokenizers": SETUP,
+    "NCCL": SETUP,
+    "CUDA": SETUP,
+    "driver": "install driver {usual} there, or leave the host out",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong with one host or several."""
+
+    severity: Literal["error", "warning"]  # an error: a run would be refused or fail; a warning: it may, or be slow
+    hosts: tuple[str, ...]
+    about: str  # the fact: torch, MTU
+    says: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {named(self.hosts)}: {self.says}: {self.remedy}"
+
+
+class Odd(NamedTuple):
+    """Hosts on which a fact has another value than on most."""
+
+    hosts: tuple[str, ...]
+    value: str
+    usual: str
+    usual_on: tuple[str, ...]
+
+    def told(self, what: str) -> str:
+        """The two values, and where the usual one is."""
+        return f"{what} {self.value}, on {named(self.usual_on)} {self.usual}"
+
+
+def common_findings(
+    facts: Mapping[str, HostFacts],
+    *,
+    shared: SharedNetwork | None,
+    ranks: Mapping[str, int],
+    given: Collection[str],
+    software: bool = True,
+) -> tuple[Finding, ...]:
+    """What is wrong with these hosts, errors first; what nobody has asked a host is not looked at.
+
+    Args:
+        facts: of each host.
+        shared: the network on which they meet.
+        ranks: how many each host gets.
+        given: names of the variables that every rank gets from the launcher.
+        software: False where the ranks run in an image, which has its own.
+    """
+    conditions = {host: of_one.condition for host, of_one in facts.items() if of_one.condition is not None}
+    found = [
+        *(_software(facts, {host: own.software for host, own in conditions.items()}) if software else ()),
+        *(_network(shared) if shared else ()),
+        *_limits(facts, conditions, ranks, over_tcp=TCP_ALONE in given),
+        *_disks(conditions),
+        *_settings(conditions, given),
+    ]
+    return errors_first(found)
+
+
+def folder_findings(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """What is wrong with a run folder and the folders that it reads."""
+    asked = {host: of_one.condition.folders for host, of_one in facts.items() if of_one.condition is not None}
+    for host, (runs, *_) in asked.items():
+        if not runs.writable:
+            yield Finding(
+                severity="error",
+                hosts=(host,),
+                about="run folder",
+                says=f"{runs.path} cannot be written there",
+                remedy="give this user the right to, or name another one with --runs-dir",
+            )
+    for place in range(1, max(map(len, asked.values()), default=0)):
+        without = tuple(host for host, folders in asked.items() if not folders[place].there)
+        if without and len(without) < len(asked):
+            yield Finding(
+                severity="warning",
+                hosts=without,
+                about="data folder",
+                says=f"{asked[without[0]][place].path} is missing there",
+                remedy="copy it there, or share it",
+            )
+
+
+def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The same, errors before warnings; what is wrong with several hosts alike is one finding."""
+    alike: dict[Finding, list[str]] = {}
+    for finding in findings:
+        alike.setdefault(replace(finding, hosts=()), []).extend(finding.hosts)
+    merged = [replace(finding, hosts=tuple(dict.fromkeys(hosts))) for finding, hosts in alike.items()]
+    return tuple(sorted(merged, key=lambda finding: finding.severity != "error"))
+
+
+def from_error(error: LaunchError, hosts: Sequence[str], about: str) -> Finding:
+    """An error about these hosts as a finding."""
+    text = str(error).removeprefix(f"host {hosts[0]}: ")
+    says, _, remedy = text.rpartition(": ")
+    if not says or " said: " in text:
+        says, remedy = text, "try it there by hand, or leave the host out"
+    return Finding(severity="error", hosts=tuple(hosts), about=about, says=says, remedy=remedy)
+
+
+def odd_ones(values: Mapping[str, str]) -> list[Odd]:
+    """The hosts whose value is another one than that of most; of equals the first is the usual one, MISSING never."""
+    groups: dict[str, list[str]] = {}
+    for host, value in values.items():
+        groups.setdefault(value, []).append(host)
+    usual = max(groups, key=lambda value: (value != MISSING, len(groups[value])), default="")
+    return [
+        Odd(hosts=tuple(hosts), value=value, usual=usual, usual_on=tuple(groups[usual]))
+        for value, hosts in groups.items()
+        if value != usual
+    ]
+
+
+def named(hosts: Sequence[str]) -> str:
+    """The names of hosts, of which a long list is cut."""
+    more = f" and {len(hosts) - MAX_NAMED} more" if len(hosts) > MAX_NAMED else ""
+    return ", ".join(hosts[:MAX_NAMED]) + more
+
+
+def versions(software: Software) -> dict[str, str]:
+    """The versions that must be the same on all hosts, by name."""
+    return {
+        "Python": software.python,
+        "torch": software.torch or MISSING,
+        "torchvision": software.torchvision or MISSING,
+        "Horovod": software.horovod or MISSING,
+        "mpi4py": software.mpi4py or MISSING,
+        "numpy": software.numpy or MISSING,
+        "tokenizers": software.tokenizers or MISSING,
+        "NCCL": software.nccl or MISSING,
+        "CUDA": software.cuda or MISSING,
+        "driver": software.driver or MISSING,
+    }
+
+
+def project(software: Software) -> str:
+    """Version, commit and code of the project."""
+    commit = f" commit {software.commit[:9]}" if software.commit else ""
+    return f"{software.project or MISSING}{commit} code {software.code}"
+
+
+def _software(facts: Mapping[str, HostFacts], software: Mapping[str, Software]) -> Iterator[Finding]:
+    for name, remedy in REMEDIES.items():
+        counts = [host for host in software if name != "driver" or facts[host].topology.gpus]  # ranks on CPUs need none
+        for odd in odd_ones({host: versions(software[host])[name] for host in counts}):
+            yield Finding(
+                severity="error",
+                hosts=odd.hosts,
+                about=name,
+                says=odd.told(name),
+                remedy=remedy.format(usual=odd.usual),
+            )
+    for odd in odd_ones({host: project(own) for host, own in software.items()}):
+        here, usual = software[odd.hosts[0]], software[odd.usual_on[0]]
+        if here.code == usual.code and None in (here.commit, usual.commit):
+            continue  # the same, but without git there
+        yield Finding(
+            severity="warning" if here.code == usual.code else "error",  # ranks refuse other code
+            hosts=odd.hosts,
+            about="project",
+            says=odd.told("project"),
+            remedy=f"`git checkout {(usual.commit or '...')[:12]}` there, without changes of its own",
+        )
+
+
+def _network(shared: SharedNetwork) -> Iterator[Finding]:
+    own = shared.interfaces
+    for odd in odd_ones({host: str(one.mtu) for host, one in own.items() if one.mtu is not None}):
+        name = own[odd.hosts[0]].name
+        yield Finding(
+            severity="warning",
+            hosts=odd.hosts,
+            about="MTU",
+            says=f"{odd.told(f'the MTU of {name} is')}, and large packets may be lost",
+            remedy=f"`ip link set dev {name} mtu {odd.usual}` there, as root",
+        )
+    for odd in odd_ones({host: f"{one.speed_mbps} Mb/s" for host, one in own.items() if one.speed_mbps is not None}):
+        name = own[odd.hosts[0]].name
+        yield Finding(
+            severity="warning",
+            hosts=odd.hosts,
+            about="Mb/s",
+            says=odd.told(f"{name} runs at"),
+            remedy=f"`ethtool {name}` there; look at its cable and switch port, or name another network with --network",
+        )
+
+
+def _limits(
+    facts: Mapping[str, HostFacts], conditions: Mapping[str, Condition], ranks: Mapping[str, int], *, over_tcp: bool
+) -> Iterator[Finding]:
+    for host, own in conditions.items():
+        rdma = not over_tcp and any(port.active for nic in facts[host].topology.nics for port in nic.ports)
+        locked, shm, needed = own.locked_memory_mib, own.shm_free_mib, SHM_MIB_PER_RANK * ranks.get(host, 1)
+        if rdma and locked is not None and locked < LOCKED_MIB:
+            yield Finding(
+                severity="error",
+                hosts=(host,),
+                about="locked memory",
+                says=f"a process may lock {locked} MiB, too little for NCCL over InfiniBand",
+                remedy="`* - memlock unlimited` in /etc/security/limits.conf, --ulimit memlock=-1 for a container",
+            )
+        if shm is None or shm < needed:
+            free = f"there is no {SHM}" if shm is None else f"{SHM} has {shm} MiB free, its ranks need {needed}"
+            yield Finding(
+                severity="warning" if shm else "error",
+                hosts=(host,),
+                about=SHM,
+                says=free,
+                remedy=f"--ipc=host or --shm-size=8g for a container, else `mount -o remount,size=8g {SHM}` as root",
+            )
+
+
+def _disks(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
+    blind = tuple(host for host, own in conditions.items() if own.sees_token is False)
+    if blind:
+        yield Finding(
+            severity="warning",
+            hosts=blind,
+            about="shared folder",
+            says=f"{conditions[blind[0]].folders[0].path} is another folder there than here",
+            remedy="mount the same one there (NFS), or name one that is shared: resuming and --restarts need it",
+        )
+    for host, own in conditions.items():
+        for folder in own.folders:
+            if folder.free_mib is not None and folder.free_mib < FREE_MIB:
+                yield Finding(
+                    severity="warning",
+                    hosts=(host,),
+                    about="free disk",
+                    says=f"{folder.path} has {folder.free_mib / 1024:.1f} GiB free",
+                    remedy="remove old runs there, or name a folder on a larger disk",
+                )
+
+
+def _settings(conditions: Mapping[str, Condition], given: Collection[str]) -> Iterator[Finding]:
+    own = {host: {one.name: one for one in condition.settings} for host, condition in conditions.items()}
+    names = sorted({name for settings in own.values() for name in settings} - SET_BY_PLAN - set(given))
+    for name in names:
+        values = {host: ascii(settings[name].value) if name in settings else NOT_SET for host, settings in own.items()}
+        for odd in odd_ones(values):
+            setter = next(host for host in (*odd.hosts, *odd.usual_on) if name in own[host])
+            yield Finding(
+                severity="warning",
+                hosts=odd.hosts,
+                about=name,
+                says=odd.told(f"{name} is"),
+                remedy=f"`export {name}={own[setter][name].value}` here gives it to all ranks, "
+                f"or take it out of {own[setter][name].source} on {setter}",
+            )

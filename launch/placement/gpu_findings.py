@@ -1,0 +1,207 @@
+"""Pure: what is wrong with the GPUs, links and adapters of hosts, and what a training on them would lack."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Literal
+
+from launch.cores import core_list
+from launch.machine.speeds import PCIE_GBPS
+from launch.machine.topology import IN_MIG_MODE, MIG, OUTSIDE, Gpu, Topology, is_busy
+from launch.machine.topology import named as named_gpus
+from launch.placement.findings import SETUP, TCP_ALONE, Finding, named, odd_ones
+from launch.probe.host_facts import HostFacts
+
+FAST_GBPS = PCIE_GBPS[4]  # between two GPUs over PCIe
+RESET = "`nvidia-smi -r -i {gpus}` there as root, with nothing on it, or restart the host"
+# A part of what slows a GPU -> what mends it.
+DRAWBACKS = {
+    "PCIe lanes": "look at its slot and riser and at the lanes that the BIOS gives it, or take another host",
+    "PCIe generation": "look at its slot and at the link speed that the BIOS allows, or take another host",
+    "display": "give the display another GPU, or leave this one out with --gpus",
+    "heat": "look at fans, air and `nvidia-smi -q -d PERFORMANCE` there, or take another host",
+    "power supply": "look at its power cables and supply, or take another host",
+    "its hardware": "look at `nvidia-smi -q -d PERFORMANCE` there, or take another host",
+    "memory waits": RESET,
+}
+
+
+def gpu_findings(
+    facts: Mapping[str, HostFacts],
+    slots: Mapping[str, int],
+    given: Collection[str],
+    gpus: Literal["all"] | Collection[int] = "all",
+) -> list[Finding]:
+    """What is wrong with the GPUs of these hosts, of which each is to have so many ranks on `gpus`, those of --gpus.
+
+    `given` are names of the variables that every rank gets from the launcher.
+    """
+    topologies = {host: _among(of_one.topology, gpus) for host, of_one in facts.items()}
+    return [
+        *_present(
+            {host: named_gpus(of_one.topology, gpus) for host, of_one in facts.items()}, slots, must=gpus != "all"
+        ),
+        *(finding for host, topology in topologies.items() for finding in _of_one_host(host, topology)),
+        *_alike(topologies),
+        *(() if TCP_ALONE in given else _ports(topologies)),
+    ]
+
+
+def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
+    """What hvdtrain lacks on these hosts; that some of them have it and others not is told as a difference."""
+    software = {host: of_one.condition.software for host, of_one in facts.items() if of_one.condition is not None}
+    found = []
+    for name, there in {
+        "torch": [own.torch for own in software.values()],
+        "Horovod": [own.horovod for own in software.values()],
+    }.items():
+        if set(there) == {None}:
+            found += [_error(host, name, f"there is no {name}", SETUP) for host in software]
+    for host, own in software.items():
+        if facts[host].topology.gpus and own.horovod_has_nccl is False:
+            remedy = "install the CUDA toolkit that torch was built for (nvcc on PATH), then `make setup` there"
+            found.append(_error(host, "NCCL built", "Horovod was built without NCCL: no two GPUs can train", remedy))
+    return found
+
+
+def links(topology: Topology) -> str:
+    """How the GPUs of a host reach each other, in a few words."""
+    pairs = _pairs(topology)
+    kinds = {topology.links[a][b].kind == "NV" for a, b in pairs}
+    if not pairs:
+        return "-"
+    if True in kinds:
+        return "NVLink" if kinds == {True} else "NVLink, some pairs"
+    slowest = _slowest_gbps(topology)
+    speed = "" if slowest is None else f", {slowest:g} GB/s"
+    return f"PCIe{speed}" if all(topology.links[a][b].p2p for a, b in pairs) else f"PCIe{speed}, not straight"
+
+
+def _error(host: str, about: str, says: str, remedy: str) -> Finding:
+    return Finding(severity="error", hosts=(host,), about=about, says=says, remedy=remedy)
+
+
+def _warning(host: str, about: str, says: str, remedy: str) -> Finding:
+    return Finding(severity="warning", hosts=(host,), about=about, says=says, remedy=remedy)
+
+
+def _among(topology: Topology, gpus: Literal["all"] | Collection[int]) -> Topology:
+    """The topology without the GPUs that --gpus does not name."""
+    if isinstance(gpus, str):
+        return topology
+    kept = [place for place, gpu in enumerate(topology.gpus) if gpu.index in gpus]
+    return replace(
+        topology,
+        gpus=tuple(topology.gpus[place] for place in kept),
+        links=tuple(tuple(topology.links[a][b] for b in kept) for a in kept),
+        nics=tuple(replace(nic, links=tuple(nic.links[place] for place in kept)) for nic in topology.nics),
+    )
+
+
+def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int], *, must: bool) -> Iterator[Finding]:
+    with_gpus = [host for host, topology in topologies.items() if topology.gpus]
+    for host, topology in topologies.items():
+        free = sum(gpu.unusable is None for gpu in topology.gpus)
+        if not with_gpus and not must:
+            remedy = "look at `nvidia-smi` there, or give --gpus none if that is meant"
+            yield _warning(host, "GPUs", "there is no GPU, ranks would run on CPUs", remedy)
+        elif not topology.gpus:
+            remedy = "look at `nvidia-smi` there, or leave the host out"
+            where = f"on {named(with_gpus)}" if with_gpus else "--gpus names some"
+            yield _error(host, "GPUs", f"there is no GPU, but {where}", remedy)
+        elif free < slots.get(host, 0):
+            remedy = f"list it as {host}:{free}, or free the others" if free else "free some, or leave the host out"
+            says = f"{free} of {len(topology.gpus)} GPUs are free for {slots[host]} ranks"
+            yield _error(host, "GPUs", says, remedy)
+
+
+def _of_one_host(host: str, topology: Topology) -> Iterator[Finding]:
+    for why, gpus in _by(topology.gpus, lambda gpu: (gpu.unusable,) if gpu.unusable else ()).items():
+        which = _named(gpus)
+        if why == IN_MIG_MODE:
+            yield _warning(host, "GPUs", f"{which} in MIG mode, not used", MIG)
+        elif is_busy(gpus[0]):
+            yield _warning(host, "GPUs", f"{which} {why}", "wait for it, or end it, or name others with --gpus")
+        elif why != OUTSIDE:
+            yield _error(host, "GPU health", f"{which} {why}", RESET.format(gpus=core_list(gpu.index for gpu in gpus)))
+    for drawback, gpus in _by(topology.gpus, lambda gpu: gpu.drawbacks).items():
+        remedy = next((remedy for part, remedy in DRAWBACKS.items() if part in drawback), DRAWBACKS["its hardware"])
+        says = f"{_named(gpus)} {drawback}"
+        yield _warning(host, "GPU health", says, remedy.format(gpus=core_list(gpu.index for gpu in gpus)))
+    blocked = [(a, b) for a, b in _pairs(topology) if not topology.links[a][b].p2p]
+    if blocked:
+        a, b = (topology.gpus[place].index for place in blocked[0])
+        remedy = "turn off ACS and the IOMMU in its BIOS, or choose others: NCCL goes through the host's memory"
+        more = f" and {len(blocked) - 1} more pairs" if len(blocked) > 1 else ""
+        yield _warning(host, "links", f"GPU {a} and {b}{more} cannot copy straight to each other", remedy)
+    slowest = _slowest_gbps(topology)
+    if slowest is not None and slowest < FAST_GBPS and not links(topology).startswith("NVLink"):
+        remedy = "take a host with NVLink or PCIe 4 for large models, or see what `hvdlaunch gpus -k K` chooses there"
+        yield _warning(host, "links", f"no NVLink, and PCIe of {slowest:g} GB/s between two of its GPUs", remedy)
+
+
+def _alike(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
+    models = {
+        host: " and ".join(sorted({gpu.name or "unknown" for gpu in own.gpus})) for host, own in topologies.items()
+    }
+    slow = "take GPUs of one model: each step waits for the slowest"
+    for host, topology in topologies.items():
+        if len({gpu.name for gpu in topology.gpus}) > 1:
+            yield _warning(host, "GPU model", f"unlike GPUs, {models[host]}", slow)
+    for odd in odd_ones({host: model for host, model in models.items() if model}):
+        yield Finding(
+            severity="warning", hosts=odd.hosts, about="GPU model", says=odd.told("the GPUs are"), remedy=slow
+        )
+
+
+def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
+    """Ports of InfiniBand and RoCE adapters."""
+    rates: dict[str, str] = {}
+    for host, topology in topologies.items():
+        ports = [(nic.name, port) for nic in topology.nics for port in nic.ports]
+        for name, port in ports:
+            if not port.active:
+                remedy = f"look at its cable and at `ibstat {name}` there; hvdlaunch keeps NCCL from it"
+                yield _warning(host, "NIC port", f"port {port.number} of {name} is down", remedy)
+        active = [port.rate_gbps for _, port in ports if port.active]
+        if ports:
+            told = ", ".join(sorted({f"{rate:g}" for rate in active if rate is not None}))
+            rates[host] = f"{len(active)} x {told or 'unknown'} Gb/s" if active else "down"
+    up = [host for host, rate in rates.items() if rate != "down"]
+    for host in topologies:
+        if up and host not in up:
+            remedy = f"mend its adapter, or `export {TCP_ALONE}=1` here for TCP on all"
+            yield _error(host, "NIC port", f"no InfiniBand or RoCE port is up, but on {named(up)}", remedy)
+    for odd in odd_ones({host: rates[host] for host in up}):
+        yield Finding(
+            severity="warning",
+            hosts=odd.hosts,
+            about="NIC rate",
+            says=odd.told("ports that are up:"),
+            remedy="look at cables, switch ports and `ibstat` there",
+        )
+
+
+def _by(gpus: Sequence[Gpu], facts: Callable[[Gpu], Sequence[str]]) -> dict[str, list[Gpu]]:
+    """The GPUs by each of their facts."""
+    found: dict[str, list[Gpu]] = {}
+    for gpu in gpus:
+        for fact in facts(gpu):
+            found.setdefault(fact, []).append(gpu)
+    return found
+
+
+def _named(gpus: Sequence[Gpu]) -> str:
+    return f"GPU {core_list(gpu.index for gpu in gpus)}:"
+
+
+def _pairs(topology: Topology) -> list[tuple[int, int]]:
+    """All pairs of GPUs, by position."""
+    return list(combinations(range(len(topology.gpus)), 2))
+
+
+def _slowest_gbps(topology: Topology) -> float | None:
+    """GB/s of the slowest pair; None where one is not known, or where there is none."""
+    speeds = [topology.links[a][b].gbps for a, b in _pairs(topology)]
+    known = [speed for speed in speeds if speed is not None]
+    return min(known) if known and len(known) == len(speeds) else None

@@ -1,0 +1,146 @@
+"""What check --bandwidth --json measured between the GPUs of hosts, in place of the table of link speeds."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from launch.errors import TopologyError
+from launch.machine.decode import decode
+from launch.machine.topology import Topology
+from launch.placement.rings import MAX_VERTICES
+from launch.placement.selection import Choice, select
+
+REMEDY = "measure them with hvdlaunch check --bandwidth --json, or leave --measured out"
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuLinks:
+    """What every two GPUs of one host sent each other, both at once."""
+
+    host: str  # its name in the list of hosts
+    gpus: tuple[int, ...]  # indices in PCI order
+    uuids: tuple[str | None, ...]  # by position in gpus
+    gb_per_s: tuple[tuple[float | None, ...], ...]  # one way, [gpu][gpu] by position; None for a GPU and itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """What the choice of so many GPUs of a host is worth, in GB/s of the slowest link of their ring."""
+
+    best: Choice
+    by_pci: tuple[int, ...]  # the first ones, as they are taken without a choice
+    by_pci_gbps: float  # of their ring in that order
+    worst: Choice | None  # None where there is only one set
+
+
+def read(text: str, *, name: str) -> tuple[GpuLinks, ...]:
+    """The links in what check has written; TopologyError, with the file's name, where there are none."""
+    try:
+        found = json.loads(text)["bandwidth"]["gpu_links"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise TopologyError(f"{name}: it is not from hvdlaunch check --bandwidth --json: {REMEDY}") from None
+    hosts: tuple[GpuLinks, ...] = decode(found, tuple[GpuLinks, ...], f"{name}: gpu_links")
+    if not hosts:
+        raise TopologyError(f"{name}: no host in it has two GPUs that were measured: {REMEDY}")
+    for i, links in enumerate(hosts):
+        _check(links, f"{name}: gpu_links[{i}]")
+    return hosts
+
+
+def _check(links: GpuLinks, where: str) -> None:
+    size = len(links.gpus)
+    square = len(links.gb_per_s) == len(links.uuids) == size and all(len(row) == size for row in links.gb_per_s)
+    if not square or list(links.gpus) != sorted(set(links.gpus)):
+        raise TopologyError(f"{where}: expected each GPU once, from the lowest, and its speed to each other one")
+    for a, row in enumerate(links.gb_per_s):
+        for b, speed in enumerate(row):
+            fits = speed is None if a == b else speed is not None and math.isfinite(speed) and speed > 0
+            if not fits or speed != links.gb_per_s[b][a]:
+                raise TopologyError(
+                    f"{where}.gb_per_s[{a}][{b}]: expected a positive number, the same both ways, and null for a GPU "
+                    f"and itself, found {speed}"
+                )
+
+
+def with_measured(topology: Topology, measured: Sequence[GpuLinks], host: str | None = None) -> Topology:
+    """The topology with the speeds that were measured on this host, or where GPUs have these UUIDs.
+
+    GPUs that were not measured are marked as unusable. Where fewer than two are free there is nothing to choose, and it
+    stays as it is. TopologyError where the host, or just one such, is not in there.
+    """
+    if sum(gpu.unusable is None for gpu in topology.gpus) < 2:
+        return topology
+    fitting = [links for links in measured if _fits(links, topology, host)]
+    if len(fitting) != 1:
+        there = ", ".join(links.host for links in fitting or measured)
+        why = f"may be any of these: {there}" if fitting else f"has other GPUs than what was measured, {there}"
+        raise TopologyError(f"--measured: {f'host {host}' if host else topology.source} {why}: {REMEDY}")
+    (links,) = fitting
+    place = {index: i for i, index in enumerate(links.gpus)}
+    rows = tuple(
+        tuple(
+            dataclasses.replace(link, gbps=links.gb_per_s[place[one.index]][place[other.index]])
+            if one.index in place and other.index in place
+            else link
+            for other, link in zip(topology.gpus, row, strict=True)
+        )
+        for one, row in zip(topology.gpus, topology.links, strict=True)
+    )
+    gpus = tuple(
+        gpu if gpu.index in place else dataclasses.replace(gpu, unusable=gpu.unusable or NOT_MEASURED)
+        for gpu in topology.gpus
+    )
+    return dataclasses.replace(topology, gpus=gpus, links=rows, measured=True)
+
+
+def _fits(links: GpuLinks, topology: Topology, host: str | None) -> bool:
+    """Whether these are GPUs of this host: all by UUID, or by index where the host is named so or not at all."""
+    there = {gpu.index: gpu.uuid for gpu in topology.gpus}
+    known = [(uuid, there.get(index)) for index, uuid in zip(links.gpus, links.uuids, strict=True)]
+    if None not in {uuid for both in known for uuid in both}:
+        return all(mine == its for mine, its in known)
+    others = any(None not in both and both[0] != both[1] for both in known)
+    return set(links.gpus) <= set(there) and not others and host in (None, links.host)
+
+
+def gains(topology: Topology) -> tuple[Gain, ...]:
+    """For 2, 4, 8... and all free GPUs of a host, with measured links, what the choice is worth; none for too many."""
+    free = [gpu.index for gpu in topology.gpus if gpu.unusable is None]
+    sizes = [size for size in (2, 4, 8) if size < len(free)] + [len(free)]
+    if not 2 <= len(free) <= MAX_VERTICES:
+        return ()
+    found = []
+    for size in sizes:
+        chosen = select(topology, size)
+        order = tuple(free[:size])
+        found.append(
+            Gain(best=chosen.best, by_pci=order, by_pci_gbps=slowest_gbps(topology, order), worst=chosen.worst)
+        )
+    return tuple(found)
+
+
+def slowest_gbps(topology: Topology, ring: Sequence[int]) -> float:
+    """GB/s of the slowest link of a ring of GPUs (indices) with measured links."""
+    place = {gpu.index: i for i, gpu in enumerate(topology.gpus)}
+    hops = zip(ring, [*ring[1:], ring[0]], strict=True)
+    return min(topology.links[place[a]][place[b]].gbps or 0.0 for a, b in hops)
+
+
+def in_words(gain: Gain) -> str:
+    """As in: the best measured ring of 4 GPUs is 0-3-2-1 at 38 GB/s, 2.00 times PCI order, 0-1-2-3 at 19."""
+    best = gain.best.bandwidth_gbps or 0.0
+    words = (
+        f"the best measured ring of {len(gain.by_pci)} GPUs is {_ring(gain.best.ring)} at {best:.3g} GB/s, "
+        f"{best / gain.by_pci_gbps:.2f} times PCI order, {_ring(gain.by_pci)} at {gain.by_pci_gbps:.3g}"
+    )
+    if gain.worst is None or not gain.worst.bandwidth_gbps:
+        return words
+    worst = gain.worst.bandwidth_gbps
+    return f"{words}, and {best / worst:.2f} times the worst, {_ring(gain.worst.ring)} at {worst:.3g}"
+
+
+def _ring(gpus: Sequence[int]) -> str:
+    return "-".join(map(str, gpus))

@@ -1,0 +1,85 @@
+"""Pure: what the user should know of the GPUs that a run has got."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from launch.errors import harmless
+from launch.machine.nvidia_smi import SOURCE
+from launch.machine.topology import OUTSIDE, Gpu, Topology, usable_cores
+from launch.placement.slots import RankSlot
+
+MAX_NAMED = 4
+MOST_PER_CORE = 8  # ranks; what a program weighs is not known, but with more of them hardly any gets on
+
+
+def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> tuple[str, ...]:
+    """One line each for GPUs in use already, each drawback of some, hosts without NVML, and unlike models."""
+    gpus = {(host, gpu.index): gpu for host, topology in topologies.items() for gpu in topology.gpus}
+    chosen = [(slot.host, gpus[slot.host, slot.gpu], slot.shared) for slot in slots if slot.gpu is not None]
+    in_use = _places(
+        (f"{gpu.shared or gpu.unusable}, used because --gpus names it", host, gpu)
+        for host, gpu, shared in chosen
+        if shared
+    )
+    drawbacks = _places((drawback, host, gpu) for host, gpu, _ in chosen for drawback in gpu.drawbacks)
+    lines = [f"{places}: {what}" for what, places in (in_use | drawbacks).items()]
+    if by_text := dict.fromkeys(host for host, _, _ in chosen if topologies[host].source == SOURCE):
+        lines.append(unseen_by_nvidia_smi(list(by_text)))
+    models = _places((harmless(gpu.name), host, gpu) for host, gpu, _ in chosen if gpu.name is not None)
+    if len(models) > 1:
+        unlike = "; ".join(f"{name} ({places})" for name, places in models.items())
+        lines.append(f"unlike GPUs, and each step waits for the slowest: {unlike}")
+    return tuple(lines)
+
+
+def crowded(slots: Sequence[RankSlot], topologies: Mapping[str, Topology], group: int = 1) -> str | None:
+    """A warning if hosts have more than MOST_PER_CORE ranks for each core that a run may use; None without any.
+
+    What it proposes keeps each `group` of ranks on one host.
+    """
+    ranks = Counter(slot.host for slot in slots)
+    cores = {host: _cores(topologies[host]) for host in ranks}
+    over = [host for host in ranks if cores[host] and ranks[host] > MOST_PER_CORE * cores[host]]
+    if not over:
+        return None
+    places = _listed([f"{host} ({ranks[host]} ranks, {cores[host]:g} cores)" for host in over])
+    each = min(*(int(MOST_PER_CORE * cores[host]) for host in over), *ranks.values())
+    each = max(group, each // group * group)
+    fewer = f"-np {each}" if len(ranks) == 1 else f"-np {each * len(ranks)} --per-host {each}"
+    return f"warning: {places}: more than {MOST_PER_CORE} ranks for each core. Start fewer, for example with {fewer}."
+
+
+def _cores(topology: Topology) -> float:
+    """How many cores its ranks have together, by their time where a quota leaves less; 0 where not known."""
+    return min(len(usable_cores(topology)), topology.cpu_quota or math.inf)
+
+
+def unseen_by_nvidia_smi(hosts: Sequence[str]) -> str:
+    """What is not known of the GPUs of hosts that NVML has not told of."""
+    missed = "memory that hidden processes use, slow PCIe links, displays and missing P2P are not looked at"
+    return f"{_listed(hosts)}: nvidia-smi has told of the GPUs, since there is no NVML: {missed}"
+
+
+def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
+    """One line for each reason why GPUs of these hosts get no rank, where all that are free get one."""
+    reasons = _places(
+        (gpu.unusable, host, gpu)
+        for host, topology in topologies.items()
+        for gpu in topology.gpus
+        if gpu.unusable and gpu.unusable != OUTSIDE
+    )
+    return tuple(f"{places}: {why}, left out" for why, places in reasons.items())
+
+
+def _places(facts: Iterable[tuple[str, str, Gpu]]) -> dict[str, str]:
+    """Each fact with the GPUs that it is about, from (fact, host, GPU)."""
+    found: dict[str, list[str]] = {}
+    for fact, host, gpu in facts:
+        found.setdefault(fact, []).append(f"GPU {gpu.index} of {host}")
+    return {fact: _listed(places) for fact, places in found.items()}
+
+
+def _listed(places: Sequence[str]) -> str:
+    more = f" and {len(places) - MAX_NAMED} more" if len(places) > MAX_NAMED else ""
+    return ", ".join(places[:MAX_NAMED]) + more

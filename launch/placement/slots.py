@@ -1,0 +1,324 @@
+"""Pure: hosts and what they have -> one RankSlot per process.
+
+Ranks fill the hosts in the order given, as `mpirun --map-by slot` does. On a host with GPUs local rank i gets the
+i-th GPU of the best ring, and the cores of that GPU's NUMA node.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from launch.cores import runs_of
+from launch.errors import PlacementError, SelectionError
+from launch.hosts.host import MAX_SLOTS, Host
+from launch.hosts.hostfile import to_option
+from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, named, sparing
+from launch.placement.selection import ring_order, select
+
+Cores = tuple[int, ...]
+Binding = Literal["numa", "cores", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSlot:
+    """Where one rank runs."""
+
+    rank: int
+    host: str  # as in the list of hosts
+    local_rank: int  # 0, 1, 2... on its host
+    gpu: int | None  # index in PCI order; None: the rank runs on CPUs
+    gpu_uuid: str | None
+    shared: bool  # its GPU is busy, and named by --gpus: it is used all the same
+    numa: tuple[int, ...]  # NUMA nodes of its cores; empty where not known
+    cores: Cores  # empty: the rank is not bound
+    threads: int | None  # its share of these cores, as far as a quota pays for them; None where not known
+    interface: str | None  # on the network that several hosts share
+    unfit_ports: tuple[str, ...]  # where there are several hosts: of InfiniBand or RoCE, for NCCL to leave alone
+    environment: Mapping[str, str | None]  # what launch.rank.bind sets besides, or unsets where it is None
+
+
+def place(
+    hosts: Sequence[Host],
+    topologies: Mapping[str, Topology],
+    *,
+    np: int,
+    gpus: Literal["all", "none"] | Collection[int],
+    binding: Binding,
+    ranks_per_replica: int | None = None,
+    interfaces: Mapping[str, str] | None = None,
+    set_by_user: Collection[str] = (),
+) -> tuple[RankSlot, ...]:
+    """One slot per rank; `gpus` are those to choose from: 'all' that are free, 'none' (CPUs) or indices on every host.
+
+    Each `ranks_per_replica` consecutive ranks are on one host, in the order of its ring. `interfaces` are those on the
+    network that several hosts share, by host; variables that are `set_by_user` stay as they are. With 'all' the ranks
+    run on CPUs if no host has a GPU; a GPU that is named may be busy with another program.
+    Raises PlacementError where ranks do not fit.
+    """
+    share = ranks_per_host(hosts, np, ranks_per_replica)
+    require_whole_replicas(ranks_per_replica, [host for host in hosts if host.name in share], np)
+    used = {host: named(topologies[host], gpus) for host in share}
+    with_gpus = [host for host, topology in used.items() if topology.gpus]
+    on_cpus = gpus == "none" or (gpus == "all" and not with_gpus)
+    if not on_cpus and len(with_gpus) < len(used):
+        bare = next(host for host in used if host not in with_gpus)
+        what = f"{with_gpus[0]} has" if with_gpus else "--gpus asks for some"
+        raise PlacementError(f"host {bare} has no GPU, but {what}: leave it out, or give --gpus none")
+    require_enough_named(gpus, share)
+    slots: list[RankSlot] = []
+    for host, ranks in share.items():
+        chosen = [None] * ranks if on_cpus else _gpus(host, used[host], ranks, gpus)
+        slots += _slots_of(
+            host,
+            used[host],
+            chosen,
+            first=len(slots),
+            binding=binding,
+            interface=(interfaces or {}).get(host),
+            unfit=unfit_ports(used[host]) if len(share) > 1 and not on_cpus else (),
+            set_by_user=set_by_user,
+        )
+    return tuple(slots)
+
+
+def with_slots(
+    hosts: Sequence[Host],
+    topologies: Mapping[str, Topology],
+    *,
+    np: int | None,
+    gpus: Literal["all", "none"] | Collection[int],
+    ranks_per_replica: int | None = None,
+    listed: bool = True,
+) -> tuple[Host, ...]:
+    """The hosts, of which those that are not counted get a slot for each GPU to choose from, in whole replicas.
+
+    Where their free GPUs are too few for `np`, all of them count, so that the placement can tell what is in the way. On
+    CPUs the slots stay as they are. PlacementError without `np` where there is neither a GPU nor a number of slots;
+    its remedy depends on whether the user has `listed` the hosts.
+    """
+    found = {host.name: topologies[host.name].gpus for host in hosts if not host.counted and gpus != "none"}
+    found = {name: own for name, own in found.items() if own}
+    unknown = [host.name for host in hosts if not host.counted]
+    if np is None and unknown and not found and isinstance(gpus, str):
+        why = "--gpus none" if gpus == "none" else "no GPU found"
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        remedy = "--per-host N, the number of ranks on the CPUs of each host"
+        remedy = remedy if listed else "-np N, the number of ranks to run on CPUs"
+        raise PlacementError(f"{why} on {unknown[0]}{more}: give {remedy}")
+
+    def filled(slots: Mapping[str, int]) -> tuple[Host, ...]:
+        new = (
+            replace(host, slots=slots.get(host.name, host.slots), counted=host.counted or host.name in slots)
+            for host in hosts
+        )
+        return tuple(host for host in new if host.slots)
+
+    group = max(1, ranks_per_replica or 1)
+    wanted = {
+        name: sum(gpu.unusable is None for gpu in own) // group * group if isinstance(gpus, str) else len(gpus)
+        for name, own in found.items()
+    }
+    enough = filled(wanted)
+    if enough and (np is None or np <= sum(host.slots for host in enough)):
+        return enough
+    return filled({name: len(own) for name, own in found.items()})
+
+
+def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None = None) -> dict[str, int]:
+    """How many ranks each host gets, without the hosts that get none; PlacementError where they have too few slots."""
+    room = sum(host.slots for host in hosts)
+    if np < 1:
+        raise PlacementError(f"-np {np}: a run has at least one rank")
+    if np > room:
+        places = ", ".join(f"{host.name} {host.slots}" for host in hosts)
+        raise PlacementError(
+            f"-np {np} is more than the {room} slots there are ({places}): "
+            f"{_more_room(hosts, np, max(1, ranks_per_replica or 1))}"
+        )
+    share: dict[str, int] = {}
+    for host in hosts:
+        share[host.name] = min(host.slots, np)
+        np -= share[host.name]
+    return {name: ranks for name, ranks in share.items() if ranks}
+
+
+def _more_room(hosts: Sequence[Host], np: int, group: int) -> str:
+    """The remedy where the hosts have too few slots for `np` ranks, of which each `group` is on one host."""
+    each = -(-np // (len(hosts) * group)) * group if hosts else 0
+    if any(host.counted for host in hosts) or not 0 < each <= MAX_SLOTS:
+        return "give more hosts or slots"
+    return f"write {to_option(replace(host, slots=each) for host in hosts)}"
+
+
+def require_enough_named(gpus: str | Collection[int], share: Mapping[str, int]) -> None:
+    """PlacementError where --gpus names fewer than a host has ranks."""
+    for host, ranks in share.items():
+        if not isinstance(gpus, str) and len(gpus) < ranks:
+            raise PlacementError(f"--gpus names {len(gpus)} for the {ranks} ranks on host {host}: name more")
+
+
+def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host], np: int) -> None:
+    """PlacementError unless the ranks, and the slots of each of these hosts, are those of whole replicas, if any."""
+    if ranks_per_replica is None:
+        return
+    option = f"--ranks-per-replica {ranks_per_replica}"
+    if ranks_per_replica < 1:
+        raise PlacementError(f"{option}: a replica has at least one rank")
+    if np % ranks_per_replica:
+        raise PlacementError(f"{option}: -np {np} is no multiple of it, give one that is")
+    for host in hosts:
+        if host.slots % ranks_per_replica:
+            raise PlacementError(
+                f"{option}: the {host.slots} slots of host {host.name} are no multiple of it, but each replica is to "
+                "be on one host: give it other slots with -H"
+            )
+
+
+def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> list[Gpu | None]:
+    """The GPUs of so many ranks in the order of their ring; in `topology` those that are not named are unusable."""
+    by_index = {gpu.index: gpu for gpu in topology.gpus}
+    if sum(gpu.unusable is None for gpu in topology.gpus) < ranks:
+        raise PlacementError(_why_too_few(host, topology, ranks, gpus))
+    return [by_index[index] for index in _ring(host, sparing(topology, ranks), ranks)]
+
+
+def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> str:
+    """One line for a host that has fewer GPUs to choose from than ranks."""
+    unusable = {gpu.index: gpu.unusable for gpu in topology.gpus if gpu.unusable}
+    if not isinstance(gpus, str):
+        there = [gpu.index for gpu in topology.gpus]
+        if unknown := sorted(set(gpus) - set(there)):
+            return f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, there))}"
+        index = next(index for index in gpus if index in unusable)
+        slices = f"; MIG: {MIG}" if unusable[index] == IN_MIG_MODE else ""
+        return f"GPU {index} of host {host} cannot be used ({unusable[index]}): choose others with --gpus{slices}"
+    free = len(topology.gpus) - len(unusable)
+    taken = "; ".join(f"GPU {index}: {why}" for index, why in unusable.items())
+    slices = f"; MIG: {MIG}" if IN_MIG_MODE in unusable.values() else ""
+    return (
+        f"host {host} has {free} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
+        f"start fewer ranks there, or give --gpus none{slices}"
+    )
+
+
+def _ring(host: str, topology: Topology, ranks: int) -> tuple[int, ...]:
+    """The ring over the best of the free GPUs; hosts of one kind are looked at once."""
+    # What differs between them decides nothing.
+    gpus = tuple(
+        replace(gpu, uuid=None, unusable=gpu.unusable and "taken", shared=None, drawbacks=()) for gpu in topology.gpus
+    )
+    try:
+        return _ring_of_kind(replace(topology, gpus=gpus, numa_nodes=(), interfaces=(), cpu_quota=None), ranks)
+    except SelectionError as error:
+        raise PlacementError(f"host {host}: {error}") from error
+
+
+@lru_cache
+def _ring_of_kind(topology: Topology, ranks: int) -> tuple[int, ...]:
+    free = [gpu.index for gpu in topology.gpus if gpu.unusable is None]
+    return ring_order(topology, free) if len(free) == ranks else select(topology, ranks).best.ring
+
+
+def _slots_of(
+    host: str,
+    topology: Topology,
+    gpus: Sequence[Gpu | None],
+    *,
+    first: int,
+    binding: Binding,
+    interface: str | None,
+    unfit: tuple[str, ...],
+    set_by_user: Collection[str],
+) -> list[RankSlot]:
+    """The slots of one host, whose ranks start at `first`."""
+    near = [_near(topology, gpu, local_rank, len(gpus)) for local_rank, gpu in enumerate(gpus)]
+    usable = {core for node in topology.numa_nodes for core in node.cores} or {core for own in near for core in own}
+    slots = []
+    for local_rank, gpu in enumerate(gpus):
+        cores = near[local_rank]
+        sharing = [other for other in range(len(gpus)) if set(near[other]) & set(cores)]
+        # A container that hides most cores would put all its ranks on the few that are left: better unbound.
+        bound = binding != "none" and 0 < len(sharing) <= len(cores)
+        if binding == "cores" and any(near[other] != cores for other in sharing):
+            bound = False  # lists of cores that only overlap cannot be cut so that no two ranks share one
+        sharers = len(sharing) if bound else len(gpus)
+        if bound and binding == "cores":
+            cores, sharers = split_cores(cores, len(sharing))[sharing.index(local_rank)], 1
+        threads = None if not usable else max(1, len(cores if bound else usable) // sharers)
+        if topology.cpu_quota is not None:  # a container with --cpus sees all cores
+            allowed = max(1, int(topology.cpu_quota / len(gpus)))
+            threads = min(threads or allowed, allowed)
+        slots.append(
+            RankSlot(
+                rank=first + local_rank,
+                host=host,
+                local_rank=local_rank,
+                gpu=None if gpu is None else gpu.index,
+                gpu_uuid=None if gpu is None else gpu.uuid,
+                shared=gpu is not None and gpu.shared is not None,
+                numa=tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(cores))
+                or (gpu.numa if gpu is not None else ()),
+                cores=cores if bound else (),
+                threads=threads,
+                interface=interface,
+                unfit_ports=unfit,
+                environment=rank_environment(threads, interface, unfit, set_by_user),
+            )
+        )
+    return slots
+
+
+def rank_environment(
+    threads: int | None, interface: str | None, unfit: Sequence[str], set_by_user: Collection[str]
+) -> dict[str, str | None]:
+    """What launch.rank.bind sets on one rank besides its GPU; the user's settings of NCCL and OpenMP stay."""
+    # All but these; the "=" keeps mlx5_1 from meaning mlx5_10 as well.
+    ours = {
+        "OMP_NUM_THREADS": None if threads is None else str(threads),
+        **dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"), interface),
+        "NCCL_IB_HCA": f"^={','.join(unfit)}" if unfit else None,
+    }
+    return {name: value for name, value in ours.items() if value is not None and name not in set_by_user}
+
+
+def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> Cores:
+    """The cores near a rank's GPU; for a rank on CPUs, those of its share of the NUMA nodes."""
+    nodes = [node for node in topology.numa_nodes if node.cores]
+    usable = {core for node in nodes for core in node.cores}
+    if gpu is None:
+        count = len(nodes)
+        mine = range(
+            local_rank * count // ranks, max((local_rank + 1) * count // ranks, local_rank * count // ranks + 1)
+        )
+        return tuple(sorted(core for node in mine if node < count for core in nodes[node].cores))
+    # A virtual machine may give every GPU all cores as near, and still tell its NUMA node.
+    node_cores = {core for node in nodes if node.id in gpu.numa for core in node.cores}
+    near = set(gpu.cores) & node_cores or set(gpu.cores) or node_cores
+    return tuple(sorted(near & usable if usable else near))
+
+
+def split_cores(cores: Cores, parts: int) -> list[Cores]:
+    """Cores cut into equal parts that share no core; cores that are left over stay idle.
+
+    Linux numbers the second hardware threads of all cores after the first ones, as in 0-23,48-71. So each run of
+    numbers is cut by itself if it is long enough: then a part has both threads of its cores.
+    """
+    runs = runs_of(cores)
+    if any(len(run) < parts for run in runs):
+        runs = [list(cores)]
+    return [
+        tuple(core for run in runs for core in run[part * (len(run) // parts) : (part + 1) * (len(run) // parts)])
+        for part in range(parts)
+    ]
+
+
+def unfit_ports(topology: Topology) -> tuple[str, ...]:
+    """The ports of InfiniBand and RoCE adapters that NCCL is to leave alone, as mlx5_4:1, in the topology's order.
+
+    They are down, or Ethernet beside InfiniBand: there they serve management and storage. Of the others NCCL finds the
+    near ones itself.
+    """
+    ports = [(nic.name, port) for nic in topology.nics for port in nic.ports]
+    infiniband = any(port.active and not port.ethernet for _, port in ports)
+    return tuple(f"{name}:{port.number}" for name, port in ports if not port.active or (port.ethernet and infiniband))

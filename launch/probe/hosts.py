@@ -1,0 +1,117 @@
+"""Questions to many hosts at once: this one answers here, the others as they are reached."""
+
+import dataclasses
+import socket
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import TypeVar
+
+from launch.errors import HostError, LaunchError
+from launch.machine.condition import Look
+from launch.machine.mpi import Mpi
+from launch.probe.host_facts import MARK, HostFacts, facts_from_json, local_facts, probe_words, version
+from launch.probe.ssh import Ssh
+from launch.process import stop_asking
+
+AT_ONCE = 64  # hosts, each with a connection of its own
+ANSWER_S = 2.0  # for ssh and all else that a host does beside asking its driver
+
+Reply = TypeVar("Reply")
+
+
+def all_usable(found: Mapping[str, HostFacts | LaunchError]) -> dict[str, HostFacts]:
+    """The facts of all hosts that were asked; LaunchError names every host that cannot be used."""
+    if refused := {host: answer for host, answer in found.items() if isinstance(answer, LaunchError)}:
+        raise all_in_one(refused, of=len(found))
+    return {host: answer for host, answer in found.items() if isinstance(answer, HostFacts)}
+
+
+def all_in_one(refused: Mapping[str, LaunchError], *, of: int) -> LaunchError:
+    """The only error, or one that names all hosts, with each reason once below it."""
+    if len(refused) == 1:
+        return next(iter(refused.values()))
+    alike: dict[str, list[str]] = {}
+    for host, error in refused.items():
+        alike.setdefault(str(error).replace(host, ""), []).append(host)
+    details: list[str] = []
+    for first, *others in alike.values():
+        same = f"; the same on {', '.join(others)}" if others else ""
+        details += [f"{refused[first]}{same}", *(f"    {line}" for line in refused[first].details)]
+    line = f"{len(refused)} of {of} hosts cannot be used: {', '.join(refused)}: mend them, or leave them out"
+    return HostError(line, details)
+
+
+def ask_hosts(
+    hosts: Sequence[str],
+    *,
+    reach: Ssh,
+    mpirun: Mpi,
+    python: str,
+    folder: str,
+    gpus: bool,
+    driver_timeout_s: float,
+    look: Look | None = None,
+    any_version: bool = False,
+) -> dict[str, HostFacts | LaunchError]:
+    """The facts of each host, or the reason why it cannot be used; other hosts are asked by `reach`.
+
+    On each host `python` is started in `folder`; with a `look` it tells its condition, too. Unless it may be of
+    `any_version`, the project and `mpirun` must be the same there as here.
+    """
+    words = probe_words(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
+    ours = cache(version)  # of the code as it is on disk now: in a long run all hosts may get another
+
+    def facts_of(host: str) -> HostFacts | LaunchError:
+        try:
+            if is_local(host):
+                own = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
+                facts = dataclasses.replace(own, host=host, address=None)
+            else:
+                said = reach.ask(host, words, folder, mark=MARK, timeout_s=driver_timeout_s + ANSWER_S)
+                facts = facts_from_json(said, host, ours(), look=look, any_version=any_version)
+        except LaunchError as error:
+            return error
+        return facts if any_version else other_mpi(facts, mpirun) or facts
+
+    return at_once(facts_of, hosts)
+
+
+def other_mpi(facts: HostFacts, mpirun: Mpi) -> HostError | None:
+    """The error about a host where `mpirun` is missing, or another version than here."""
+    if facts.mpi == mpirun:
+        return None
+    there = f"is {facts.mpi}" if facts.mpi else "is missing"
+    return HostError(
+        f"host {facts.host}: {mpirun.path} {there}, here it is {mpirun}: install the same MPI at the same path"
+    )
+
+
+def at_once(question: Callable[[str], Reply], hosts: Sequence[str]) -> dict[str, Reply]:
+    """What `question` returns for each host, AT_ONCE of them at a time; an error or a signal ends the asking."""
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        try:
+            return dict(zip(hosts, pool.map(question, hosts), strict=True))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop_asking()
+            raise
+
+
+@cache
+def is_local(host: str) -> bool:
+    """Whether this is a name or an address of this machine."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False  # unknown, or another machine's
+    return True
+
+
+def silent_host(hosts: Collection[str], reach: Ssh) -> str | None:
+    """The first of these hosts that cannot be reached; None if all can."""
+    reached = at_once(reach.reaches, [host for host in dict.fromkeys(hosts) if not is_local(host)])
+    return next((host for host, answered in reached.items() if not answered), None)

@@ -1,0 +1,118 @@
+"""Other hosts over ssh, or the program that stands for it: a question to one, and why it got no answer.
+
+The twin for Slurm is such a program, launch.probe.srun.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from launch.errors import HostError, ProcessError
+from launch.probe import srun
+from launch.process import Answer, ask, find
+
+# No prompt, no host key that is not known already.
+STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=5")
+# Open MPI's own variables: several programs with ":" between, of which the first that is there counts.
+AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
+SILENCE_S = 30.0
+UNANSWERED = 4  # signs of life in a row that a dead link leaves unanswered
+REACH_TIMEOUT_S = 4.0  # to see whether a host is there at all
+SSH_FAILED = 255  # ssh's own status, all others are the program's there
+MAX_DETAILS = 100  # lines
+
+NOT_OURS = "it is no node of this Slurm allocation: name one of its nodes, or give --ssh-option BatchMode=yes for ssh"
+# Part of a text on standard error -> the line for the user.
+TROUBLES = {
+    "hvdlaunch: ": "{last}",  # first: it may quote any of the others
+    "Connection refused": "ssh is refused: start sshd there, or name another host",
+    "Could not resolve hostname": "unknown host name: correct -H, or give it an address in /etc/hosts or ~/.ssh/config",
+    "IDENTIFICATION HAS CHANGED": "its host key is not the one in known_hosts: if the host was really replaced, "
+    "`ssh-keygen -R {host}` and connect to it once by hand",
+    "Host key verification failed": "its host key is unknown: connect to it once by hand, `ssh {host}`, to accept it",
+    "Permission denied": "ssh asks for a password: copy a key there, with `ssh-copy-id {host}`",
+    "timed out": "ssh gets no answer: see whether the host and its sshd are well",
+    "not responding": "ssh gets no answer: see whether the host and its sshd are well",
+    "No route to host": "no route to it: see whether the host is up",
+    "Network is unreachable": "its network cannot be reached from here",
+    "Invalid node name": NOT_OURS,
+    "node configuration is not available": NOT_OURS,
+    "Invalid job id": "the Slurm job of this shell has ended: `unset SLURM_JOB_ID`, or start from one that runs",
+    "positional arguments but": "it has an older version of the project: install the same there as here",
+    "No module named": "{python} there has no hvdlaunch: install the project there as here",
+    "cd: ": "it has no folder {folder}: share this folder with the host, or start from one that both have",
+    "not found": "it has no {python}: install the project there at the same path as here",
+    "No such file": "it has no {python}: install the project there at the same path as here",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    """How other hosts are reached, by hvdlaunch itself and by mpirun."""
+
+    agent: tuple[str, ...] = ("ssh",)  # the program and its arguments
+    options: tuple[str, ...] = ()  # the user's, KEY=VALUE
+    silence_s: float = SILENCE_S  # no shorter silence of a host ends anything
+
+    @property
+    def sign_every_s(self) -> int:
+        """Seconds between two signs of life on a link that is idle: a silence ends after 4 or 5 times as many."""
+        return math.ceil(self.silence_s / UNANSWERED)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The options as words; ssh takes the first value that it is given, so the user's win."""
+        alive = (f"ServerAliveInterval={self.sign_every_s}", f"ServerAliveCountMax={UNANSWERED}")
+        ours = (*STRICT, *alive) if PurePath(self.agent[0]).name == "ssh" else ()  # others have other options
+        return tuple(word for option in (*self.options, *ours) for word in ("-o", option))
+
+    def ask(self, host: str, words: Sequence[str], folder: str, *, mark: str, timeout_s: float) -> str:
+        """The last line that a program there, started in `folder`, prints behind the mark; HostError if there is none.
+
+        Where ssh itself has failed, the details of the error are all that it wrote.
+        """
+        command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
+        try:
+            answer = ask([*self.agent, *self.arguments, host, command], timeout_s=timeout_s)
+        except ProcessError as error:
+            raise HostError(f"host {host}: {error}") from error
+        lines = [line.removeprefix(mark) for line in answer.out.splitlines() if line.startswith(mark)]
+        if answer.status or not lines:
+            details = answer.err.strip().splitlines() if answer.status == SSH_FAILED else []
+            why = why_not(answer, host=host, python=words[0], folder=folder)
+            raise HostError(f"host {host}: {why}", details[-MAX_DETAILS:])
+        return lines[-1]
+
+    def reaches(self, host: str) -> bool:
+        """Whether a host answers at all."""
+        try:
+            answer = ask([*self.agent, *self.arguments, host, "true"], timeout_s=REACH_TIMEOUT_S)
+        except ProcessError:
+            return False
+        return answer.status == 0
+
+
+SSH = Ssh()
+
+
+def agent_of(environment: Mapping[str, str], options: Sequence[str]) -> tuple[str, ...]:
+    """The program by which hosts are reached, and its arguments: the one that the user gives Open MPI, or ssh.
+
+    In a Slurm allocation it is srun, since ssh may be forbidden there, unless the user has `options` for ssh.
+    """
+    given = next((environment[name] for name in AGENTS if environment.get(name)), None)
+    if given is None:
+        return srun.AGENT if srun.inside(environment) and not options else SSH.agent
+    programs = [tuple(words.split()) for words in given.split(":") if words.strip()] or [SSH.agent]
+    return next((program for program in programs if find(program[0])), programs[0])
+
+
+def why_not(answer: Answer, *, host: str, python: str, folder: str) -> str:
+    """Why there was no answer, in one line, by what ssh or the program there wrote to standard error."""
+    last = (answer.err.strip() or f"ended with status {answer.status} without a word").splitlines()[-1]
+    for sign, meaning in TROUBLES.items():
+        if sign in answer.err:
+            return meaning.format(host=host, python=python, folder=folder, last=last.removeprefix("hvdlaunch: "))
+    return f"when it was asked, it said: {last}"

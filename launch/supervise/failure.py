@@ -1,0 +1,171 @@
+"""Why a run failed: which rank was first, where it was, and its last words.
+
+A rank of hvdtrain leaves two files in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`,
+one line with its place: "step 17 working", "step 17 reading" while it reads its data or, inside a collective, "step 17
+waiting". Clocks are not compared. Where there is no such file the last words are the end of the rank's log.
+"""
+
+import itertools
+import re
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launch.errors import harmless
+from launch.placement.slots import RankSlot
+from launch.probe.hosts import silent_host
+from launch.probe.ssh import SSH, Ssh
+from launch.supervise.mpirun_output import Story
+from launch.supervise.rank_logs import Logs
+from launch.supervise.report import Report
+
+TAIL_LINES, LINE_CHARS = 12, 500
+MAX_NAMED = 4
+# Errors that only tell that another rank is gone.
+SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR|[Bb]roken pipe|Connection reset")
+# Signals by which a launcher or an MPI ends the others.
+CONSEQUENT = (signal.SIGABRT, signal.SIGTERM)
+AT = re.compile(r"(?:step (?P<step>\d+)|start) (?P<doing>[a-z]+)\s*")
+WATCHDOG = re.compile(r"^Timeout \((?P<after>[\d:]+(\.\d*[1-9])?)0*\)!", re.MULTILINE)  # faulthandler's
+STACK = "(most recent call first):"  # faulthandler's, too
+LAST_WORDS, STOOD = "; its last words:", "; it stood here:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What a rank has left in the run folder."""
+
+    at: str | None  # "at step 17"; None where not known
+    waited: bool  # for other ranks, inside a collective
+    read: bool  # its data
+    words: str  # what that file holds; may be empty
+    file: Path  # its error file, else its log
+
+
+def explain(
+    status: int,
+    story: Story,
+    slots: Sequence[RankSlot],
+    report: Report,
+    reach: Ssh = SSH,
+    *,
+    logs: Logs | None = None,
+) -> str | None:
+    """Why the run failed, in one line and a rank's last words; None where the program has explained it itself."""
+    if report.explanation is not None:
+        return None
+    lost, hosts = story.lost or story.gone, {slot.host for slot in slots}
+    if lost not in hosts and story.rank is None:  # ssh names the HostName of ~/.ssh/config, not the host of -H
+        lost = silent_host([slot.host for slot in slots], reach) or lost
+    if lost in hosts:
+        ranks = [str(slot.rank) for slot in slots if slot.host == lost]
+        return f"host {lost} no longer answers; it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+    traces = {} if report.run_folder is None else read_traces(Path(report.run_folder) / "ranks", len(slots))
+    rank = first_failed(story, traces)
+    if rank is None or rank >= len(slots):
+        return f"the launcher ended with status {status}"
+    if (trace := traces.get(rank)) is not None and (fired := WATCHDOG.search(trace.words)) is not None:
+        return _hung(rank, fired["after"], slots, traces)
+    if logs is not None and (trace is None or not trace.words) and (end := logs.end(slots[rank])):
+        nowhere = Trace(at=None, waited=False, read=False, words="", file=logs.file(rank))
+        trace = replace(trace or nowhere, words=end, file=logs.file(rank))
+    how = (story.how if rank == story.rank else None) or f"ended the run with status {status}"
+    if rank == story.rank and story.signal == signal.SIGKILL:
+        how += ", perhaps out of memory" + ("," if trace and trace.at else "")
+    return _with_tail(f"{_named(rank, slots)} {how}", trace)
+
+
+def in_one_line(explanation: str) -> str:
+    """The first line of an explanation, with the rank's last word, which names the error; the last line is its file."""
+    line, *words = explanation.splitlines() or [""]
+    if line.endswith(LAST_WORDS):
+        return f"{line.removesuffix(LAST_WORDS)}: {words[-2].strip()}"
+    return line.removesuffix(STOOD)
+
+
+def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
+    """What the ranks have left in the folder, by rank; ranks that have left nothing are missing."""
+    found = {}
+    for rank in range(ranks):
+        file = folder / f"rank-{rank}.err"
+        words, at = _text(file).strip(), AT.match(_text(file.with_suffix(".at")))
+        if words or at:
+            doing, place = (None, None) if at is None else (at["doing"], _place(at))
+            found[rank] = Trace(at=place, waited=doing == "waiting", read=doing == "reading", words=words, file=file)
+    return found
+
+
+def first_failed(story: Story, traces: Mapping[int, Trace]) -> int | None:
+    """The rank that failed by itself; of several the one that mpirun names, else the lowest.
+
+    A rank that works has a shorter watchdog than one that waits: if that one fired first, the other was stopped.
+    """
+    if story.signal is not None and story.signal not in CONSEQUENT:
+        return story.rank
+    fired = [rank for rank, trace in traces.items() if WATCHDOG.search(trace.words)]
+    with_words = [rank for rank, trace in traces.items() if trace.words]
+    primary = [rank for rank in with_words if rank not in fired and not SECONDARY.search(traces[rank].words)]
+    busy = [rank for rank in fired if not traces[rank].waited]
+    known = [] if story.rank is None else [story.rank]
+    first = [rank for rank in fired if rank in known]
+    for ranks in (primary, first, busy, fired, known, with_words):
+        if ranks:
+            return story.rank if story.rank in ranks else min(ranks)
+    return None
+
+
+def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int, Trace]) -> str:
+    """Why this rank's watchdog has fired: it hangs itself, or the ranks that it waited for did not come."""
+    trace = traces[rank]
+    at = f" {trace.at}" if trace.at else ""
+    if not trace.waited:
+        return _with_tail(f"{_named(rank, slots)} hung", trace, f": no progress for {after}")
+    unknown = [other for other in range(len(slots)) if other not in traces or traces[other].at is None]
+    if late := [other for other, left in traces.items() if left.at and not left.waited] or unknown:
+        many = "they hang, were stopped, or their hosts are silent"
+        why = "it hangs, was stopped, or its host is silent" if len(late) == 1 else many
+        reading = "while reading: " if all(other in traces and traces[other].read for other in late) else ""
+        return f"{_all_named(late, slots)} did not arrive{at} ({reading}{why})"
+    why = f": no progress for {after}; their collectives differ, or one was stopped in there"
+    return _with_tail(f"all ranks wait for each other, {_named(rank, slots)}", trace, why)
+
+
+def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:
+    """The line with the place and the end of the rank's words, or where its main thread stood."""
+    if trace is None:
+        return line + more
+    line = f"{line} {trace.at}{more}" if trace.at else line + more
+    if not trace.words:
+        return line
+    lines = trace.words.splitlines()
+    stacks = [number for number, text in enumerate(lines) if text.endswith(STACK)]
+    if stacks:  # the main thread's is the last; a crash marks its own
+        first = next((number for number in stacks if lines[number].startswith("Current thread")), stacks[-1])
+        tail = list(itertools.takewhile(str.strip, lines[first + 1 :]))[:TAIL_LINES]
+    else:
+        tail = lines[-TAIL_LINES:]
+    shown = (f"    {harmless(text.expandtabs()[:LINE_CHARS])}" for text in tail)
+    return "\n".join([line + (STOOD if stacks else LAST_WORDS), *shown, f"    {trace.file}"])
+
+
+def _place(at: re.Match[str]) -> str:
+    doing = "" if at["doing"] in ("working", "waiting", "left") else f" while {at['doing']}"
+    return ("at the start" if at["step"] is None else f"at step {at['step']}") + doing
+
+
+def _named(rank: int, slots: Sequence[RankSlot]) -> str:
+    return f"rank {rank} on {slots[rank].host}"
+
+
+def _all_named(ranks: Collection[int], slots: Sequence[RankSlot]) -> str:
+    names = [_named(rank, slots) for rank in ranks]
+    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return ", ".join(names[:MAX_NAMED] + more)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,223 @@
+"""The hosts of a run that is started again: listed, cleaned and asked again for every restart."""
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from launch.errors import HostError, LaunchError, PlacementError, harmless, in_one_line
+from launch.hosts.host import Host
+from launch.machine.condition import looking
+from launch.machine.topology import Topology, is_busy, named
+from launch.placement.findings import common_findings
+from launch.placement.slots import with_slots
+from launch.probe.host_facts import HostFacts
+from launch.probe.hosts import ask_hosts
+from launch.start.command import hosts_of
+from launch.start.decide import measured_topologies, own_hosts
+from launch.start.environment import exported
+from launch.start.prepare import prepare
+from launch.start.render import PreparedRun
+from launch.start.request import RunRequest, listed
+from launch.supervise.leftovers import end_on
+
+WAIT_S = 600.0  # for hosts, where too few are left: one that restarts takes some minutes
+MAX_PAUSE_S = 30.0
+SETTLE_S = 2.0  # until a driver no longer counts the GPU of a process that has ended as busy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """A host that could not be used when it was last asked."""
+
+    times: int  # in a row
+    until_s: float  # on time.monotonic(): it is not asked before, unless hosts are short
+
+
+class Fleet:
+    """The hosts of a run; `read_request` lists them as they are then."""
+
+    def __init__(self, read_request: Callable[[], RunRequest], request: RunRequest, prepared: PreparedRun) -> None:
+        self._read_request, self._request = read_request, request
+        self._np = len(prepared.plan.slots)
+        self._on_gpus = prepared.plan.slots[0].gpu is not None
+        self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
+        self._job = prepared.environment["HVDLAUNCH_JOB"]
+        # Others are looked at before they get ranks.
+        self._known = {host.name for host in hosts_of(prepared.plan.slots)}
+        self._backoffs: dict[str, Backoff] = {}
+        self._last_line: str | None = None
+        self._unmeasured: set[str] = set()  # left out, as the user knows
+
+    def clean(self, prepared: PreparedRun) -> None:
+        """End what an attempt has left behind."""
+        self._end_leftovers([host.name for host in hosts_of(prepared.plan.slots)])
+
+    def next_run(self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int]) -> PreparedRun | None:
+        """The next attempt, once enough hosts can be used; None, with a line, if for too long they cannot.
+
+        It has `min_np` ranks at least, and none of the numbers of ranks that the program has `refused`.
+        """
+        end = time.monotonic() + WAIT_S
+        for times in itertools.count(1):
+            try:
+                return self._prepare(environment, min_np=min_np, refused=refused, all_hosts=times > 1)
+            except LaunchError as error:
+                why = in_one_line(error)
+            if time.monotonic() + pause_s(times) > end:
+                break
+            self._say_once(f"{why}; waiting up to {WAIT_S:g} s")
+            time.sleep(pause_s(times))
+        say(f"{why}; after {WAIT_S:g} s it ends here")
+        return None
+
+    def _prepare(
+        self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int], all_hosts: bool
+    ) -> PreparedRun:
+        request = self._request = self._new_request()
+        known = listed(request, environment)
+        names = [host.name for host in known] if known else ["localhost"]
+        given = exported(environment, request.exports)
+        facts = self._ask([name for name in names if all_hosts or self._is_due(name)], given)
+        if self._on_gpus and any(is_busy(gpu) for answer in facts.values() for gpu in answer.topology.gpus):
+            time.sleep(SETTLE_S)
+            facts = self._ask(list(facts), given)
+        facts = {name: replace(answer, topology=named(answer.topology, request.gpus)) for name, answer in facts.items()}
+        topologies, unmeasured = measured_topologies(request, facts)
+        for name in unmeasured:
+            del topologies[name]
+            if name not in self._unmeasured:
+                say(f"{in_one_line(unmeasured[name])}; it is left out")
+        self._unmeasured = set(unmeasured)
+        gpus: Literal["all", "none"] = "all" if self._on_gpus else "none"
+        group = request.ranks_per_replica or 1
+        left = [host for host in known or own_hosts(request, names) if host.name in topologies]
+        hosts = usable_hosts(
+            with_slots(left, topologies, np=self._np, gpus=gpus),
+            topologies,
+            on_gpus=self._on_gpus,
+            ranks_per_replica=group,
+        )
+        room = sum(host.slots for host in hosts)
+        np = ranks_that_fit(room, np=self._np, min_np=min_np, refused=refused, ranks_per_replica=group)
+        if np is None:
+            but = ", and the program does not take so few ranks" if room >= min_np else ""
+            raise PlacementError(f"{room} slots are left, --min-np is {min_np}{but}")
+        return prepare(
+            replace(request, np=np, hosts=hosts, per_host=None, gpus=gpus),
+            environment,
+            Path.cwd(),
+            {name: replace(facts[name], topology=own, condition=None) for name, own in topologies.items()},
+        )
+
+    def _is_due(self, name: str) -> bool:
+        return name not in self._backoffs or self._backoffs[name].until_s <= time.monotonic()
+
+    def _ask(self, names: Sequence[str], given: Collection[str]) -> dict[str, HostFacts]:
+        """The facts of those of these hosts that can be used, once nothing of the job is left on them.
+
+        A host that is new is left out where a run with it would fail; `given` are the variables that ranks get.
+        """
+        ended = self._end_leftovers(names)
+        found: dict[str, HostFacts | LaunchError] = {
+            name: why for name, why in ended.items() if isinstance(why, LaunchError)
+        }
+        reached = [name for name in names if name not in found]
+        are_new = self._request.check and not self._known.issuperset(reached)
+        with looking(Path.cwd()) if are_new else contextlib.nullcontext() as look:
+            found |= ask_hosts(
+                reached,
+                reach=self._request.reach,
+                mpirun=self._mpi,
+                python=self._python,
+                folder=str(Path.cwd()),
+                gpus=self._on_gpus,
+                driver_timeout_s=self._request.driver_timeout_s,
+                look=look,
+            )
+        answers = {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
+        found |= unfit(answers, self._known, given=given, software=self._request.apptainer is None)
+        for name, answer in found.items():
+            if isinstance(answer, HostFacts):
+                self._backoffs.pop(name, None)
+                continue
+            before = self._backoffs.get(name)
+            if before is None:
+                say(f"{in_one_line(answer)}; it is left out")
+            times = 1 if before is None else before.times + 1
+            self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
+        usable = {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
+        self._known |= usable.keys()
+        return usable
+
+    def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:
+        ended = end_on(names, self._job, reach=self._request.reach, python=self._python, folder=str(Path.cwd()))
+        counts = {name: count for name, count in ended.items() if isinstance(count, int) and count}
+        if counts:
+            say(f"{sum(counts.values())} of its processes still ran on {', '.join(counts)}: killed")
+        return ended
+
+    def _new_request(self) -> RunRequest:
+        try:
+            return self._read_request()
+        except LaunchError as error:
+            self._say_once(f"{in_one_line(error)}; the hosts stay as they were")
+            return self._request
+
+    def _say_once(self, line: str) -> None:
+        if line != self._last_line:
+            say(line)
+        self._last_line = line
+
+
+def ranks_that_fit(
+    room: int, *, np: int, min_np: int, refused: Collection[int], ranks_per_replica: int = 1
+) -> int | None:
+    """The most ranks of whole replicas, from `min_np` to `np`, for which there is room, without refused numbers."""
+    fitting = range(min(np, room), min_np - 1, -ranks_per_replica)
+    return next((ranks for ranks in fitting if ranks not in refused), None)
+
+
+def unfit(
+    answers: Mapping[str, HostFacts], known: Collection[str], *, given: Collection[str], software: bool
+) -> dict[str, HostError]:
+    """Why each of the hosts that are not `known` cannot join these; hosts that can, or were not looked at, are missing.
+
+    `given` and `software` as for launch.placement.findings.common_findings.
+    """
+    before = {name: answer for name, answer in answers.items() if name in known}
+    found = {}
+    for name in answers.keys() - before.keys():
+        both = {**before, name: answers[name]}
+        findings = common_findings(both, shared=None, ranks={}, given=given, software=software)
+        why = [f"{one.says}: {one.remedy}" for one in findings if one.severity == "error" and name in one.hosts]
+        if why:
+            found[name] = HostError(f"host {name}: {'; '.join(why)}")
+    return found
+
+
+def usable_hosts(
+    hosts: Sequence[Host], topologies: Mapping[str, Topology], *, on_gpus: bool, ranks_per_replica: int = 1
+) -> tuple[Host, ...]:
+    """The hosts that have a topology, with slots for whole replicas; if ranks run on GPUs, for free GPUs alone."""
+    kept = []
+    for host in hosts:
+        if (topology := topologies.get(host.name)) is not None:
+            free = sum(gpu.unusable is None for gpu in topology.gpus)
+            slots = min(host.slots, free) if on_gpus else host.slots
+            kept.append(replace(host, slots=slots // ranks_per_replica * ranks_per_replica))
+    return tuple(host for host in kept if host.slots)
+
+
+def pause_s(times: int) -> float:
+    """How long to wait after so many failures in a row: 1, 2, 4... at most 30 s."""
+    return min(2.0 ** min(times - 1, 10), MAX_PAUSE_S)
+
+
+def say(line: str) -> None:
+    """Print one line for the user while a run is supervised."""
+    print(f"hvdlaunch: {harmless(line)}", file=sys.stderr, flush=True)

@@ -1,0 +1,85 @@
+"""End what a failed run has left behind on its hosts.
+
+python -m launch.supervise.leftovers JOB       ends it on this host, and prints the number of processes
+"""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.errors import HostError, LaunchError
+from launch.hosts.host import shown
+from launch.probe.hosts import at_once, is_local
+from launch.probe.ssh import Ssh
+from launch.process import processes, stat
+
+ANSWER_S = 10.0
+GONE_S = 3.0  # SIGKILL is as fast as the driver that a process waits for
+MARK = "hvdlaunch-ended "
+
+
+def end_on(hosts: Sequence[str], job: str, *, reach: Ssh, python: str, folder: str) -> dict[str, int | LaunchError]:
+    """End the processes of a job on all hosts at once; how many each host had, or why that is not known."""
+    words = [python, "-P", "-m", "launch.supervise.leftovers", job]
+
+    def end_there(host: str) -> int | LaunchError:
+        if is_local(host):
+            return end_here(job)
+        try:
+            answer = reach.ask(host, words, folder, mark=MARK, timeout_s=ANSWER_S)
+        except LaunchError as error:
+            return error
+        if not re.fullmatch("[0-9]{1,9}", answer):
+            number = f"{shown(answer)} is no number of processes that were ended"
+            return HostError(f"host {host}: {number}: install the project there as here")
+        return int(answer)
+
+    return at_once(end_there, hosts)
+
+
+def end_here(job: str) -> int:
+    """Kill the ranks of a job, and what they have started, on this host; the number of processes."""
+    mine = _ancestors(os.getpid())
+    found = [pid for pid in processes() if pid not in mine and _belongs_to(pid, job)]
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + GONE_S
+    while any(_is_alive(pid) for pid in found) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return len(found)
+
+
+def _belongs_to(pid: int, job: str) -> bool:
+    """Whether this user's hvdlaunch has started it: HVDLAUNCH_JOB alone may also be set in the user's shell."""
+    try:
+        if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
+            return False
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return False
+    has_plan = any(variable.startswith(b"HVDLAUNCH_PLAN=") for variable in variables)
+    return has_plan and f"HVDLAUNCH_JOB={job}".encode() in variables
+
+
+def _ancestors(pid: int) -> set[int]:
+    found = set()
+    while pid:
+        found.add(pid)
+        one = stat(pid)
+        pid = 0 if one is None else one.parent
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    found = stat(pid)
+    return found is not None and found.state != "Z"
+
+
+if __name__ == "__main__":
+    print(f"{MARK}{end_here(sys.argv[1])}", flush=True)

@@ -1,0 +1,173 @@
+"""A run with NCCL's log of every rank, and whether NCCL does what the hosts allow."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launch.errors import ProcessError
+from launch.machine.show.table import link_word
+from launch.machine.topology import Topology, has_switch, position
+from launch.placement.findings import Finding
+from launch.placement.rings import disjoint_rings
+from launch.placement.slots import RankSlot
+from launch.start.prepare import job_of
+from launch.start.render import PreparedRun
+from launch.supervise import rank_logs
+from launch.supervise.nccl_log import NcclLog, new_folder, read_folder
+from launch.supervise.run import RunResult, run
+from launch.supervise.stops import GRACE_S
+
+FILES = "nccl.%h.%p.log"  # NCCL puts the host and the process there
+SUBSYSTEMS = "INIT,GRAPH,ENV"  # GRAPH tells each rank's place in every ring
+# NCCL's default on every CPU; over the CPU itself it may go through memory (ncclTopoCheckP2p in src/graph/paths.cc).
+DIRECT = ("NV", "PIX", "PXB")
+MAX_NAMED = 16  # ranks of a ring
+
+
+def with_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment of a run whose ranks write NCCL's log into logs/JOB of this folder."""
+    job = job_of(environment)
+    return {
+        **environment,
+        "HVDLAUNCH_JOB": job,
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": environment.get("NCCL_DEBUG_SUBSYS", SUBSYSTEMS),
+        "NCCL_DEBUG_FILE": str(folder / rank_logs.FOLDER / job / FILES),
+    }
+
+
+def run_logged(
+    prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = None
+) -> tuple[RunResult, NcclLog | None]:
+    """`run` with what NCCL has logged, None where it has not; `prepared` with the environment of `with_log`."""
+    folder = log_folder(prepared)
+    try:
+        new_folder(folder)
+    except OSError as error:
+        raise ProcessError(f"{folder} cannot be made: {error.strerror}") from error
+    return run(prepared, grace_s=grace_s, out=out), read_folder(folder, max_ranks=len(prepared.plan.slots))
+
+
+def lines_of(log: NcclLog | None, prepared: PreparedRun) -> list[str]:
+    """What NCCL did, and what of it is unexpected."""
+    folder, plan = log_folder(prepared), prepared.plan
+    if log is None:
+        return [f"NCCL has left no log in {folder}: it was not used, or the hosts do not share that folder"]
+    wrong = surprises(log, plan.slots, plan.topologies)
+    said = f"{summary(log, plan.slots)}{'' if wrong else ', as expected'}; its logs are in {folder}"
+    return [said, *map(str, wrong)]
+
+
+def log_folder(prepared: PreparedRun) -> Path:
+    """Where the ranks of such a run write."""
+    return Path(prepared.environment["NCCL_DEBUG_FILE"]).parent
+
+
+def summary(log: NcclLog, slots: Sequence[RankSlot]) -> str:
+    """What NCCL does, in one line."""
+    known = {pair: way for pair, way in log.ways.items() if max(pair) < len(slots)}
+    inside = {way for (a, b), way in known.items() if slots[a].host == slots[b].host}
+    across = {way for (a, b), way in known.items() if slots[a].host != slots[b].host}
+    parts = [f"NCCL {log.version or 'of unknown version'}: {log.channels} channels"]
+    parts += [f"{' and '.join(sorted(inside))} on a host"] if inside else []
+    parts += [f"{' and '.join(sorted(across))} between hosts"] if across else []
+    return ", ".join([*parts, *([f"ring {_ring(log.rings[0])}"] if log.rings else [])])
+
+
+def surprises(log: NcclLog, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> list[Finding]:
+    """Ways, rings and channels that are not what the hosts allow, and NCCL's own warnings."""
+    first = slots[0].host
+    found = [_finding(first, f"NCCL warned: {line}", "see its log") for line in log.warnings]
+    if log.missing:
+        who = ", ".join(map(str, log.missing[:4])) + (" and more" if len(log.missing) > 4 else "")
+        found.append(
+            _finding(
+                slots[log.missing[0]].host if log.missing[0] < len(slots) else first,
+                f"there is no log of NCCL from rank {who}",
+                "start in a folder that all hosts share",
+            )
+        )
+    ways = (_wrong_way(pair, way, slots, topologies) for pair, way in log.ways.items() if max(pair) < len(slots))
+    found += dict.fromkeys(wrong for wrong in ways if wrong is not None)
+    for host in dict.fromkeys(slot.host for slot in slots):
+        own = {slot.rank: slot.gpu for slot in slots if slot.host == host and slot.gpu is not None}
+        if len(own) > 1:
+            found += _rings_and_channels(log, host, own, topologies[host])
+    return found
+
+
+def _rings_and_channels(log: NcclLog, host: str, own: Mapping[int, int], topology: Topology) -> list[Finding]:
+    """What is wrong with them on a host, whose ranks have these GPUs, in the order of the planned ring."""
+    places = {rank: position(topology, gpu) for rank, gpu in own.items()}
+
+    def off_nvlink(ring: Sequence[int]) -> tuple[int, int] | None:
+        """The first two neighbours on this host that no NVLink joins."""
+        hops = [hop for hop in zip(ring, [*ring[1:], ring[0]], strict=True) if places.keys() >= set(hop)]
+        return next(((a, b) for a, b in hops if not topology.links[places[a]][places[b]].count), None)
+
+    found = []
+    if off_nvlink(list(own)) is None:
+        for ring in log.rings:
+            if (hop := off_nvlink(ring)) is not None:
+                found.append(
+                    _finding(
+                        host,
+                        f"NCCL's ring {_ring(ring)} leaves NVLink between ranks {hop[0]} and {hop[1]}, "
+                        f"the planned one, {_ring(list(own))}, does not",
+                        "see hvdlaunch topo there; NCCL_TOPO_DUMP_FILE=topo.xml tells what NCCL sees of it",
+                    )
+                )
+                break
+    links = tuple(tuple(topology.links[a][b].count for b in places.values()) for a in places.values())
+    rings = 0 if has_switch(topology) else disjoint_rings(links)
+    if 0 < log.channels < rings:
+        found.append(
+            _finding(
+                host,
+                f"NCCL has {log.channels} channels where {rings} rings share no NVLink",
+                "see NCCL_MAX_NCHANNELS and NCCL_MAX_CTAS",
+            )
+        )
+    return found
+
+
+def _wrong_way(
+    pair: tuple[int, int], way: str, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]
+) -> Finding | None:
+    """What is wrong with the way between two ranks."""
+    one, other = slots[min(pair)], slots[max(pair)]
+    topology = topologies[one.host]
+    if one.host != other.host:
+        adapters = [f"{nic.name}:{port.number}" for nic in topology.nics for port in nic.ports if port.active]
+        usable = [name for name in adapters if name not in one.unfit_ports]
+        if way != "NET/Socket" or not usable:
+            return None
+        return _finding(
+            one.host,
+            f"it talks to {other.host} over TCP though {usable[0]} is up",
+            "see ibv_devinfo and ulimit -l there, NCCL_IB_DISABLE and, in a container, its devices",
+        )
+    if one.gpu is None or other.gpu is None:
+        return None
+    link = topology.links[position(topology, one.gpu)][position(topology, other.gpu)]
+    if link.p2p and link.kind in DIRECT and not way.startswith("P2P"):
+        return _finding(
+            one.host,
+            f"GPUs {min(one.gpu, other.gpu)} and {max(one.gpu, other.gpu)} ({link_word(link)}) talk over {way}, "
+            "not P2P",
+            "see NCCL_P2P_DISABLE, IOMMU and ACS, and in a container --ipc=host",
+        )
+    if way == "NET/Socket":
+        return _finding(
+            one.host,
+            "its own GPUs talk over TCP",
+            "see NCCL_SHM_DISABLE and the size of /dev/shm",
+        )
+    return None
+
+
+def _finding(host: str, says: str, remedy: str) -> Finding:
+    return Finding(severity="warning", hosts=(host,), about="NCCL", says=says, remedy=remedy)
+
+
+def _ring(ranks: Sequence[int]) -> str:
+    return "-".join([*map(str, ranks[:MAX_NAMED]), *(["..."] if len(ranks) > MAX_NAMED else [])])

@@ -1,0 +1,68 @@
+"""The last words of a rank, whatever its program: the end of its log, from the host that has it.
+
+python -m launch.supervise.rank_logs FILE       prints that of this host, as one line of JSON
+"""
+
+import contextlib
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.errors import LaunchError
+from launch.placement.slots import RankSlot
+from launch.probe.hosts import is_local
+from launch.probe.ssh import SSH, Ssh
+
+FOLDER = "logs"  # in which launch.rank.forwarder keeps them
+END_BYTES = 16_384
+ANSWER_S = 5.0
+MARK = "hvdlaunch-words "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """The logs of a run, each on the host of its rank."""
+
+    folder: Path  # the same on every host, or all hosts share it
+    python: str  # the interpreter of the project there
+    reach: Ssh = SSH
+
+    def file(self, rank: int) -> Path:
+        """The log of a rank."""
+        return self.folder / f"rank-{rank}.log"
+
+    def end(self, slot: RankSlot) -> str:
+        """What a rank has written last; nothing where its host does not tell."""
+        file = self.file(slot.rank)
+        if is_local(slot.host):
+            return end_of(file)
+        words = [self.python, "-P", "-m", "launch.supervise.rank_logs", str(file)]
+        try:
+            answer = self.reach.ask(slot.host, words, str(Path.cwd()), mark=MARK, timeout_s=ANSWER_S)
+            return str(json.loads(answer))[-END_BYTES:]
+        except (LaunchError, ValueError, RecursionError):
+            return ""
+
+
+def end_of(file: Path) -> str:
+    """The end of a log, as it looks on a terminal; nothing where it cannot be read, or is a link or no plain file."""
+
+    def without_links(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    with contextlib.suppress(OSError), open(file, "rb", opener=without_links) as log:
+        facts = os.fstat(log.fileno())
+        if stat.S_ISREG(facts.st_mode):
+            log.seek(max(0, facts.st_size - END_BYTES))
+            text = log.read(END_BYTES).decode(errors="replace")
+            # Of a line that was drawn anew, as a bar, only the last state was to be seen.
+            lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+            return "\n".join(lines).strip("\n")
+    return ""
+
+
+if __name__ == "__main__":
+    print(f"{MARK}{json.dumps(end_of(Path(sys.argv[1])))}", flush=True)

@@ -1,0 +1,256 @@
+"""Each fault that a run on several hosts looks for, planted on one of three hosts with nothing else wrong."""
+
+from dataclasses import replace
+
+import pytest
+
+from launch.errors import HostError
+from launch.machine.condition import Setting
+from launch.machine.topology import Interface
+from launch.placement import findings
+from launch.placement.findings import common_findings, errors_first, folder_findings, from_error, odd_ones
+from launch.placement.network import SharedNetwork
+from launch.probe.host_facts import HostFacts
+from tests.unit.machines import SOFTWARE, condition, machine, with_ports
+
+HOSTS = ("h1", "h2", "h3")
+
+
+def three(**odd):
+    """Facts of three hosts; the condition of those that are named is another one."""
+    return {
+        host: HostFacts(host=host, hostname=host, topology=machine(), condition=odd.get(host, condition()))
+        for host in HOSTS
+    }
+
+
+def network(**odd):
+    plain = {
+        host: Interface(name=f"eth{host[1]}", cidr=f"10.0.0.{host[1]}/24", mtu=1500, speed_mbps=25_000)
+        for host in HOSTS
+    }
+    return SharedNetwork(
+        name="10.0.0.0/24", interfaces={host: replace(own, **odd.get(host, {})) for host, own in plain.items()}
+    )
+
+
+def found(facts, *, shared=None, ranks=None, given=(), software=True):
+    shared = shared or network()
+    return list(map(str, common_findings(facts, shared=shared, ranks=ranks or {}, given=given, software=software)))
+
+
+def with_software(**changes):
+    return condition(software=replace(SOFTWARE, **changes))
+
+
+def with_folder(place, **changes):
+    folders = list(condition().folders)
+    folders[place] = replace(folders[place], **changes)
+    return condition(folders=tuple(folders))
+
+
+def test_of_hosts_with_nothing_wrong_nothing_is_said():
+    assert found(three()) == []
+    unasked = {host: replace(own, condition=None) for host, own in three().items()}
+    assert found(unasked) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "here", "usual"),
+    [
+        ("Python", {"python": "3.12.1"}, "3.12.1", "3.11.2"),
+        ("torch", {"torch": "2.10.0"}, "2.10.0", "2.11.0"),
+        ("torch", {"torch": None}, "none", "2.11.0"),
+        ("Horovod", {"horovod": "0.27.0"}, "0.27.0", "0.28.1"),
+        ("torchvision", {"torchvision": "0.25.0"}, "0.25.0", "0.26.0"),
+        ("mpi4py", {"mpi4py": "4.0.0"}, "4.0.0", "4.1.2"),
+        ("numpy", {"numpy": None}, "none", "2.4.6"),
+        ("tokenizers", {"tokenizers": "0.22.0"}, "0.22.0", "0.23.3"),
+        ("NCCL", {"nccl": "2.19.3"}, "2.19.3", "2.28.9"),
+        ("CUDA", {"cuda": "12.8"}, "12.8", "13.0"),
+        ("driver", {"driver": "535.104.05"}, "535.104.05", "570.86.15"),
+    ],
+)
+def test_a_version_that_is_not_that_of_most_hosts_is_an_error_with_host_and_field(name, changes, here, usual):
+    (line,) = found(three(h2=with_software(**changes)))
+    assert line.startswith(f"error: h2: {name} {here}, on h1, h3 {usual}: ")
+    assert line.endswith(findings.REMEDIES[name].format(usual=usual))
+    assert found(three(h2=with_software(**changes)), software=False) == []
+
+
+def test_ranks_on_cpus_need_no_driver():
+    facts = three(h2=with_software(driver=None))
+    facts["h2"] = replace(facts["h2"], topology=machine(0))
+    assert found(facts) == []
+
+
+def test_other_code_is_an_error_and_another_commit_of_the_same_code_a_warning():
+    usual = "0.1.0 commit 012345678 code c0de"
+    mend = "`git checkout 0123456789ab` there, without changes of its own"
+    assert found(three(h3=with_software(commit="f" * 40, code="0ther"))) == [
+        f"error: h3: project 0.1.0 commit fffffffff code 0ther, on h1, h2 {usual}: {mend}"
+    ]
+    assert found(three(h3=with_software(code="0ther"))) == [
+        f"error: h3: project 0.1.0 commit 012345678 code 0ther, on h1, h2 {usual}: {mend}"
+    ]
+    assert found(three(h3=with_software(commit="f" * 40))) == [
+        f"warning: h3: project 0.1.0 commit fffffffff code c0de, on h1, h2 {usual}: {mend}"
+    ]
+    assert found(three(h3=with_software(commit=None))) == []  # it has no git
+    (line,) = found(three(h3=with_software(commit=None, code="0ther")))
+    assert line.startswith(f"error: h3: project 0.1.0 code 0ther, on h1, h2 {usual}: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"mtu": 9000},
+            "warning: h2: the MTU of eth2 is 9000, on h1, h3 1500, and large packets may be lost: `ip link set",
+        ),
+        ({"speed_mbps": 1000}, "warning: h2: eth2 runs at 1000 Mb/s, on h1, h3 25000 Mb/s: `ethtool eth2` there"),
+    ],
+)
+def test_another_mtu_or_speed_on_the_shared_network(changes, says):
+    (line,) = found(three(), shared=network(h2=changes))
+    assert line.startswith(says)
+    unknown = dict.fromkeys(changes)
+    assert found(three(), shared=network(h2=unknown)) == []
+
+
+def test_locked_memory_counts_where_there_is_infiniband():
+    few = three(h1=condition(locked_memory_mib=8))
+    assert found(few) == []
+    up = with_ports(machine(), mlx5_0="InfiniBand")
+    few["h1"] = replace(few["h1"], topology=up)
+    (line,) = found(few)
+    assert line.startswith(
+        "error: h1: a process may lock 8 MiB, too little for NCCL over InfiniBand: `* - memlock unlimited`"
+    )
+    assert found(few, given=["NCCL_IB_DISABLE"]) == []
+    few["h1"] = replace(few["h1"], topology=with_ports(machine(), mlx5_0="down"))
+    assert found(few) == []
+    assert found({**few, "h1": replace(few["h1"], topology=up, condition=condition(locked_memory_mib=64 << 10))}) == []
+
+
+@pytest.mark.parametrize(
+    ("free", "ranks", "says"),
+    [
+        (64, 1, None),
+        (64, 2, "warning: h1: /dev/shm has 64 MiB free, its ranks need 128: --ipc=host or --shm-size=8g"),
+        (0, 1, "error: h1: /dev/shm has 0 MiB free, its ranks need 64: "),
+        (None, 1, "error: h1: there is no /dev/shm: "),
+    ],
+)
+def test_room_in_dev_shm_is_counted_by_rank(free, ranks, says):
+    lines = found(three(h1=condition(shm_free_mib=free)), ranks={"h1": ranks, "h2": 8, "h3": 8})
+    assert [line[: len(says or "")] for line in lines] == ([says] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        (
+            condition(sees_token=False),
+            "warning: h2: /shared/runs is another folder there than here: mount the same one",
+        ),
+        (with_folder(0, free_mib=1024), "warning: h2: /shared/runs has 1.0 GiB free: remove old runs there"),
+        (with_folder(1, free_mib=10), "warning: h2: /shared/data has 0.0 GiB free: "),
+        (with_folder(1, free_mib=None), None),
+        (condition(sees_token=None), None),
+        (with_folder(0, writable=False), None),  # a run may have its folder elsewhere
+    ],
+)
+def test_disks_of_a_run(odd, says):
+    lines = found(three(h2=odd))
+    assert [line[: len(says or "")] for line in lines] == ([says] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        (
+            with_folder(0, writable=False),
+            "error: h2: /shared/runs cannot be written there: give this user the right to",
+        ),
+        (with_folder(0, there=False), None),  # it is made
+        (with_folder(1, there=False), "warning: h2: /shared/data is missing there: copy it there, or share it"),
+        (with_folder(1, writable=False), None),  # it is read alone
+    ],
+)
+def test_folders_of_a_training(odd, says):
+    lines = list(map(str, folder_findings(three(h2=odd))))
+    assert [line[: len(says or "")] for line in lines] == ([says] if says else [])
+
+
+def test_a_data_folder_that_no_host_has_is_no_fault():
+    assert list(folder_findings(three(**dict.fromkeys(HOSTS, with_folder(1, there=False))))) == []
+
+
+def settings(**values):
+    return condition(
+        settings=tuple(Setting(name=name, value=value, source="/etc/nccl.conf") for name, value in values.items())
+    )
+
+
+def test_settings_that_differ_are_told_unless_the_launcher_gives_them_or_each_host_has_its_own():
+    odd = three(h2=settings(NCCL_IB_DISABLE="1", NCCL_SOCKET_IFNAME="eth0"))
+    (line,) = found(odd)
+    assert line.startswith(
+        "warning: h2: NCCL_IB_DISABLE is '1', on h1, h3 not set: `export NCCL_IB_DISABLE=1` here gives"
+    )
+    assert line.endswith("or take it out of /etc/nccl.conf on h2")
+    assert found(odd, given=["NCCL_IB_DISABLE"]) == []
+    most = three(**{host: settings(HOROVOD_CYCLE_TIME="5") for host in ("h1", "h2")})
+    (line,) = found(most)
+    assert line.startswith("warning: h3: HOROVOD_CYCLE_TIME is not set, on h1, h2 '5': ")
+    assert line.endswith("or take it out of /etc/nccl.conf on h1")
+    assert found(three(**dict.fromkeys(HOSTS, settings(NCCL_DEBUG="INFO")))) == []
+
+
+def test_errors_come_first_and_what_is_alike_on_several_hosts_is_one_line():
+    few = with_folder(0, free_mib=512)
+    lines = found(three(h1=few, h2=few, h3=with_software(torch=None)))
+    assert [line.split(": ")[:2] for line in lines] == [["error", "h3"], ["warning", "h1, h2"]]
+    assert errors_first([]) == ()
+
+
+def test_all_findings_of_all_hosts_are_told_at_once():
+    facts = three(h1=condition(shm_free_mib=1), h2=with_software(torch="1", cuda="12.8"), h3=with_folder(0, free_mib=1))
+    lines = found(facts, shared=network(h3={"mtu": 9000}))
+    assert len(lines) == 5
+    assert {line.split(": ")[1] for line in lines} == set(HOSTS)
+    assert all(len(line.split(": ")) >= 4 for line in lines)  # each with a remedy
+
+
+def test_the_value_of_most_is_the_usual_one_and_of_equals_the_first():
+    assert odd_ones({}) == odd_ones({"a": "1", "b": "1"}) == []
+    (odd,) = odd_ones({"a": "1", "b": "2", "c": "2"})
+    assert odd == (("a",), "1", "2", ("b", "c"))
+    (odd,) = odd_ones({"a": "1", "b": "2"})
+    assert (odd.hosts, odd.usual) == (("b",), "1")
+    assert len(odd_ones({"a": "1", "b": "2", "c": "3"})) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "remedy"),
+    [
+        ("host h1: its host key is unknown: connect by hand", "its host key is unknown", "connect by hand"),
+        ("host h1: when it was asked, it said: a: b", "when it was asked, it said: a: b", "try it there by hand"),
+        ("host h1: ssh gave no answer in 12 s", "ssh gave no answer in 12 s", "try it there by hand"),
+        (
+            "the hosts share no network: h1 has a, h2 has b: name one",
+            "the hosts share no network: h1 has a, h2 has b",
+            "name one",
+        ),
+    ],
+)
+def test_an_error_is_a_finding_with_a_remedy(error, says, remedy):
+    made = from_error(HostError(error), ["h1"], "reached")
+    assert (made.severity, made.hosts, made.about) == ("error", ("h1",), "reached")
+    assert made.says == says
+    assert made.remedy.startswith(remedy)
+
+
+def test_a_long_list_of_hosts_is_cut():
+    assert findings.named([f"h{i}" for i in range(10)]).endswith("h7 and 2 more")

@@ -1,0 +1,205 @@
+"""Each fault of GPUs, links and adapters that `hvdlaunch check` looks for, planted on one of two hosts."""
+
+from dataclasses import replace
+
+import pytest
+
+from launch.machine.topology import Link
+from launch.placement.gpu_findings import gpu_findings, links, training_findings
+from launch.probe.host_facts import HostFacts
+from tests.unit.machines import SOFTWARE, condition, machine, with_ports
+
+EIGHT_LANES = "8 of 16 PCIe lanes"
+
+
+def of(topologies, given=(), **slots):
+    facts = {host: HostFacts(host=host, hostname=host, topology=own) for host, own in topologies.items()}
+    return list(map(str, gpu_findings(facts, slots, given)))
+
+
+def wired(kind, *, gpus=4, count=0, **link):
+    """GPUs that are all connected alike."""
+    plain = machine(gpus)
+    same = Link(kind=kind, count=count, **link)
+    places = range(gpus)
+    rows = tuple(tuple(Link(kind="X") if a == b else same for b in places) for a in places)
+    return replace(plain, links=rows)
+
+
+def with_gpu(index, **changes):
+    whole = machine()
+    return replace(whole, gpus=tuple(replace(gpu, **changes) if gpu.index == index else gpu for gpu in whole.gpus))
+
+
+def test_of_hosts_with_nothing_wrong_nothing_is_said():
+    assert of({"h1": machine(), "h2": machine()}, h1=4, h2=4) == []
+
+
+@pytest.mark.parametrize(
+    ("odd", "slots", "says"),
+    [
+        (machine(0), 4, "error: h2: there is no GPU, but on h1: look at `nvidia-smi` there, or leave the host out"),
+        (machine(2), 4, "error: h2: 2 of 2 GPUs are free for 4 ranks: list it as h2:2, or free the others"),
+        (machine(2), 2, None),
+        (with_gpu(1, drawbacks=(EIGHT_LANES,)), 4, f"warning: h2: GPU 1: {EIGHT_LANES}: look at its slot and riser"),
+        (
+            with_gpu(3, drawbacks=("PCIe generation 1 of 4",)),
+            4,
+            "warning: h2: GPU 3: PCIe generation 1 of 4: look at its",
+        ),
+        (with_gpu(0, drawbacks=("drives a display",)), 4, "warning: h2: GPU 0: drives a display: give the display"),
+        (with_gpu(0, drawbacks=("slowed down by heat",)), 4, "warning: h2: GPU 0: slowed down by heat: look at fans"),
+        (
+            with_gpu(0, drawbacks=("slowed down by its power supply",)),
+            4,
+            "warning: h2: GPU 0: slowed down by its power supply: look at its power cables",
+        ),
+        (
+            with_gpu(0, drawbacks=("slowed down by its hardware",)),
+            4,
+            "warning: h2: GPU 0: slowed down by its hardware: look at `nvidia-smi -q -d PERFORMANCE` there",
+        ),
+        (
+            with_gpu(2, drawbacks=("a row of its memory waits to be remapped",)),
+            4,
+            "warning: h2: GPU 2: a row of its memory waits to be remapped: `nvidia-smi -r -i 2` there as root",
+        ),
+        (
+            with_gpu(1, unusable="unhealthy: 5 uncorrected memory errors since its driver was loaded"),
+            3,
+            "error: h2: GPU 1: unhealthy: 5 uncorrected memory errors since its driver was loaded: `nvidia",
+        ),
+        (with_gpu(1, unusable="busy: pid 7"), 3, "warning: h2: GPU 1: busy: pid 7: wait for it, or end it"),
+        (
+            with_gpu(1, unusable="in MIG mode"),
+            3,
+            "warning: h2: GPU 1: in MIG mode, not used: one process runs on a slice",
+        ),
+        (with_gpu(1, unusable="outside your CUDA_VISIBLE_DEVICES"), 3, None),
+    ],
+)
+def test_gpus_that_are_missing_busy_ill_or_slowed(odd, slots, says):
+    lines = of({"h1": machine(), "h2": odd}, h1=4, h2=slots)
+    assert [line[: len(says or "")] for line in lines] == ([says] if says else [])
+
+
+def test_a_busy_gpu_that_is_needed_is_an_error_too():
+    lines = of({"h2": with_gpu(1, unusable="busy: pid 7")}, h2=4)
+    assert [line.split(": ")[0] for line in lines] == ["error", "warning"]
+    all_busy = machine(unusable=dict.fromkeys(range(4), "busy: pid 7"))
+    assert "0 of 4 GPUs are free for 1 ranks: free some, or leave the host out" in of({"h2": all_busy}, h2=1)[0]
+
+
+def test_without_any_gpu_the_ranks_would_run_on_cpus():
+    lines = of({"h1": machine(0), "h2": machine(0)}, h1=2, h2=2)
+    assert [line.split(": ")[:3] for line in lines] == [
+        ["warning", host, "there is no GPU, ranks would run on CPUs"] for host in ("h1", "h2")
+    ]
+
+
+def named(name, gpus=4):
+    whole = machine(gpus)
+    return replace(whole, gpus=tuple(replace(gpu, name=name) for gpu in whole.gpus))
+
+
+def test_unlike_models_are_told_on_one_host_and_between_hosts():
+    (line,) = of({"h1": named("A100"), "h2": named("A100"), "h3": named("L4")})
+    assert line.startswith("warning: h3: the GPUs are L4, on h1, h2 A100: take GPUs of one model")
+    mixed = named("A100")
+    mixed = replace(mixed, gpus=(*mixed.gpus[:3], replace(mixed.gpus[3], name="L4")))
+    (line,) = of({"h1": mixed})
+    assert line.startswith("warning: h1: unlike GPUs, A100 and L4: ")
+
+
+@pytest.mark.parametrize(
+    ("topology", "words", "says"),
+    [
+        (wired("NV", count=12, gbps=240.0), "NVLink", None),
+        (machine(1), "-", None),
+        (machine(), "PCIe", None),
+        (wired("PIX", gbps=24.0), "PCIe, 24 GB/s", None),
+        (wired("SYS", gbps=10.0), "PCIe, 10 GB/s", "no NVLink, and PCIe of 10 GB/s between two of its GPUs"),
+        (
+            wired("PHB", gbps=48.0, p2p=False),
+            "PCIe, 48 GB/s, not straight",
+            "GPU 0 and 1 and 5 more pairs cannot copy straight",
+        ),
+    ],
+)
+def test_links_are_nvlink_fast_pcie_or_a_finding_with_a_remedy(topology, words, says):
+    assert links(topology) == words
+    lines = of({"h1": topology})
+    assert len(lines) == (says is not None)
+    assert all(line.startswith(f"warning: h1: {says}") for line in lines)
+
+
+def test_nvlink_between_some_pairs_is_told_as_such():
+    some = wired("SYS", gbps=10.0)
+    direct = Link(kind="NV", count=2, gbps=40.0)
+    rows = [list(row) for row in some.links]
+    rows[0][1] = rows[1][0] = direct
+    assert links(replace(some, links=tuple(map(tuple, rows)))) == "NVLink, some pairs"
+
+
+def rated(topology, gbps):
+    nics = tuple(
+        replace(nic, ports=tuple(replace(port, rate_gbps=gbps) for port in nic.ports)) for nic in topology.nics
+    )
+    return replace(topology, nics=nics)
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        (rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0), []),
+        (
+            rated(with_ports(machine(), mlx5_0="InfiniBand down"), 200.0),
+            ["warning: h3: port 2 of mlx5_0 is down: look at its cable and at `ibstat mlx5_0` there"],
+        ),
+        (
+            rated(with_ports(machine(), mlx5_0="InfiniBand"), 100.0),
+            ["warning: h3: ports that are up: 1 x 100 Gb/s, on h1, h2 1 x 200 Gb/s: look at cables"],
+        ),
+        (
+            with_ports(machine(), mlx5_0="down"),
+            [
+                "warning: h3: port 1 of mlx5_0 is down: ",
+                "error: h3: no InfiniBand or RoCE port is up, but on h1, h2: mend",
+            ],
+        ),
+        (
+            machine(),
+            ["error: h3: no InfiniBand or RoCE port is up, but on h1, h2: mend its adapter, or `export NCCL_IB"],
+        ),
+    ],
+)
+def test_ports_of_adapters(odd, says):
+    sound = rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0)
+    lines = of({"h1": sound, "h2": sound, "h3": odd})
+    assert [line[: len(start)] for line, start in zip(lines, says, strict=True)] == says
+    assert of({"h1": sound, "h2": sound, "h3": odd}, given=["NCCL_IB_DISABLE"]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "says"),
+    [
+        ({}, 4, []),
+        (
+            {"horovod_has_nccl": False},
+            4,
+            ["error: h1: Horovod was built without NCCL: no two GPUs can train: install the CUDA"],
+        ),
+        ({"horovod_has_nccl": False}, 0, []),
+        (
+            {"torch": None, "horovod": None, "horovod_has_nccl": None},
+            4,
+            ["error: h1: there is no torch: run `make setup`", "error: h1: there is no Horovod: run"],
+        ),
+    ],
+)
+def test_what_a_training_lacks(changes, gpus, says):
+    own = condition(software=replace(SOFTWARE, **changes))
+    facts = {"h1": HostFacts(host="h1", hostname="h1", topology=machine(gpus), condition=own)}
+    lines = list(map(str, training_findings(facts)))
+    assert [line[: len(start)] for line, start in zip(lines, says, strict=True)] == says
+    assert training_findings({"h1": replace(facts["h1"], condition=None)}) == []

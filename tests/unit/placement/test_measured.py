@@ -1,0 +1,155 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from launch.errors import SelectionError, TopologyError
+from launch.machine.topology import Gpu, Link, Topology
+from launch.placement.measured import GpuLinks, gains, in_words, read, with_measured
+from launch.placement.selection import select
+
+
+def topology(size=4, *, uuids=True, kind="SYS"):
+    return Topology(
+        source="a test",
+        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}" if uuids else None) for i in range(size)),
+        links=tuple(tuple(Link(kind="X" if a == b else kind) for b in range(size)) for a in range(size)),
+    )
+
+
+def links(speeds, *, host="h1", size=4, uuids=True, rest=10.0):
+    """Between so many GPUs `rest` GB/s, but for these pairs."""
+
+    def speed(a, b):
+        return None if a == b else speeds.get((min(a, b), max(a, b)), rest)
+
+    return GpuLinks(
+        host=host,
+        gpus=tuple(range(size)),
+        uuids=tuple(f"GPU-{i}" if uuids else None for i in range(size)),
+        gb_per_s=tuple(tuple(speed(a, b) for b in range(size)) for a in range(size)),
+    )
+
+
+def written(*hosts):
+    plain = [{"host": one.host, "gpus": one.gpus, "uuids": one.uuids, "gb_per_s": one.gb_per_s} for one in hosts]
+    return json.dumps({"findings": [], "bandwidth": {"gpu_links": plain}})
+
+
+def test_what_check_has_written_is_read():
+    mine = links({(0, 1): 23.5})
+    assert read(written(mine), name="f.json") == (mine,)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "f.json: it is not from hvdlaunch check --bandwidth --json: measure them"),
+        ("[1]", "f.json: it is not from hvdlaunch check"),
+        ('{"bandwidth": {}}', "f.json: it is not from hvdlaunch check"),
+        ('{"bandwidth": {"gpu_links": []}}', "f.json: no host in it has two GPUs that were measured"),
+        (written(replace(links({}), gpus=(0, 1, 2))), "gpu_links[0]: expected each GPU once"),
+        (written(replace(links({}), gpus=(0, 2, 1, 3))), "gpu_links[0]: expected each GPU once"),
+        (written(links({(0, 1): -1.0})), "gpu_links[0].gb_per_s[0][1]: expected a positive number"),
+        (written(links({(0, 1): None})), "gpu_links[0].gb_per_s[0][1]: expected a positive number"),
+        (written(links({(0, 1): float("nan")})), "gpu_links[0].gb_per_s[0][1]: expected a positive number"),
+        (written(links({(0, 1): "fast"})), "expected float or null, found 'fast'"),
+    ],
+)
+def test_other_texts_are_refused(text, says):
+    with pytest.raises(TopologyError) as error:
+        read(text, name="f.json")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_measured_speeds_decide_in_place_of_kinds():
+    """By kind all are alike and PCI order decides; 1 and 3 were measured faster."""
+    plain = topology()
+    assert select(plain, 2).best.gpus == (0, 1)
+    found = select(with_measured(plain, [links({(1, 3): 20.0})]), 2)
+    assert (found.best.gpus, found.best.bandwidth_gbps) == ((1, 3), 20.0)
+    assert found.best.reason.startswith("slowest link of the ring SYS (20 GB/s measured); leaves 0,2.")
+    assert not found.indifferent
+
+
+def test_a_slow_nvlink_is_avoided():
+    nvlinks = replace(
+        topology(),
+        links=tuple(
+            tuple(Link(kind="X") if a == b else Link(kind="NV", count=2, gbps=40.0) for b in range(4)) for a in range(4)
+        ),
+    )
+    found = select(with_measured(nvlinks, [links({(0, 1): 4.0, (0, 2): 4.0, (0, 3): 4.0}, rest=38.0)]), 3)
+    assert found.best.gpus == (1, 2, 3)
+    assert (found.worst.gpus, found.worst.bandwidth_gbps) == ((0, 2, 3), 4.0)
+
+
+def test_the_slowest_link_decides_before_the_sum():
+    found = select(with_measured(topology(), [links({(0, 1): 20.0, (1, 2): 20.0, (0, 2): 1.0})]), 3)
+    assert (found.best.gpus, found.best.bandwidth_gbps) == ((0, 1, 3), 10.0)
+    assert found.best.reason.endswith("Before 1,2,3 by PCI order.")
+
+
+def test_differences_by_chance_decide_nothing():
+    found = select(with_measured(topology(), [links({(1, 3): 10.4, (0, 1): 9.9})]), 2)
+    assert found.best.gpus == (0, 1)
+    assert found.indifferent
+    assert "Every two free GPUs are measured alike" in found.best.reason
+
+
+def test_the_ring_goes_over_the_fast_links():
+    fast = {(0, 2): 20.0, (1, 2): 20.0, (1, 3): 20.0, (0, 3): 20.0}
+    assert select(with_measured(topology(), [links(fast)]), 4).best.ring == (0, 2, 1, 3)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_where_there_is_nothing_to_choose_nothing_need_be_measured(lost):
+    gpus = (*(Gpu(index=i, unusable="unhealthy: lost") for i in range(lost)), Gpu(index=lost))
+    plain = replace(topology(lost + 1), gpus=gpus)
+    assert with_measured(plain, [links({})], "h9") == plain
+
+
+def test_gpus_that_were_not_measured_are_not_chosen():
+    found = with_measured(topology(6), [links({}, size=4)])
+    assert [gpu.unusable for gpu in found.gpus[4:]] == ["not measured"] * 2
+    with pytest.raises(SelectionError, match="4 are free"):
+        select(found, 5)
+
+
+@pytest.mark.parametrize(
+    ("measured", "host", "says"),
+    [
+        ([links({}, host="h2")], "h1", None),  # by UUID
+        ([links({}, host="h2"), links({}, host="h1", uuids=False)], "h2", None),
+        ([links({}, host="h2", uuids=False)], "h1", "--measured: host h1 has other GPUs than what was measured, h2: "),
+        ([replace(links({}), uuids=("GPU-9",) * 4)], "h1", "--measured: host h1 has other GPUs than what was measured"),
+        ([links({}, size=6)], "h1", "has other GPUs than what was measured, h1"),
+        ([links({}, uuids=False), links({}, host="h2", uuids=False)], None, "a test may be any of these: h1, h2"),
+    ],
+)
+def test_the_right_host_is_found(measured, host, says):
+    if says is None:
+        assert with_measured(topology(), measured, host).measured
+        return
+    with pytest.raises(TopologyError) as error:
+        with_measured(topology(), measured, host)
+    assert says in str(error.value)
+
+
+def test_a_host_without_gpus_needs_no_measurements():
+    bare = Topology(source="none")
+    assert with_measured(bare, [links({})], "h9") == bare
+
+
+def test_what_the_choice_gains():
+    speeds = {(0, 2): 20.0, (1, 2): 20.0, (1, 3): 20.0, (0, 3): 20.0, (0, 1): 5.0, (2, 3): 10.0}
+    two, four = gains(with_measured(topology(), [links(speeds)]))
+    assert in_words(two) == (
+        "the best measured ring of 2 GPUs is 0-2 at 20 GB/s, 4.00 times PCI order, 0-1 at 5, "
+        "and 4.00 times the worst, 0-1 at 5"
+    )
+    assert (
+        in_words(four) == "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
+    )
+    assert gains(with_measured(topology(1), [links({}, size=1)])) == ()

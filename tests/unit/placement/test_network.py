@@ -1,0 +1,209 @@
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.errors import PlacementError
+from launch.machine.topology import Interface
+from launch.placement.network import MAX_NAMED, name_on, network_of, shared_network
+
+
+def interfaces(**cidrs):
+    """Interfaces by name; a speed in Mb/s stands behind the address."""
+    given_ = {name: cidr.split() for name, cidr in cidrs.items()}
+    return [
+        Interface(name=name, cidr=cidr, speed_mbps=int(speed[0]) if speed else None)
+        for name, (cidr, *speed) in given_.items()
+    ]
+
+
+CLUSTER = {
+    "h1": interfaces(docker0="172.17.0.1/16", eth0="10.0.0.1/24", ib0="192.168.1.1/24"),
+    "h2": interfaces(ens5="10.0.0.2/24", docker0="172.17.0.1/16", ib0="192.168.1.2/24"),
+    "h3": interfaces(eno1="10.0.0.3/24", ib1="192.168.1.3/24", docker0="172.17.0.1/16"),
+}
+CLOUD = {
+    "h1": interfaces(ens4="10.128.0.5/32", docker0="172.17.0.1/16"),
+    "h2": interfaces(docker0="172.17.0.1/16", ens4="10.128.0.9/32"),
+}
+CLOUD_REACHED = {"h1": "10.128.0.5", "h2": "10.128.0.9"}
+PODS = {
+    "h1": interfaces(eth0="10.244.1.5/24", cni0="10.244.3.1/24"),
+    "h2": interfaces(eth0="10.244.2.7/24"),
+}
+
+
+def found(hosts, reached=(), wanted=None):
+    """The network's name, and each host's interface on it."""
+    network = shared_network(hosts, dict(reached), wanted)
+    return network.name, [network.interfaces[host].name for host in hosts]
+
+
+def refused(hosts, reached=(), wanted=None):
+    with pytest.raises(PlacementError) as refusal:
+        shared_network(hosts, dict(reached), wanted)
+    assert "\n" not in str(refusal.value)
+    return str(refusal.value)
+
+
+def test_a_docker0_with_the_same_address_everywhere_is_no_shared_network():
+    assert found(CLUSTER) == ("10.0.0.0/24", ["eth0", "ens5", "eno1"])  # the first of the first host that is
+
+
+def test_the_network_wins_over_which_ssh_reached_the_hosts():
+    reached = {"h1": "192.168.1.1", "h2": "192.168.1.2", "h3": "10.0.0.3"}
+    assert found(CLUSTER, reached)[0] == "192.168.1.0/24"
+    assert found(CLUSTER, {"h1": "203.0.113.5"})[0] == "10.0.0.0/24"  # a network of the login node alone
+
+
+@pytest.mark.parametrize(
+    ("eth", "ib", "name"),
+    [
+        (("1000", "1000"), ("100000", "100000"), "192.168.1.0/24"),
+        (("1000", "1000"), ("100000", "100"), "10.0.0.0/24"),  # as fast as the slowest host on it
+        (("1000", "1000"), ("", "100000"), "10.0.0.0/24"),  # unknown: the one that ssh reached
+        (("", ""), ("100000", "100000"), "10.0.0.0/24"),
+        (("1000", "1000"), ("1000", "1000"), "10.0.0.0/24"),  # of equals the one that ssh reached
+    ],
+)
+def test_the_fastest_network_wins(eth, ib, name):
+    hosts = {
+        f"h{i}": interfaces(ib0=f"192.168.1.{i}/24 {ib[i - 1]}", eth0=f"10.0.0.{i}/24 {eth[i - 1]}") for i in (1, 2)
+    }
+    assert found(hosts, {"h1": "10.0.0.1", "h2": "10.0.0.2"})[0] == name
+
+
+def test_one_host_meets_itself_where_ssh_reached_it():
+    alone = {"h1": interfaces(docker0="172.17.0.1/16 10000", eth0="10.0.0.1/24 1000")}
+    assert found(alone, {"h1": "10.0.0.1"}) == ("10.0.0.0/24", ["eth0"])
+    assert found({"h1": CLOUD["h1"]}, CLOUD_REACHED) == ("10.128.0.4/31", ["ens4"])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reached", "network", "names"),
+    [
+        (CLOUD, CLOUD_REACHED, "10.128.0.0/28", ["ens4", "ens4"]),
+        (CLOUD, {"h2": "10.128.0.9"}, "10.128.0.0/28", ["ens4", "ens4"]),  # the other's nearest address
+        (
+            {f"h{i}": interfaces(eth0=f"10.1.{i}.20/24", docker0="172.17.0.1/16") for i in (1, 2, 3)},  # one per rack
+            {f"h{i}": f"10.1.{i}.20" for i in (1, 2, 3)},
+            "10.1.0.0/22",
+            ["eth0"] * 3,
+        ),
+        ({"h1": interfaces(a="10.0.0.1/24"), "h2": interfaces(b="10.0.0.2/16")}, {}, "10.0.0.0/30", ["a", "b"]),
+        ({"h1": interfaces(a="10.0.0.4/32"), "h2": interfaces(b="10.0.0.5/32")}, {}, "10.0.0.4/31", ["a", "b"]),
+        ({**PODS, "h1": PODS["h1"][:1]}, {"h1": "127.0.0.1"}, "10.244.0.0/22", ["eth0", "eth0"]),  # ssh in a tunnel
+    ],
+)
+def test_hosts_without_a_shared_network_meet_on_the_smallest_that_covers_them(hosts, reached, network, names):
+    assert found(hosts, reached) == (network, names)
+
+
+def test_a_covering_network_holds_no_other_interface():
+    assert refused(PODS, {"h1": "10.244.1.5", "h2": "10.244.2.7"}) == (
+        "the hosts share no network, and the smallest that covers their addresses (h1 10.244.1.5, h2 10.244.2.7), "
+        "10.244.0.0/22, covers cni0 10.244.3.1/24 of h1 too, over which they may not meet: name a network that is "
+        "theirs alone with --network CIDR, or an interface that all have with --network NAME"
+    )
+    apart = {"h1": interfaces(a="10.0.0.1/24"), "h2": interfaces(b="172.31.0.1/24")}
+    assert "0.0.0.0/0, covers their loopback 127.0.0.0/8 too" in refused(apart)
+    assert found(PODS, wanted="eth0") == ("eth0", ["eth0", "eth0"])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "message"),
+    [
+        (
+            {"h1": interfaces(docker0="172.17.0.1/16"), "h2": interfaces(docker0="172.17.0.1/16"), "h3": []},
+            "the hosts share no network: h1 has docker0 172.17.0.1/16; h2 has docker0 172.17.0.1/16; h3 has no addr",
+        ),
+        (
+            {"h1": interfaces(docker0="172.17.0.1/16"), "h2": interfaces(docker0="172.17.0.1/16")},
+            "the hosts share no network: h1 and h2 have the same address, 172.17.0.1: name a network",
+        ),
+        (CLOUD, "the hosts share no network: h1 has ens4 10.128.0.5/32, docker0 172.17.0.1/16; h2 has "),  # over IPv6
+        (
+            {f"h{i}": [] for i in range(MAX_NAMED + 2)},
+            f"{'; '.join(f'h{i} has no address' for i in range(MAX_NAMED))}; and 2 more: name",
+        ),
+    ],
+)
+def test_hosts_that_cannot_meet_are_refused_with_what_they_have(hosts, message):
+    assert message in refused(hosts)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "wanted", "network", "names"),
+    [
+        (CLUSTER, "192.168.1.0/24", "192.168.1.0/24", ["ib0", "ib0", "ib1"]),
+        (CLUSTER, "192.168.1.77/24", "192.168.1.0/24", ["ib0", "ib0", "ib1"]),
+        (CLUSTER, "10.0.0.0/8", "10.0.0.0/8", ["eth0", "ens5", "eno1"]),
+        (CLOUD, "ens4", "ens4", ["ens4", "ens4"]),
+        ({"h1": CLOUD["h1"]}, "10.128.0.5", "10.128.0.4/31", ["ens4"]),
+    ],
+)
+def test_the_user_may_name_the_network(hosts, wanted, network, names):
+    assert found(hosts, CLOUD_REACHED, wanted) == (network, names)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("ib0", "--network 'ib0': h3 has no address there (h3 has eno1 10.0.0.3/24, ib1 192.168.1.3/24, docker0"),
+        ("10.9.0.0/16", "--network '10.9.0.0/16': h1, h2, h3 have no address there (h1 has docker0"),
+        ("docker0", "--network 'docker0': h1 and h2 have the same address, 172.17.0.1: name a network that"),
+        ("0.0.0.0/0", "--network '0.0.0.0/0' covers the hosts' loopback 127.0.0.0/8 too: name a network that"),
+        ("fd00::/64", "--network 'fd00::/64': h1, h2, h3 have no address there"),
+        ("", "--network '': h1, h2, h3 have no address there"),
+        ("a\x1b[2J", "--network 'a\\x1b[2J': h1, h2, h3 have no address there"),
+    ],
+)
+def test_a_network_that_is_not_everyones_is_refused_with_the_hosts_that_lack_it(wanted, message):
+    assert message in refused(CLUSTER, wanted=wanted)
+
+
+def test_each_host_has_its_own_name_for_its_interface():
+    assert [name_on(own, "10.0.0.0/24") for own in CLUSTER.values()] == ["eth0", "ens5", "eno1"]
+    assert name_on(CLUSTER["h1"], "10.0.1.0/24") is None
+    assert [name_on(own, "10.128.0.0/28") for own in CLOUD.values()] == ["ens4", "ens4"]
+    assert [name_on(own, "ib0") for own in CLUSTER.values()] == ["ib0", "ib0", None]
+
+
+def test_the_network_of_an_address():
+    assert network_of(CLUSTER["h1"], "192.168.1.1") == "192.168.1.0/24"
+    assert network_of(CLUSTER["h1"], "192.168.1.2") is None
+    assert network_of(CLOUD["h1"], "10.128.0.5") == "10.128.0.4/31"  # Open MPI takes a /32 for everything
+
+
+@given(st.data())
+def test_whatever_is_found_all_hosts_are_on_it_each_with_its_own_address(data):
+    cidrs = st.builds("10.{}.0.{}/{}".format, st.integers(0, 1), st.integers(1, 3), st.sampled_from([16, 24, 32]))
+    hosts = data.draw(st.lists(st.lists(cidrs, max_size=4), min_size=2, max_size=4))
+    known = {
+        f"h{i}": [Interface(name=f"e{i}{j}", cidr=cidr) for j, cidr in enumerate(own)] for i, own in enumerate(hosts)
+    }
+    reached = {host: own[0].cidr.split("/")[0] for host, own in known.items() if own and data.draw(st.booleans())}
+    on = [{ipaddress.ip_interface(cidr).network for cidr in own} for own in hosts]
+
+    def proper(network):
+        addresses = [
+            cidr.split("/")[0] for own in hosts for cidr in own if ipaddress.ip_interface(cidr).network == network
+        ]
+        return len(addresses) == len(set(addresses)) and network.prefixlen < 32
+
+    possible = {str(network) for network in set.intersection(*on) if proper(network)}
+    try:
+        network = shared_network(known, reached)
+    except PlacementError:
+        assert not possible
+        return
+    assert network.name in possible or not possible
+    cidr = ipaddress.ip_network(network.name)
+    addresses = [ipaddress.ip_interface(network.interfaces[host].cidr).ip for host in known]
+    assert len(set(addresses)) == len(addresses)
+    assert all(address in cidr for address in addresses)
+    if not possible:
+        inside = [own for host in known for own in known[host] if ipaddress.ip_interface(own.cidr).ip in cidr]
+        assert inside == [network.interfaces[host] for host in known]
+        assert cidr.prefixlen == 31 or not any(all(one in half for one in addresses) for half in cidr.subnets())

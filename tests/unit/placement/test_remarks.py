@@ -1,0 +1,102 @@
+from dataclasses import replace
+
+import pytest
+
+from launch.machine.topology import OUTSIDE
+from launch.placement.remarks import crowded, gpu_remarks, left_out
+from launch.placement.slots import place
+from tests.unit.machines import hosts, machine
+
+SLOW, DISPLAY = "8 of 16 PCIe lanes", "drives a display"
+
+
+def with_facts(**facts):
+    """The machine of four GPUs with one fact of each GPU."""
+    whole = machine()
+    return replace(
+        whole,
+        gpus=tuple(replace(gpu, **{name: of_each[gpu.index] for name, of_each in facts.items()}) for gpu in whole.gpus),
+    )
+
+
+@pytest.mark.parametrize(
+    ("topologies", "gpus", "lines"),
+    [
+        ({"a": machine(), "b": machine()}, "all", ()),
+        ({"a": machine(unusable={3: "busy: pid 7"})}, "all", ()),
+        (
+            {"a": machine(unusable={1: "busy: pid 7", 3: "busy: pid 7"})},
+            (1, 2, 3),
+            ("GPU 1 of a, GPU 3 of a: busy: pid 7, used because --gpus names it",),
+        ),
+        (
+            {"a": with_facts(drawbacks=[(SLOW,), (), (SLOW, DISPLAY), ()])},
+            "all",
+            (f"GPU 0 of a, GPU 2 of a: {SLOW}", f"GPU 2 of a: {DISPLAY}"),
+        ),
+        ({"a": with_facts(drawbacks=[(), (SLOW,), (), ()])}, (0, 2, 3), ()),  # it is not chosen
+        (
+            {"a": with_facts(drawbacks=[(SLOW,)] * 4), "b": with_facts(drawbacks=[(SLOW,)] * 4)},
+            "all",
+            (f"GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 0 of b and 2 more: {SLOW}",),
+        ),
+        ({"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["A100"] * 4)}, "all", ()),
+        (
+            {"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["L4\x1b"] * 4)},
+            (0,),
+            ("unlike GPUs, and each step waits for the slowest: A100 (GPU 0 of a); L4\\x1b (GPU 0 of b)",),
+        ),
+    ],
+)
+def test_tells_of_the_gpus_that_were_chosen(topologies, gpus, lines):
+    each = 3 if isinstance(gpus, str) else len(gpus)
+    where = hosts(**dict.fromkeys(topologies, each))
+    slots = place(where, topologies, np=each * len(topologies), gpus=gpus, binding="numa")
+    assert gpu_remarks(slots, topologies) == lines
+
+
+def test_ranks_on_cpus_need_no_remark():
+    slots = place(hosts(a=2), {"a": machine()}, np=2, gpus="none", binding="numa")
+    assert gpu_remarks(slots, {"a": machine()}) == ()
+
+
+def test_gpus_that_get_no_rank_are_named_with_the_reason_unless_the_user_has_hidden_them():
+    taken = machine(unusable={1: "busy: pid 7", 2: OUTSIDE, 3: "in MIG mode"})
+    assert left_out({"a": taken, "b": machine(unusable={0: "busy: pid 7"})}) == (
+        "GPU 1 of a, GPU 0 of b: busy: pid 7, left out",
+        "GPU 3 of a: in MIG mode, left out",
+    )
+
+
+def test_hosts_that_only_nvidia_smi_tells_of_are_named_once():
+    told = {host: replace(machine(), source="nvidia-smi") for host in ("a", "b", "c")} | {"d": machine()}
+    slots = place(hosts(a=1, b=2, c=0, d=1), told, np=4, gpus="all", binding="numa")
+    (line,) = gpu_remarks(slots, told)
+    assert line.startswith("a, b: nvidia-smi has told of the GPUs, since there is no NVML: memory that hidden")
+
+
+@pytest.mark.parametrize(
+    ("slots", "quota", "where", "remedy"),
+    [
+        ({"a": 128}, None, None, None),  # eight for each of 16 cores
+        ({"a": 129}, None, "a (129 ranks, 16 cores)", "-np 128"),
+        (
+            {"a": 16, "b": 130, "c": 140},
+            None,
+            "b (130 ranks, 16 cores), c (140 ranks, 16 cores)",
+            "-np 48 --per-host 16",
+        ),
+        ({"a": 13}, 1.5, "a (13 ranks, 1.5 cores)", "-np 12"),
+        ({"unknown": 200}, None, None, None),
+    ],
+)
+def test_a_host_with_far_more_ranks_than_cores_is_warned_of_in_one_line(slots, quota, where, remedy):
+    known = {name: replace(machine(), cpu_quota=quota) for name in "abc"} | {"unknown": machine(0, cores=())}
+    placed = place(hosts(**slots), known, np=sum(slots.values()), gpus="none", binding="numa")
+    line = f"warning: {where}: more than 8 ranks for each core. Start fewer, for example with {remedy}."
+    assert crowded(placed, known) == (line if where else None)
+
+
+def test_fewer_ranks_are_proposed_in_whole_replicas():
+    placed = place(hosts(a=130), {"a": machine()}, np=130, gpus="none", binding="numa")
+    assert (crowded(placed, {"a": machine()}, 3) or "").endswith("with -np 126.")

@@ -1,0 +1,187 @@
+import dataclasses
+import json
+import os
+
+import pytest
+
+from launch.errors import HostError
+from launch.machine.condition import Look, Setting
+from launch.machine.mpi import Mpi
+from launch.probe import host_facts
+from tests.unit.machines import condition, machine
+from tests.unit.mutated import mutated
+
+FACTS = host_facts.HostFacts(
+    host="h7",
+    hostname="node7",
+    topology=machine(2, nics=(("mlx5_0", "PIX SYS SYS SYS"),), interfaces=(("eth0", "10.0.0.2/24"),), cores=(0, 8)),
+    mpi=Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8)),
+    address="10.0.0.2",
+    condition=condition(settings=(Setting(name="NCCL_DEBUG", value="INFO", source="its environment"),)),
+)
+REPORT = json.loads(host_facts.facts_to_json(FACTS))
+OURS = host_facts.version()
+
+
+@pytest.mark.parametrize(
+    ("connection", "address"),
+    [
+        ("10.0.0.9 40000 10.0.0.2 22", "10.0.0.2"),
+        ("fd00::9 40000 fd00::2 22", None),  # the networks of a run are IPv4
+        ("", None),
+        ("odd", None),
+    ],
+)
+def test_a_host_says_where_ssh_reached_it(monkeypatch, connection, address):
+    monkeypatch.setenv("SSH_CONNECTION", connection)
+    facts = host_facts.local_facts(None, gpus=False, driver_timeout_s=1)
+    assert facts.address == address
+    assert facts.topology.gpus == ()
+    assert sum(len(node.cores) for node in facts.topology.numa_nodes) <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("asker", "address"), [("127.0.0.1", "127.0.0.1"), ("fd00::9", None), ("odd", None)])
+def test_a_node_says_where_srun_reached_it(monkeypatch, asker, address):
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", asker)
+    assert host_facts.local_facts(None, gpus=False, driver_timeout_s=1).address == address
+
+
+@pytest.mark.parametrize(("visible", "free"), [(None, [0, 1, 2, 3]), ("1,3", [1, 3]), ("GPU-2", [2])])
+def test_each_host_goes_by_its_own_cuda_visible_devices(monkeypatch, capsys, visible, free):
+    monkeypatch.setattr(host_facts, "local_topology", lambda **_: machine())
+    monkeypatch.setattr(host_facts, "read_mpi", lambda _: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    host_facts.main("/bin/mpirun", "gpus", "10")
+    facts = host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS)
+    assert [gpu.index for gpu in facts.topology.gpus if gpu.unusable is None] == free
+
+
+@pytest.mark.parametrize("mpi", [None, Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))])
+def test_facts_travel_as_one_line(mpi):
+    facts = host_facts.HostFacts(
+        host="localhost", hostname="node1", topology=machine(), mpi=mpi, address="10.0.0.2", port=20_000
+    )
+    line = host_facts.facts_to_json(facts)
+    assert "\n" not in line
+    assert host_facts.facts_from_json(line, "localhost", OURS) == facts
+    assert host_facts.facts_from_json(line, "h1", OURS).host == "h1"
+
+
+def test_a_host_that_is_asked_to_look_tells_its_condition(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(host_facts, "read_mpi", lambda _: None)
+    (tmp_path / "token").touch()
+    host_facts.main("/bin/mpirun", "none", "10", str(tmp_path / "token"), str(tmp_path), str(tmp_path / "data"))
+    facts = host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS)
+    assert facts.condition.sees_token is True
+    assert [folder.there for folder in facts.condition.folders] == [True, False]
+    look = Look(folders=("/a",), token=None)
+    with pytest.raises(HostError, match=r"its report\.condition: expected one with 1 folders, found 2"):
+        host_facts.facts_from_json(host_facts.facts_to_json(facts), "h1", OURS, look=look)
+    host_facts.main("/bin/mpirun", "none", "10", "", str(tmp_path))
+    facts = host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS)
+    assert facts.condition.sees_token is None
+    host_facts.main("/bin/mpirun", "none", "10")
+    assert (
+        host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS).condition is None
+    )
+
+
+def refusal(text):
+    with pytest.raises(HostError) as refused:
+        host_facts.facts_from_json(text, "h7", OURS)
+    assert str(refused.value).startswith("host h7: ")
+    assert str(refused.value).isprintable()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "5", "[]", '"\x1b[31m"', "[" * 100_000, "9" * 5000, '{"a": NaN'])
+def test_what_is_no_report_is_refused_with_its_host_and_what_to_look_at(text):
+    line = refusal(text)
+    assert "its report" in line
+    assert line.endswith(": see what `python -m launch.probe.host_facts mpirun gpus 10` prints there")
+
+
+@pytest.mark.parametrize(
+    ("changes", "there"),
+    [
+        ({"version": "0123456789ab", "new": 1}, "version '0123456789ab'"),
+        ({"version": "0123456789ab"}, "version '0123456789ab'"),  # its ranks would read the plan otherwise
+        ({"version": "\x1b[31m", "new": 1}, r"version '\x1b[31m'"),
+        ({"version": None}, "an older version"),
+        ({"version": 3}, "version 3"),
+    ],
+)
+def test_a_report_of_another_version_is_refused_with_both_versions(changes, there):
+    expected = f"host h7: it has {there} of the project, here it is {OURS!r}: install the same there as here"
+    assert refusal(json.dumps({**REPORT, **changes})) == expected
+    older = {name: value for name, value in REPORT.items() if name != "version"}
+    assert "it has an older version of the project" in refusal(json.dumps(older))
+
+
+def test_a_report_of_another_version_is_taken_where_that_may_be_and_says_so():
+    other = json.dumps({**REPORT, "version": "0123456789ab"})
+    facts = host_facts.facts_from_json(other, "h7", OURS, any_version=True)
+    assert facts == dataclasses.replace(FACTS, other_version="0123456789ab")
+    with pytest.raises(HostError, match="it has version '0123456789ab' of the project"):
+        host_facts.facts_from_json(json.dumps({"version": "0123456789ab", "new": 1}), "h7", OURS, any_version=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"address": "10.0.0.256"}, "its report.address: expected one as 10.0.0.3, found '10.0.0.256'"),
+        ({"address": ""}, "its report.address: expected one as 10.0.0.3, found ''"),
+        *(({"port": port}, "its report.port: expected one from 1 to 65535, found") for port in (0, 65_536)),
+        ({"hostname": ""}, "its report.hostname: expected a name, found none"),
+        (
+            {"mpi": {"path": "/bin/mpirun", "name": "Open MPI", "version": "4.1"}},
+            "its report.mpi.version: expected a list",
+        ),
+        ({"topology": {**REPORT["topology"], "gpus": []}}, "its report.topology.links: expected 0 rows"),
+        (
+            {"topology": {**REPORT["topology"], "interfaces": [{"name": "eth0", "cidr": "10.0.0/33"}]}},
+            "its report.topology.interfaces[0].cidr: expected one as 10.0.0.3/24, found '10.0.0/33'",
+        ),
+        (
+            {"topology": {**REPORT["topology"], "numa_nodes": [{"id": 0, "cores": [-1]}]}},
+            "its report.topology.numa_nodes[0]: expected numbers from 0 to 65535",
+        ),
+    ],
+)
+def test_a_part_that_makes_no_sense_is_named(changes, says):
+    assert says in refusal(json.dumps({**REPORT, **changes}))
+
+
+def test_texts_are_cut_and_cannot_move_the_cursor():
+    report = json.loads(json.dumps(REPORT))
+    report["hostname"] = "n\x1b[2J\n\u202e"
+    report["topology"]["gpus"][0]["uuid"] = "x" * 5000
+    facts = host_facts.facts_from_json(json.dumps(report), "h7", OURS)
+    assert facts.hostname == r"n\x1b[2J\n\u202e"
+    assert len(facts.topology.gpus[0].uuid) == 256
+
+
+def test_a_report_with_any_wrong_part_is_refused_in_one_line_or_is_a_report():
+    lines, read = {}, 0
+    for where, report in mutated(REPORT):
+        try:
+            facts = host_facts.facts_from_json(json.dumps(report), "h7", OURS)
+        except HostError as error:
+            lines[where] = str(error)
+        else:
+            assert all(text.isprintable() and len(text) <= 256 for text in texts(facts)), where
+            read += 1
+    assert {
+        where for where, line in lines.items() if not (line.startswith("host h7: ") and line.isprintable())
+    } == set()
+    assert min(len(lines), read) > 50
+
+
+def texts(facts):
+    found = [facts.hostname, facts.address, facts.topology.source, facts.mpi and facts.mpi.path]
+    found += [text for gpu in facts.topology.gpus for text in (gpu.uuid, gpu.name, gpu.pci, gpu.unusable)]
+    found += [interface.name for interface in facts.topology.interfaces]
+    return [text for text in [*found, *(nic.name for nic in facts.topology.nics)] if text is not None]

@@ -1,0 +1,136 @@
+import threading
+
+import pytest
+
+from launch.errors import HostError
+from launch.machine.condition import Look
+from launch.machine.mpi import Mpi
+from launch.probe import hosts as probed
+from launch.probe.host_facts import HostFacts, facts_to_json
+from tests.unit.machines import machine
+
+FOUR, FIVE = (Mpi(path="/bin/mpirun", name="Open MPI", version=(v, 0)) for v in (4, 5))
+
+
+class Reached:
+    """Hosts that answer over no ssh: each with its MPI, or with an error."""
+
+    def __init__(self, **there):
+        self.there, self.asked = there, []
+
+    def ask(self, host, words, folder, *, mark, timeout_s):
+        self.asked.append((words, timeout_s))
+        if isinstance(self.there[host], Exception):
+            raise self.there[host]
+        return facts_to_json(HostFacts(host=host, hostname=host, topology=machine(), mpi=self.there[host]))
+
+    def reaches(self, host):
+        return self.there[host] is not None
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    facts = HostFacts(host="localhost", hostname="here", topology=machine(0), mpi=FOUR)
+    monkeypatch.setattr(probed, "local_facts", lambda _, **__: facts)
+    monkeypatch.setattr(probed, "is_local", lambda host: host == "me")
+
+
+def ask_for(reach, *hosts):
+    found = probed.ask_hosts(
+        hosts, reach=reach, mpirun=FOUR, python="python", folder="/", gpus=True, driver_timeout_s=60
+    )
+    return probed.all_usable(found)
+
+
+def test_hosts_with_another_mpi_are_refused_by_name():
+    reach = Reached(h1=FOUR, h2=FIVE, h3=None)
+    assert {host: facts.host for host, facts in ask_for(reach, "h1", "me").items()} == {"h1": "h1", "me": "me"}
+    with pytest.raises(HostError, match=r"^host h2: /bin/mpirun is Open MPI 5.0, here it is Open MPI 4.0: install"):
+        ask_for(reach, "h1", "h2")
+    with pytest.raises(HostError, match=r"^host h3: /bin/mpirun is missing, here it is Open MPI 4.0: install"):
+        ask_for(reach, "h3", "me")
+
+
+def test_all_hosts_that_cannot_be_used_are_named_at_once_with_each_reason_once():
+    prompts = {
+        name: HostError(f"host {name}: ssh asks for a password: `ssh-copy-id {name}`", [f"root@{name}: denied"])
+        for name in ("h1", "h4")
+    }
+    with pytest.raises(HostError) as refused:
+        ask_for(Reached(**prompts, h2=FOUR, h3=FIVE), "h1", "h2", "h3", "h4")
+    assert str(refused.value) == "3 of 4 hosts cannot be used: h1, h3, h4: mend them, or leave them out"
+    assert refused.value.details == (
+        "host h1: ssh asks for a password: `ssh-copy-id h1`; the same on h4",
+        "    root@h1: denied",
+        "host h3: /bin/mpirun is Open MPI 5.0, here it is Open MPI 4.0: install the same MPI at the same path",
+    )
+
+
+def test_a_host_may_take_as_long_as_its_driver_and_some_seconds():
+    reach = Reached(h1=FOUR)
+    ask_for(reach, "h1")
+    ((words, timeout_s),) = reach.asked
+    assert words == ["python", "-P", "-m", "launch.probe.host_facts", "/bin/mpirun", "gpus", "60"]
+    assert 60 < timeout_s < 70
+
+
+def test_a_look_is_asked_in_the_same_connection_and_must_be_answered():
+    reach = Reached(h1=FOUR)
+    look = Look(folders=("/shared/my runs", "/data"), token=None)
+    refused = ask_for_any(reach, "h1", look=look)["h1"]
+    assert "its report.condition: expected one with 2 folders, found 0" in str(refused)
+    ((words, _),) = reach.asked
+    assert words[-5:] == ["none", "60", "", "/shared/my runs", "/data"]
+
+
+def test_another_mpi_may_be_one_of_the_facts():
+    found = ask_for_any(Reached(h1=FIVE, h2=None), "h1", "h2")
+    assert [found[host].mpi for host in ("h1", "h2")] == [FIVE, None]
+
+
+def ask_for_any(reach, *hosts, look=None):
+    where = {"python": "python", "folder": "/", "gpus": False, "driver_timeout_s": 60}
+    return probed.ask_hosts(hosts, reach=reach, mpirun=FOUR, look=look, any_version=True, **where)
+
+
+def test_other_hosts_are_not_bound_by_the_gpus_that_are_visible_here(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    reach = Reached(h1=FOUR, h2=FOUR)
+    there = ask_for(reach, "h1", "h2")
+    assert {host: len(answer.topology.gpus) for host, answer in there.items()} == {"h1": 4, "h2": 4}
+    assert {tuple(words[-2:]) for words, _ in reach.asked} == {("gpus", "60")}
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.5"])
+def test_names_and_addresses_of_this_machine_are_local(host, monkeypatch):
+    monkeypatch.undo()
+    assert probed.is_local(host)
+
+
+def test_an_address_of_the_documentation_is_not_local(monkeypatch):
+    monkeypatch.undo()
+    assert not probed.is_local("192.0.2.1")
+
+
+def test_the_first_host_that_does_not_answer_is_silent():
+    reach = Reached(h1=FOUR, h2=None, h3=None)
+    assert probed.silent_host(["me", "h1", "h3", "h2", "h3"], reach) == "h3"
+    assert probed.silent_host(["me", "h1"], reach) is None
+    assert probed.silent_host([], reach) is None
+
+
+def test_at_most_64_hosts_are_asked_at_a_time():
+    active, peaks, lock, full = [0], [], threading.Lock(), threading.Event()
+
+    def question(_):
+        with lock:
+            active[0] += 1
+            peaks.append(active[0])
+            if active[0] == 64:
+                full.set()
+        full.wait(5)
+        with lock:
+            active[0] -= 1
+
+    probed.at_once(question, [f"h{i}" for i in range(200)])
+    assert (max(peaks), len(peaks)) == (64, 200)

@@ -1,0 +1,191 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from launch.errors import ProcessError
+from launch.hosts.host import Host
+from launch.machine.topology import Gpu, Link, Nic, Port, Topology
+from launch.placement.slots import place
+from launch.supervise.nccl import run_logged, summary, surprises, with_log
+from launch.supervise.nccl_log import read_folder, read_rank, together, way_of
+from tests.unit.supervise.nccl_logs import INFINIBAND, NVLINK, OLD, SOCKETS, rank_log
+
+NV, SYS, SELF = Link(kind="NV", count=1), Link(kind="SYS"), Link(kind="X")
+UP, DOWN = (Port(number=1, active=up, ethernet=False) for up in (True, False))
+
+
+def ring_of_nvlinks(size, *, ports=()):
+    """GPUs of which each has an NVLink to the one before and the one behind."""
+    rows = [[SYS] * size for _ in range(size)]
+    for gpu in range(size):
+        rows[gpu][gpu] = SELF
+        rows[gpu][(gpu + 1) % size] = rows[(gpu + 1) % size][gpu] = NV
+    return Topology(
+        source="a test",
+        gpus=tuple(Gpu(index=index) for index in range(size)),
+        links=tuple(map(tuple, rows)),
+        nics=(Nic(name="mlx5_0", links=(SYS,) * size, ports=ports),) if ports else (),
+    )
+
+
+def log_of(texts):
+    return together([read_rank(text, max_ranks=64) for text in texts.values()])
+
+
+def judged(texts, topologies, **slots):
+    hosts = [Host(name=name, slots=count) for name, count in slots.items()]
+    placed = place(hosts, topologies, np=sum(slots.values()), gpus="auto", binding="none")
+    log = log_of(texts)
+    return summary(log, placed), surprises(log, placed, topologies)
+
+
+def test_one_host_over_nvlink_is_as_expected():
+    said, wrong = judged(NVLINK, {"h1": ring_of_nvlinks(4)}, h1=4)
+    assert said == "NCCL 2.21.5+cuda12.4: 2 channels, P2P/CUMEM on a host, ring 0-1-2-3"
+    assert wrong == []
+
+
+def test_rings_are_followed_from_rank_to_rank_where_rank_0_cuts_them_off():
+    size = 40
+    ring = [*range(0, size, 2), *range(size - 1, 0, -2)]
+    texts = {rank: rank_log(rank, size, [ring], {}) for rank in range(size)}
+    texts[0] = "\n".join(line[:110] for line in texts[0].splitlines())
+    assert log_of(texts).rings == (tuple(ring),)
+    del texts[7]
+    assert log_of(texts).rings == ()
+    assert log_of(texts).missing == (7,)
+
+
+def test_without_graph_lines_rank_0_tells_the_rings():
+    texts = {
+        rank: "\n".join(line for line in text.splitlines() if "Ring 0" not in line) for rank, text in NVLINK.items()
+    }
+    assert log_of(texts).rings == ((0, 1, 2, 3), (0, 3, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("via", "way"),
+    [
+        ("P2P/CUMEM/read", "P2P/CUMEM"),
+        ("P2P/IPC", "P2P/IPC"),
+        ("P2P/direct", "P2P/direct"),
+        ("SHM/direct/direct", "SHM"),
+        ("direct", "SHM"),
+        ("NET/IB/3/GDRDMA/Shared", "NET/IB/GDRDMA"),
+        ("NET/IBext_v8/4", "NET/IBext_v8"),
+        ("NET/Socket/0", "NET/Socket"),
+    ],
+)
+def test_ways_without_what_differs_between_alike_ones(via, way):
+    assert way_of(via) == way
+
+
+def test_an_old_log():
+    log = read_rank(OLD, max_ranks=2)
+    assert (log.rank, log.ranks, log.channels, log.rings) == (0, 2, 2, ((0, 1), (0, 1)))
+    assert log.ways == {(0, 1): "P2P/IPC"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "NCCL version 2.21.5\n", "node:1:2 [0] NCCL INFO Ring 00 : 1 -> 0 -> 1\n", "rank 4 nranks 4\n"],
+)
+def test_a_text_without_a_communicator_is_no_log(text):
+    assert read_rank(text, max_ranks=4) is None
+
+
+def test_two_hosts_over_infiniband_and_over_tcp():
+    topologies = {name: ring_of_nvlinks(2, ports=(UP,)) for name in ("h1", "h2")}
+    said, wrong = judged(INFINIBAND, topologies, h1=2, h2=2)
+    assert "P2P/IPC on a host, NET/IB/GDRDMA between hosts" in said
+    assert wrong == []
+    said, wrong = judged(SOCKETS, topologies, h1=2, h2=2)
+    assert "NET/Socket between hosts" in said
+    assert [(one.hosts, one.says) for one in wrong] == [(("h1",), "it talks to h2 over TCP though mlx5_0:1 is up")]
+    down = {name: ring_of_nvlinks(2, ports=(DOWN,)) for name in ("h1", "h2")}
+    assert judged(SOCKETS, down, h1=2, h2=2)[1] == []
+
+
+def test_shared_memory_where_nvlink_is_there():
+    texts = {rank: text.replace("P2P/CUMEM/read", "SHM/direct/direct") for rank, text in NVLINK.items()}
+    _, wrong = judged(texts, {"h1": ring_of_nvlinks(4)}, h1=4)
+    assert {one.says for one in wrong} == {
+        f"GPUs {a} and {b} (NV1) talk over SHM, not P2P" for a, b in ((0, 1), (1, 2), (2, 3), (0, 3))
+    }
+    apart = ring_of_nvlinks(4)
+    sys_alone = replace(apart, links=tuple(tuple(SELF if a is SELF else SYS for a in row) for row in apart.links))
+    assert judged(texts, {"h1": sys_alone}, h1=4)[1] == []
+
+
+def test_a_ring_off_nvlink_and_too_few_channels():
+    texts = {rank: rank_log(rank, 4, [[0, 2, 1, 3]], {}, channels=1) for rank in range(4)}
+    topology = ring_of_nvlinks(4)
+    double = replace(
+        topology,
+        links=tuple(tuple(replace(link, count=2 * link.count) for link in row) for row in topology.links),
+    )
+    _, wrong = judged(texts, {"h1": double}, h1=4)
+    assert [one.says for one in wrong] == [
+        "NCCL's ring 0-2-1-3 leaves NVLink between ranks 0 and 2, the planned one, 0-1-2-3, does not",
+        "NCCL has 1 channels where 2 rings share no NVLink",
+    ]
+
+
+def test_warnings_and_ranks_without_a_log():
+    texts = {0: rank_log(0, 2, [[0, 1]], {}, warn="NET/IB : Got async event : port error")}
+    _, wrong = judged(texts, {"h1": ring_of_nvlinks(2)}, h1=2)
+    assert [one.says for one in wrong] == [
+        "NCCL warned: NET/IB : Got async event : port error",
+        "there is no log of NCCL from rank 1",
+    ]
+
+
+def test_logs_are_read_from_a_folder(tmp_path):
+    assert read_folder(tmp_path, max_ranks=4) is None
+    for rank, text in NVLINK.items():
+        (tmp_path / f"nccl.node.{4000 + rank}.log").write_text(text)
+    (tmp_path / "nccl.node.1.log").write_bytes(b"\xff\xfe")
+    (tmp_path / "nccl.node.2.log").write_text(NVLINK[3].replace("nranks 4", "nranks 999999999999"))
+    assert read_folder(tmp_path, max_ranks=4) == log_of(NVLINK)
+
+
+@pytest.fixture
+def prepared(monkeypatch, tmp_path):
+    """A run of the job `mine`, whose ranks log nothing."""
+    monkeypatch.setattr("launch.supervise.nccl.run", lambda *_, **__: None)
+    return SimpleNamespace(
+        environment=with_log({"HVDLAUNCH_JOB": "mine"}, tmp_path), plan=SimpleNamespace(slots=range(4))
+    )
+
+
+def test_the_logs_of_an_earlier_run_of_that_job_are_not_read(prepared, tmp_path):
+    folder = tmp_path / "logs/mine"
+    run_logged(prepared)
+    assert [one.stat().st_mode & 0o777 for one in (folder.parent, folder)] == [0o700, 0o700]
+    (folder / "nccl.node.4000.log").write_text(NVLINK[0])
+    (folder / "rank-0.log").touch()
+    assert run_logged(prepared)[1] is None
+    assert [file.name for file in folder.iterdir()] == ["rank-0.log"]
+
+
+@pytest.mark.parametrize("link", ["logs", "logs/mine"])
+def test_no_link_is_followed_to_another_folder(prepared, tmp_path, link):
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "mine").mkdir(parents=True)
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(elsewhere)
+    with pytest.raises(ProcessError, match="logs/mine cannot be made"):
+        run_logged(prepared)
+    assert [file.name for file in elsewhere.iterdir()] == ["mine"]
+
+
+def test_what_makes_nccl_write_it(tmp_path):
+    found = with_log({"HVDLAUNCH_JOB": "mine", "NCCL_DEBUG_SUBSYS": "ALL"}, tmp_path)
+    assert found == {
+        "HVDLAUNCH_JOB": "mine",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "ALL",
+        "NCCL_DEBUG_FILE": f"{tmp_path}/logs/mine/nccl.%h.%p.log",
+    }
+    assert with_log({}, tmp_path)["NCCL_DEBUG_SUBSYS"] == "INIT,GRAPH,ENV"

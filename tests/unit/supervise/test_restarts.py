@@ -1,0 +1,422 @@
+"""What is decided after a failure, and the whole of it against a world in which nothing takes time."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from launch.errors import CommandError, HostError, HostfileError, ProcessError
+from launch.hosts.host import Host
+from launch.machine.mpi import Mpi
+from launch.placement.measured import GpuLinks
+from launch.placement.slots import place, with_slots
+from launch.probe.host_facts import HostFacts
+from launch.start.command import hosts_of
+from launch.start.environment import exported
+from launch.start.request import RunRequest
+from launch.supervise import fleet, restarts
+from launch.supervise.restarts import RestartPolicy, Tally, final_status, run_with_restarts, with_attempt
+from launch.supervise.run import RunResult
+from tests.unit.machines import SOFTWARE, condition, hosts, machine
+
+MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))
+POLICY = RestartPolicy(restarts=5, min_np=2, grace_s=25)
+LOST = {0: "unhealthy: lost", 3: "unhealthy: lost"}
+
+
+def ended(status=1, *, checkpoint=None, stopped=False, why="it broke"):
+    return RunResult(status=status, run_folder=None, why=why, stopped=stopped, checkpoint=checkpoint)
+
+
+def after(*attempts, policy=POLICY):
+    """The tally and the outcome after these attempts: (ranks, how it ended)."""
+    tally = Tally()
+    for np, end in attempts:
+        tally = with_attempt(tally, end, np)
+    return tally, final_status(tally, end, np, policy)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_finished_and_too_many_skipped_steps_are_final(status):
+    assert after((4, ended(status)))[1] == status
+
+
+@pytest.mark.parametrize("status", [1, 4, 5, 137, 205, 255])
+def test_any_other_failure_is_not(status):
+    assert after((4, ended(status)))[1] is None
+
+
+@pytest.mark.parametrize("status", [0, 143, 130, 1])
+def test_a_stop_by_the_user_is(status):
+    assert after((4, ended(status, stopped=True)))[1] == status
+
+
+def test_three_restarts_in_a_row_without_a_new_checkpoint_end_it():
+    old, new, none = ended(checkpoint=40), ended(checkpoint=50), ended()
+    assert after((4, old), (4, none), (4, old))[1] is None
+    assert after((4, old), (4, none), (4, old), (4, ended(checkpoint=39)))[1] == 5
+    tally, status = after((4, old), (4, none), (4, old), (4, new))
+    assert (tally.fruitless, tally.checkpoint, status) == (0, 50, None)
+    assert after((4, none), (4, none), (4, none))[1] is None
+    assert after((4, none), (4, none), (4, none), (4, none))[1] == 5
+
+
+def test_restarts_that_are_used_up_leave_the_last_status():
+    policy = replace(POLICY, restarts=2)
+    steps = [(4, ended(7, checkpoint=step)) for step in range(3)]
+    assert after(*steps[:2], policy=policy)[1] is None
+    assert after(*steps, policy=policy)[1] == 7
+
+
+def test_bad_input_is_final_unless_the_number_of_ranks_is_new():
+    assert after((4, ended(2)))[1] == 2
+    tally, status = after((4, ended()), (3, ended(2)))
+    assert (tally.failures, tally.refused, status) == (1, {3}, None)
+    assert after((4, ended()), (4, ended(2)))[1] == 2
+    assert after((4, ended()), (3, ended()), (3, ended(2)))[1] == 2
+
+
+class World:
+    """Hosts that answer or not, and attempts that end as the test says; time passes only in sleep()."""
+
+    def __init__(self, *ends):
+        self.ends = list(ends)
+        self.topologies = {"h1": machine(), "h2": machine()}
+        self.hosts, self.gpus_option, self.on_gpus = hosts(h1=2, h2=2), "all", True
+        self.np, self.silent, self.left, self.measured = 4, set(), {}, ()
+        self.software = {}  # of hosts that have another one
+        self.began, self.asked, self.slept, self.now = [], [], [], 100.0
+        self.meanwhile = {}  # after this attempt, or at this second, something happens
+
+    def read(self):
+        if isinstance(self.hosts, Exception):
+            raise self.hosts
+        return RunRequest(
+            np=self.np,
+            program=("prog",),
+            hosts=self.hosts,
+            topologies={},
+            launcher="auto",
+            gpus=self.gpus_option,
+            binding="none",
+            apptainer=None,
+            nsys=False,
+            network=None,
+            ranks_per_replica=None,
+            exports=(),
+            as_root=True,
+            measured=self.measured,
+        )
+
+    def prepare(self, request, environment, folder, known=None):
+        topologies = self.topologies if known is None else {host: facts.topology for host, facts in known.items()}
+        listed = with_slots(request.hosts, topologies, np=request.np, gpus=request.gpus)
+        np = request.np or sum(host.slots for host in listed)
+        slots = place(listed, topologies, np=np, gpus=request.gpus, binding=request.binding)
+        plan = SimpleNamespace(slots=slots, remarks=("be warned",))
+        launcher = SimpleNamespace(mpi=MPI, python="python")
+        return SimpleNamespace(plan=plan, launcher=launcher, environment={"HVDLAUNCH_JOB": "job", **environment})
+
+    def run(self, prepared, *, grace_s):
+        assert prepared.environment["HVDLAUNCH_JOB"] == "job"
+        assert prepared.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
+        self.began.append({host.name: host.slots for host in hosts_of(prepared.plan.slots)})
+        self.gpus = [slot.gpu for slot in prepared.plan.slots]
+        end = self.ends.pop(0)
+        self.meanwhile.pop(len(self.began), lambda: None)()
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def ask_hosts(self, names, *, reach, mpirun, python, folder, gpus, driver_timeout_s, look):
+        assert (mpirun, python, gpus) == (MPI, "python", self.on_gpus)
+        self.asked.append(list(names))
+        plain = {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
+        if look is None:
+            return plain
+        return {
+            name: replace(facts, condition=condition(software=self.software.get(name, SOFTWARE)))
+            for name, facts in plain.items()
+        }
+
+    def end_on(self, names, job, *, reach, python, folder):
+        assert job == "job"
+        why = {name: HostError(f"host {name}: no route\nto it") for name in self.silent}
+        return {name: why.get(name, self.left.pop(name, 0)) for name in names}
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+        for at in [at for at in self.meanwhile if at > 100 and at <= self.now]:
+            self.meanwhile.pop(at)()
+
+
+@pytest.fixture
+def world(monkeypatch):
+    made = World()
+    for name in ("prepare", "run"):
+        monkeypatch.setattr(restarts, name, getattr(made, name))
+    for name in ("prepare", "ask_hosts", "end_on"):
+        monkeypatch.setattr(fleet, name, getattr(made, name))
+    monkeypatch.setattr(fleet, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
+    return made
+
+
+def result(world, *ends, policy=POLICY):
+    world.ends += ends
+    return run_with_restarts(world.read, policy, {})
+
+
+def lines(capfd):
+    return [line.removeprefix("hvdlaunch: ") for line in capfd.readouterr().err.splitlines()]
+
+
+def test_a_run_that_finishes_is_run_once(world, capfd):
+    assert result(world, ended(0)) == 0
+    assert (world.began, world.asked, lines(capfd)) == ([{"h1": 2, "h2": 2}], [], ["be warned"])
+
+
+def test_a_failed_run_goes_on_with_all_hosts(world, capfd):
+    assert result(world, ended(137, checkpoint=40), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+    assert lines(capfd)[1:] == ["restart 1 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 40"]
+
+
+def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.add("h2"), 2: lambda: (world.silent.clear(), world.sleep(1))}
+    ends = [ended(205), ended(1, checkpoint=5), ended(0)]
+    assert result(world, *ends) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2, "h2": 2}]
+    assert world.asked == [["h1"], ["h1", "h2"]]
+    assert lines(capfd)[1:] == [
+        "host h2: no route to it; it is left out",
+        "restart 1 of 5 after: it broke; 2 ranks on h1:2, no checkpoint was saved yet",
+        "restart 2 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 5",
+    ]
+
+
+def test_slots_are_those_of_measured_gpus_and_a_host_that_was_not_measured_is_left_out(world, capfd):
+    rows = tuple(tuple(None if a == b else 10.0 for b in range(3)) for a in range(3))
+    world.measured = (GpuLinks(host="h1", gpus=(0, 1, 2), uuids=(None,) * 3, gb_per_s=rows),)
+    world.hosts = hosts(h1=4, h2=4)
+    assert result(world, ended(1, checkpoint=1), ended(1, checkpoint=2), ended(0)) == 0
+    assert world.began[1:] == [{"h1": 3}, {"h1": 3}]
+    (told,) = [line for line in lines(capfd) if line.endswith("; it is left out")]
+    assert told.startswith("--measured: host h2 has other GPUs than what was measured, h1: ")
+
+
+def test_a_silent_host_is_tried_again_only_after_a_while(world):
+    world.meanwhile = {1: lambda: world.silent.add("h2"), 2: world.silent.clear}
+    assert result(world, ended(205), ended(checkpoint=5), ended(0)) == 0
+    assert world.began[1:] == [{"h1": 2}, {"h1": 2}]
+    assert world.asked == [["h1"], ["h1"]]
+
+
+def test_a_host_that_is_lost_again_is_told_again_and_where_hosts_are_short_all_are_asked(world, capfd):
+    def both_ways():
+        world.silent = {"h1"}  # h2 has just come back, but has a pause of two seconds
+
+    world.meanwhile = {
+        1: lambda: world.silent.add("h2"),
+        2: lambda: (world.silent.clear(), world.sleep(1)),
+        3: lambda: world.silent.add("h2"),
+        4: lambda: world.sleep(1),
+        5: both_ways,
+    }
+    ends = [ended(checkpoint=step) for step in range(5)]
+    assert result(world, *ends, ended(0)) == 0
+    assert world.began[1:] == [{"h1": 2}, {"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2}, {"h2": 2}]
+    assert world.slept == [1, 1, 1]
+    assert lines(capfd).count("host h2: no route to it; it is left out") == 2
+
+
+def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
+    world.topologies["h3"] = machine()
+    world.meanwhile = {
+        1: lambda: (world.silent.add("h2"), setattr(world, "hosts", hosts(h1=2, h2=2, h3=1))),
+        2: lambda: setattr(world, "hosts", hosts(h3=4, h1=2)),
+    }
+    assert result(world, ended(), ended(), ended(0)) == 0
+    assert world.began[1:] == [{"h1": 2, "h3": 1}, {"h3": 4}]
+
+
+@pytest.mark.parametrize("first", ["h1", "h3"])
+def test_a_host_that_is_added_and_would_end_the_run_is_left_out(world, capfd, first):
+    """Also where two such hosts are more than there were before."""
+    world.hosts = hosts(h1=2)
+    world.topologies |= {"h3": machine(), "h4": machine()}
+    world.software = dict.fromkeys(("h3", "h4"), replace(SOFTWARE, torch="1.0"))
+    added = hosts(h1=2, h3=2, h4=2, h2=2) if first == "h1" else hosts(h3=2, h4=2, h1=2, h2=2)
+    one_left = machine(unusable=dict.fromkeys(range(3), "unhealthy: lost"))
+    world.np = None
+    world.meanwhile = {1: lambda: (setattr(world, "hosts", added), world.topologies.update(h1=one_left))}
+    assert result(world, ended(), ended(0), policy=replace(POLICY, min_np=1)) == 0
+    assert world.began == [{"h1": 2}, {"h1": 1, "h2": 1}]
+    told = [line for line in lines(capfd) if line.startswith("host ")]
+    why = f"torch 1.0, on h1 {SOFTWARE.torch}: run `make setup` there, in a checkout of the same commit; it is left out"
+    assert told == [f"host {name}: {why}" for name in ("h3", "h4")]
+
+
+def test_without_a_number_of_ranks_all_gpus_are_used_and_the_first_attempt_is_the_measure(world, capfd):
+    world.np, world.hosts = None, tuple(Host(name=name, slots=1, counted=False) for name in ("h1", "h2"))
+    world.topologies["h1"] = machine(unusable=LOST)
+    world.meanwhile = {
+        1: lambda: world.topologies.update(h1=machine(), h2=machine(unusable=LOST)),
+        2: lambda: (world.silent.add("h1"), world.topologies.update(h2=machine())),
+        3: lambda: (world.silent.clear(), world.sleep(1)),
+    }
+    ends = [ended(checkpoint=step) for step in range(3)]
+    assert result(world, *ends, ended(0), policy=replace(POLICY, min_np=4)) == 0
+    assert world.began == [{"h1": 2, "h2": 4}, {"h1": 4, "h2": 2}, {"h2": 4}, {"h1": 4, "h2": 2}]
+
+
+def test_without_min_np_it_waits_for_as_many_ranks_as_at_first(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.add("h2"), 110: world.silent.clear}
+    assert result(world, ended(), ended(0), policy=replace(POLICY, min_np=None)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+    assert "2 slots are left, --min-np is 4; waiting up to 600 s" in lines(capfd)
+
+
+def test_more_ranks_at_least_than_there_are_is_refused_before_anything_starts(world):
+    with pytest.raises(CommandError, match=r"^--min-np 5: there is room for 4 ranks, give a number up to that$"):
+        result(world, policy=replace(POLICY, min_np=5))
+    assert world.began == []
+
+
+def test_a_hostfile_that_is_just_being_edited_changes_nothing(world, capfd):
+    world.meanwhile = {1: lambda: setattr(world, "hosts", HostfileError("hosts:3: h1 is there twice"))}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+    assert "hosts:3: h1 is there twice; the hosts stay as they were" in lines(capfd)
+
+
+def test_a_host_that_has_lost_gpus_has_fewer_ranks(world):
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable={**LOST, 1: "unhealthy: lost"}))}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
+    assert world.gpus[0] == 2
+
+
+def test_a_host_without_any_gpu_left_is_not_used_on_cpus(world):
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(0), h2=machine(0))}
+    assert result(world, ended(9)) == 9
+    assert world.began == [{"h1": 2, "h2": 2}]
+
+
+def test_gpus_that_were_named_are_the_only_ones_that_may_be_used(world):
+    world.gpus_option = (0, 1)
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable=LOST))}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
+    assert world.gpus == [1, 0, 1]
+
+
+def test_a_busy_gpu_that_was_named_is_used_again(world):
+    world.gpus_option = (0, 1)
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable={0: "busy: pid 7"}))}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+
+
+def test_a_run_on_cpus_stays_there(world):
+    world.topologies, world.on_gpus = {"h1": machine(0), "h2": machine(0)}, False
+    world.meanwhile = {1: lambda: world.topologies.update(h2=machine())}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+
+
+def test_a_gpu_that_is_busy_for_a_moment_is_not_lost(world):
+    world.meanwhile = {
+        1: lambda: world.topologies.update(h1=machine(unusable=dict.fromkeys(range(3), "busy: pid 7"))),
+        102: lambda: world.topologies.update(h1=machine()),
+    }
+    assert result(world, ended(), ended(0)) == 0
+    assert world.began[1] == {"h1": 2, "h2": 2}
+    assert world.slept == [2]
+
+
+def test_too_few_slots_are_waited_for_with_longer_and_longer_pauses(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.update(("h1", "h2")), 120: lambda: world.silent.discard("h1")}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.slept == [1, 2, 4, 8, 16]
+    assert world.began[1] == {"h1": 2}
+    printed = lines(capfd)
+    assert printed.count("0 slots are left, --min-np is 2; waiting up to 600 s") == 1
+    assert printed.count("host h2: no route to it; it is left out") == 1
+
+
+def test_it_does_not_wait_for_ever(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.update(("h1", "h2"))}
+    assert result(world, ended(205)) == 205
+    assert 560 < sum(world.slept) <= 600
+    assert lines(capfd)[-1] == "0 slots are left, --min-np is 2; after 600 s it ends here"
+
+
+def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
+    world.meanwhile = {1: lambda: setattr(world, "hosts", hosts(h1=2, h2=1))}
+    refusal = ended(2, why="hvdtrain: 3 ranks do not divide 64")
+    assert result(world, ended(), refusal, ended(1, checkpoint=9), ended(0)) == 0
+    assert [sum(slots.values()) for slots in world.began] == [4, 3, 2, 2]
+    assert lines(capfd)[1:] == [
+        "restart 1 of 5 after: it broke; 3 ranks on h1:2,h2:1, no checkpoint was saved yet",
+        "restart 1 of 5 after: hvdtrain: 3 ranks do not divide 64; 2 ranks on h1:2, no checkpoint was saved yet",
+        "restart 2 of 5 after: it broke; 2 ranks on h1:2, from step 9",
+    ]
+
+
+def test_leftovers_are_ended_and_counted_also_when_it_is_over(world, capfd):
+    world.left = {"h1": 2, "h2": 1}
+    assert result(world, ended(7), policy=replace(POLICY, restarts=0)) == 7
+    assert lines(capfd)[1:] == ["3 of its processes still ran on h1, h2: killed", "--restarts 0: no more is left"]
+
+
+@pytest.mark.parametrize(("last", "is_printed"), [(0, False), (3, False), (2, False), (7, True), (143, False)])
+def test_that_restarts_are_used_up_is_told_only_where_it_matters(world, capfd, last, is_printed):
+    end = ended(last, stopped=last == 143)
+    assert result(world, ended(), end, policy=replace(POLICY, restarts=1)) == last
+    assert ("--restarts 1: no more is left" in lines(capfd)) == is_printed
+
+
+def test_no_progress(world, capfd):
+    assert result(world, *[ended(checkpoint=4)] * 4) == 5
+    assert lines(capfd)[-1] == "3 restarts in a row brought no new checkpoint: it ends here, with status 5"
+
+
+def test_a_user_who_stops_it_has_stopped_it(world, capfd):
+    assert result(world, ended(), ended(0, stopped=True, why="stopped and saved")) == 0
+    assert len(world.began) == 2
+
+
+def test_a_launcher_that_cannot_be_started_again_is_a_failure_like_others(world, capfd):
+    trouble = ProcessError("no folder can be made in /tmp: No space left on device")
+    assert result(world, ended(), trouble, ended(0)) == 0
+    assert "restart 2 of 5 after: no folder can be made in /tmp: No space left" in lines(capfd)[-1]
+
+
+def test_a_launcher_that_cannot_be_started_at_all_is_bad_input(world):
+    with pytest.raises(ProcessError):
+        result(world, ProcessError("mpirun cannot be started"))
+
+
+def test_ranks_on_every_host_know_which_attempt_it_is():
+    assert "HVDLAUNCH_ATTEMPT" in exported({"HVDLAUNCH_ATTEMPT": "1"}, [])
+
+
+def test_gpus_that_another_run_has_taken_are_left_to_it(world, capfd):
+    """By a run that locked them first: bind ends with 75, and the lock is seen when the hosts are asked again."""
+    held = dict.fromkeys((0, 2), "busy: pid 7, another run of yours")
+    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable=held))}
+    lost = ended(75, why="hvdlaunch: GPU 0 of h1 was taken meanwhile")
+    assert result(world, lost, ended(0)) == 0
+    assert world.gpus == [1, 3, 0, 2]
+    line = "restart 1 of 5 after: hvdlaunch: GPU 0 of h1 was taken meanwhile; 4 ranks on h1:2,h2:2, no checkpoint was"
+    assert lines(capfd)[-1].startswith(line)
+
+
+def test_a_lost_race_is_a_restart_in_which_the_program_has_not_run():
+    lost = ended(75)
+    tally, status = after(*[(4, lost)] * 5)
+    assert (tally.failures, tally.fruitless, tally.ran, status) == (5, 0, frozenset(), None)
+    assert after(*[(4, lost)] * 6)[1] == 75
+    assert after((4, lost), *[(4, ended())] * 3)[1] is None
+    assert after((4, lost), *[(4, ended())] * 4)[1] == 5
