@@ -14,6 +14,7 @@ The private names of Horovod here are those of 0.28.1, which the project pins.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import horovod.torch as hvd
@@ -21,6 +22,7 @@ import torch
 from horovod.torch.compression import Compressor
 from torch import Tensor, nn
 
+from hvdtrain.ranks.comm import wait_until
 from hvdtrain.ranks.sync import Update, WaitContext, WireSync
 from hvdtrain.ranks.wire import Wire
 
@@ -61,11 +63,17 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
 class HorovodSync(WireSync):
     """`hvd.DistributedOptimizer`; the sums begin in backward, as gradients come."""
 
-    def __init__(self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext) -> None:
-        """`wait_context` is entered while this rank waits for others."""
+    def __init__(
+        self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext, shares_cores: bool
+    ) -> None:
+        """`wait_context` is entered while this rank waits for others.
+
+        A rank that `shares_cores` with what it waits for leaves them its core: Horovod's own wait keeps it busy.
+        """
         self._named = list(model.named_parameters())
         self._trainable = [parameter for _, parameter in self._named if parameter.requires_grad]
         self._wire, self._groups, self._wait_context = wire, groups, wait_context
+        self._shares_cores = shares_cores
         self._optimizer: Any = None
 
     def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -81,7 +89,12 @@ class HorovodSync(WireSync):
 
     def finish(self) -> None:
         self._send_rest()
-        with self._wait_context():
+        waiting = self._wait_context
+        if self._shares_cores:
+            handles = [handle for handle, _ in self._optimizer._handles.values()]
+            wait_until(lambda: all(map(hvd.poll, handles)), waiting)
+            waiting = nullcontext  # all sums are there
+        with waiting():
             self._optimizer.synchronize()
 
     def _send_rest(self) -> None:

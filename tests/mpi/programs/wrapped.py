@@ -43,8 +43,9 @@ def trained(
     """The model after six steps, of which the first is skipped, and how often the step's own hooks were called."""
     model = Net()
     optimizer = optim.BUILD[name](optim.parameter_groups(model, 0.01, decay_all=False), LR[name])
+    waiting = {"wait_context": comm.wait_context, "shares_cores": precision == "fp32"}  # both ways
     sync = (
-        HorovodSync(model, wire=Wire("none", comm.size), groups=groups, wait_context=comm.wait_context)
+        HorovodSync(model, wire=Wire("none", comm.size), groups=groups, **waiting)
         if reducer == "horovod"
         else comm.gradient_sync(model, compression="none")
     )
