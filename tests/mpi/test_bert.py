@@ -19,17 +19,22 @@ from tests.mpi.test_preemption import left_well
 
 WORDS = ["--data", "json", "--data-dir", "texts", "--vocab-size", "200", "--run", "r", "--report-every-steps", "3"]
 
+HOROVOD = ["--reducer", "horovod"]
+
 
 @pytest.fixture(autouse=True)
 def data(tmp_path):
     return texts.put(tmp_path / "texts")
 
 
-@pytest.mark.parametrize(("launcher", "how"), [("mpirun", {}), ("horovodrun", {}), ("hvdlaunch", BY_ITSELF)])
-def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path, launcher, how):
+@pytest.mark.parametrize(
+    ("launcher", "how", "options"),
+    [("mpirun", {}, HOROVOD), ("horovodrun", {}, []), ("hvdlaunch", BY_ITSELF, [])],
+)
+def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path, launcher, how, options):
     with (tmp_path / "texts" / "test.jsonl").open("a") as file:
         file.write('{"text": "cat %", "label": "animals"}\n')
-    words = ["-m", "hvdtrain.bert", *WORDS, "--epochs", "2"]  # word by word, as a user starts it
+    words = ["-m", "hvdtrain.bert", *WORDS, *options, "--epochs", "2"]  # word by word, as a user starts it
     done = run(launcher, 2, [*words, "--global-batch-size", "8", "--export", "model"], **how)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "bert" / "r"
@@ -52,6 +57,7 @@ def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path, launcher, ho
     ]
     config = json.loads((folder / "config.json").read_text())
     assert config["derived"]["classes"] == 3
+    assert config["reducer"] == ("horovod" if options else "bucket")
 
 
 # Adam makes steps of what is zero but for rounding, as the keys' bias; clipping would hide a wrong scale.
@@ -70,6 +76,7 @@ def trained(tmp_path_factory):
             texts.put(folder / "texts", train=train, longest=128)
             words = [*BERT, *EXACT, "--task", task, "--export", "model"]
             words += ["--global-batch-size", str(global_batch), "--accumulate-steps", str(accumulate)]
+            words += HOROVOD if accumulate > 1 else []
             end_well(folder, launcher_of(ranks), ranks, words)
             known[key] = load_file(folder / "model" / "model.safetensors")
         return known[key]
@@ -115,7 +122,13 @@ def runs_in(folder, words, *, ranks=2, **lengths):
     return Runs(folder=folder, ranks=ranks, words=tuple(words), script="bert")
 
 
-@pytest.mark.parametrize("words", [["--task", "mlm", "--max-steps", "9"], slow(["--task", "classify", *TWO_EPOCHS])])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--task", "mlm", "--max-steps", "9", *HOROVOD, "--compression", "fp16"],
+        slow(["--task", "classify", *TWO_EPOCHS]),
+    ],
+)
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, words):
     words = [*INTERRUPTED, *words]
     whole, broken = runs_in(tmp_path_factory.mktemp("whole"), words), runs_in(tmp_path, words)
@@ -212,7 +225,7 @@ def test_a_compiled_model_trains_alike_on_two_ranks(run, tmp_path):
 
 
 def test_max_steps_ends_in_the_middle_of_an_epoch_and_a_nan_is_skipped_by_all(run, tmp_path):
-    words = ["--task", "mlm", "--global-batch-size", "8", "--max-steps", "9"]
+    words = ["--task", "mlm", "--global-batch-size", "8", "--max-steps", "9", *HOROVOD]
     done = run("mpirun", 2, [*BERT, *WORDS, *words], HVDTRAIN_FAULT="nan@rank1:step4")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "runs" / "bert" / "r" / "result.json").read_text())

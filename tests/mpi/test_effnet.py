@@ -42,17 +42,29 @@ def only_line(done):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "ranks", "epochs"),
-    [("python", 1, 1), ("mpirun", 2, 2), ("horovodrun", 2, 1), ("hvdlaunch", 2, 1), slow("mpirun", 3, 1)],
+    ("launcher", "ranks", "epochs", "options"),
+    [
+        ("python", 1, 1, []),
+        ("mpirun", 2, 2, ["--reducer", "horovod"]),
+        ("horovodrun", 2, 1, []),
+        ("hvdlaunch", 2, 1, []),
+        slow("mpirun", 3, 1, []),
+    ],
 )
-def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, ranks, epochs):
+def test_a_run_leaves_a_whole_run_folder(run, tmp_path, *, launcher, ranks, epochs, options):
     given = {"HOROVOD_FUSION_THRESHOLD": str(2**19), "HOROVOD_AUTOTUNE": "1"}  # as horovodrun would set them
     given |= BY_ITSELF if launcher == "horovodrun" else {}
-    words = ["-m", "hvdtrain.effnet", *QUICK[:-1], str(epochs)]  # word by word, as a user starts it
+    given |= {"HOROVOD_AUTOTUNE_LOG": "tuned", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2"}
+    given |= {"HOROVOD_TIMELINE": str(tmp_path / "timeline")}
+    words = ["-m", "hvdtrain.effnet", *QUICK[:-1], str(epochs), *options]  # word by word, as a user starts it
     done = run(launcher, ranks, [*words, "--run", "r", "--experiment", "e"], **given)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
-    assert said.count("hvdtrain: warning: HOROVOD_AUTOTUNE: no effect with --reducer bucket") == 1
+    obeyed = bool(options)
+    assert said.count("hvdtrain: warning: HOROVOD_AUTOTUNE: no effect with --reducer bucket") == (not obeyed)
+    assert (tmp_path / "tuned").exists() is obeyed
+    if ranks > 1:  # several gradients at once, or buckets, which are not copied
+        assert ("MEMCPY_IN_FUSION_BUFFER" in (tmp_path / "timeline").read_text()) is obeyed
     assert f"global batch: {64 * ranks} images ({ranks} replica" in said
     assert said.count("run folder: runs/e/r") == 1
     folder = tmp_path / "runs" / "e" / "r"

@@ -10,11 +10,13 @@ import pytest
 from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, slow, wait_until
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
 
+BY_HOROVOD = (*SHORT, "--reducer", "horovod")
+
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
     """A run of 2 ranks that was killed after step 1 and after step 8, with checkpoints of steps 7 and 8."""
-    run = Runs(folder=tmp_path_factory.mktemp("half"), ranks=2, words=SHORT)
+    run = Runs(folder=tmp_path_factory.mktemp("half"), ranks=2, words=BY_HOROVOD)
     run.killed("step2", saved=1)
     run.killed("step9", saved=8)
     return run
@@ -34,7 +36,7 @@ def interrupted(run, ends):
 def test_from_step_1_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path, reference):
     run = half.copied(tmp_path)
     interrupted(run, [("eval1", 12)])
-    same_end(run, reference(2))
+    same_end(run, reference(2, BY_HOROVOD))
     assert run.result["resumed"] == 3
 
 
@@ -42,7 +44,7 @@ def test_a_run_keeps_the_stride_of_its_stem_where_the_program_would_choose_anoth
     run = half.copied(tmp_path)
     run.finish(program=("-m", "hvdtrain.effnet"))
     assert json.loads((run.path / "config.json").read_text())["stem_stride"] == 2
-    same_end(run, reference(2))
+    same_end(run, reference(2, BY_HOROVOD))
 
 
 @pytest.mark.slow
@@ -202,7 +204,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference, 
     said = run.finish()
     assert f"hvdtrain: passed over runs/effnet/r/checkpoints/step-000000008/{file} is damaged" in said
     assert "resumed from runs/effnet/r/checkpoints/step-000000007, epoch 1" in said
-    same_end(run, reference(2))
+    same_end(run, reference(2, BY_HOROVOD))
 
 
 @pytest.mark.slow
@@ -221,7 +223,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(half, tmp_path):
 def test_never_begins_anew(half, tmp_path, reference):
     run = half.copied(tmp_path)
     run.finish("--resume", "never")
-    same_end(run, reference(2))
+    same_end(run, reference(2, BY_HOROVOD))
     assert run.result["resumed"] == 0
 
 
