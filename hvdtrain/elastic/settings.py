@@ -4,12 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group, Missing, requires
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1
 
 if TYPE_CHECKING:
     from hvdtrain.elastic.recovery import TrainingParts
+    from hvdtrain.loop.draft import Job
     from hvdtrain.loop.loop import Membership
 
 
@@ -20,7 +22,8 @@ class ElasticSettings(Group):
     title: ClassVar[str] = "lost ranks and new ones"
 
     elastic: Annotated[bool, ASIDE] = False
-    """When a rank dies the others go on in place, from the last step; needs Open MPI 5 and mpirun --with-ft ulfm."""
+    """When a rank dies the others go on in place, from the last step; on CPUs, with Open MPI 5 and mpirun --with-ft
+    ulfm."""
     grow: Annotated[bool, ASIDE] = False
     """With elastic: others start in the place of those that died, and join once they have loaded."""
     min_np: Annotated[int, AT_LEAST_1, ASIDE] = 1
@@ -38,6 +41,14 @@ class ElasticSettings(Group):
                 option="--elastic",
                 takes=(Capability.WORLD, Capability.RANK_STATE, Capability.PHASES),
                 needs=(Capability.WORLD, Capability.RESTART),
+            )
+
+    def check_job(self, job: "Job") -> None:
+        # MPI's revoke does not end a sum that NCCL has begun, and after ncclCommAbort Horovod reports it as done.
+        if self.elastic and job.device.type == "cuda":
+            raise BadInput(
+                "--elastic works on CPUs only: on GPUs a sum that NCCL has begun does not end when a rank dies. Leave "
+                "it out, and start with hvdlaunch run --restarts 5 to resume from the last checkpoint."
             )
 
     def members(self, parts: "TrainingParts") -> "Membership | None":

@@ -1,5 +1,9 @@
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from hvdtrain.elastic.settings import ElasticSettings
 from hvdtrain.text import settings as texts
 from hvdtrain.vision import settings as images
 from tests.refusals import options_refused_together, refused
@@ -45,6 +49,15 @@ def test_a_least_number_of_ranks_is_for_an_elastic_run():
     assert refused(lambda: images.parse(["--min-np", "2"])) == "--min-np 2 requires --elastic"
     assert refused(lambda: images.parse(["--min-np", "2", "--grow"])) == "--min-np 2 with --grow requires --elastic"
     assert images.parse(["--min-np", "1"]).min_np == 1
+
+
+def test_an_elastic_run_is_on_cpus():
+    on_gpu, on_cpu = (SimpleNamespace(device=torch.device(kind)) for kind in ("cuda", "cpu"))
+    ElasticSettings(elastic=True).check_job(on_cpu)
+    ElasticSettings().check_job(on_gpu)
+    line = refused(lambda: ElasticSettings(elastic=True).check_job(on_gpu))
+    assert line.startswith("--elastic works on CPUs only")
+    assert "hvdlaunch run --restarts 5" in line
 
 
 @pytest.mark.parametrize(("least", "settings"), [(None, (False, 1)), ("1", (True, 1)), ("3", (True, 3))])
