@@ -75,7 +75,10 @@ class Step:
         for witness in slots.witnesses:
             witness.begin(self)
         self.optimizer.zero_grad(set_to_none=True)
-        slots.how.overlap = not self.phases.isolated
+        # Collectives of two NCCL libraries at the same time on a GPU, torch's inside the replica and Horovod's between
+        # replicas, may wait for each other for ever: NVIDIA/nccl#195.
+        shares_gpu = slots.where.ranks > 1 and self.device.type == "cuda"
+        slots.how.overlap = not (self.phases.isolated or shares_gpu)
         slots.how.expect(backward_passes)
         slots.where.train(self, micro_batches, backward_passes, global_count)
         assert len(self._troubles) == backward_passes

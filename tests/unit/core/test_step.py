@@ -9,7 +9,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from hvdtrain.core.finite import SUM, Skipped
-from hvdtrain.core.slots import Parts
+from hvdtrain.core.slots import Layout, Parts
+from hvdtrain.core.step import Step
 from hvdtrain.core.task import Sums
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe import optim
@@ -106,6 +107,17 @@ class Recording(GradientSync):
 
     def end_step(self, *, overflowed):
         self.overflows.append(overflowed)
+
+
+@pytest.mark.parametrize(("device", "ranks", "overlaps"), [("cuda", 2, False), ("cuda", 1, True), ("cpu", 2, True)])
+def test_sums_wait_for_backward_if_the_parts_of_a_replica_talk_over_nccl_too(monkeypatch, device, ranks, overlaps):
+    model = small()
+    sync, where = Recording(model), Layout()
+    where.ranks = ranks
+    step = step_of(model, sync=sync, where=where, witnesses=[])
+    monkeypatch.setattr(Step, "device", torch.device(device))
+    take(step, batch(4))
+    assert sync.overlap == overlaps
 
 
 def test_ranks_gradients_add_up_to_those_of_the_mean_loss():
