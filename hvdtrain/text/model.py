@@ -3,6 +3,7 @@
 N sequences of a batch, L tokens of the longest, M masked, W width, A heads, V tokens of the vocabulary, K classes.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -84,14 +85,14 @@ class _SelfAttention(nn.Module):
         self.per_rank_draws: Callable[[], AbstractContextManager[None]] = nullcontext
         self._head_width, self._dropout = sizes.width // sizes.heads, sizes.dropout
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         query, key, value = (
             layer(hidden).unflatten(-1, (-1, self._head_width)).transpose(1, 2)  # N A L W/A
             for layer in (self.query, self.key, self.value)
         )
         dropout = self._dropout if self.training else 0.0
         with self.per_rank_draws() if dropout else nullcontext():
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
         return attended.transpose(1, 2).flatten(2)  # N L W
 
 
@@ -118,9 +119,9 @@ class _Layer(nn.Module):
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.intermediate)})
         self.output = _ResidualNorm(sizes.intermediate, sizes)
 
-    def forward(self, hidden: Tensor, mask: Tensor, places: Tensor | None = None) -> Tensor:
-        """(N, L, W), or (M, W) at these places (M,) alone."""
-        attended = self.attention["self"](hidden, mask)
+    def forward(self, hidden: Tensor, bias: Tensor | None, places: Tensor | None = None) -> Tensor:
+        """(N, L, W), or (M, W) at these places (M,) alone; the bias is `_bias`'s."""
+        attended = self.attention["self"](hidden, bias)
         if places is not None:
             attended, hidden = (tensor.flatten(0, 1).index_select(0, places) for tensor in (attended, hidden))
         attended = self.attention["output"](attended, hidden)
@@ -141,12 +142,24 @@ class _Bert(nn.Module):
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         """Hidden states (M, W) at the places (M,); the last layer computes little at the others."""
         hidden: Tensor = self.embeddings(tokens, types)
-        mask = mask[:, None, None, :]
+        bias = _bias(mask, hidden)
         *layers, last = self.encoder["layer"].children()
         for layer in layers:
-            hidden = layer(hidden, mask)
-        chosen: Tensor = last(hidden, mask, places)  # M W
+            hidden = layer(hidden, bias)
+        chosen: Tensor = last(hidden, bias, places)  # M W
         return chosen
+
+
+def _bias(mask: Tensor, hidden: Tensor) -> Tensor | None:
+    """What attention adds to its scores, (N, 1, 1, L): -inf at padding; None for an empty mask, (N, 0).
+
+    In the type that attention computes in, which would else make it anew in each layer.
+    """
+    if not mask.shape[1]:
+        return None
+    kind = hidden.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -math.inf)[:, None, None, :]
 
 
 class _Predictions(nn.Module):
@@ -176,7 +189,7 @@ class BertForMaskedLM(nn.Module):
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         """Logits (M, V) from tokens and types (N, L), a mask (N, L) that is True at real tokens, and places (M,).
 
-        Place n x L + l is that of token l of sequence n.
+        The mask is (N, 0) if there is no padding. Place n x L + l is that of token l of sequence n.
         """
         hidden = self.bert(tokens, types, mask, places)  # M W
         logits: Tensor = self.cls["predictions"](hidden, self.bert.embeddings.word_embeddings.weight)
@@ -195,8 +208,11 @@ class BertForClassification(nn.Module):
         _initialise(self, sizes.initializer_range)
 
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
-        """Logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens."""
-        first = self.bert(tokens, types, mask, _first_positions(tokens))  # N W
+        """Logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens.
+
+        The mask is (N, 0) if there is no padding.
+        """
+        first = self.bert(tokens, types, mask, _first_positions(tokens, tokens.device))  # N W
         logits: Tensor = self.classifier(self.dropout(torch.tanh(self.bert.pooler["dense"](first))))
         return logits
 
@@ -267,7 +283,8 @@ def _run_embeddings(model: nn.Module, _: Tensor | None, inputs: Inputs) -> Tenso
 def _run_layer(
     name: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs, places: Tensor | None = None
 ) -> Tensor:
-    output: Tensor = model.get_submodule(name)(hidden, inputs[2][:, None, None, :], places)
+    assert hidden is not None
+    output: Tensor = model.get_submodule(name)(hidden, _bias(inputs[2], hidden), places)
     return output
 
 
@@ -278,12 +295,13 @@ def _run_predictions(last: str, model: nn.Module, hidden: Tensor | None, inputs:
 
 
 def _run_classifier(last: str, model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
-    first = _run_layer(last, model, hidden, inputs, _first_positions(inputs[2]))
+    assert hidden is not None
+    first = _run_layer(last, model, hidden, inputs, _first_positions(inputs[0], hidden.device))
     pooled = torch.tanh(model.get_submodule("bert.pooler.dense")(first))
     logits: Tensor = model.get_submodule("classifier")(model.get_submodule("dropout")(pooled))
     return logits
 
 
-def _first_positions(tokens: Tensor) -> Tensor:
+def _first_positions(tokens: Tensor, device: torch.device) -> Tensor:
     """Where the sequences of (N, L) begin, in all of them one after the other."""
-    return torch.arange(0, tokens.numel(), tokens.shape[1], device=tokens.device)
+    return torch.arange(0, tokens.numel(), tokens.shape[1], device=device)

@@ -47,7 +47,9 @@ class Labels(Task):
         tokens = raw["tokens"]
         mask = token_mask(raw["lengths"], tokens)
         ends = tokens == self._end
-        types = ((ends.cumsum(1) - ends.long()) > 0) & mask  # of what comes after the first [SEP]
+        types = (ends.cumsum(1) - ends.long()) > 0  # of what comes after the first [SEP]
+        if mask.shape[1]:
+            types &= mask
         return {"tokens": tokens, "types": types.long(), "mask": mask, "labels": raw["labels"]}
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
@@ -152,8 +154,14 @@ class MaskedWords(Task):
 
 
 def token_mask(lengths: Tensor, tokens: Tensor) -> Tensor:
-    """True (N, L) at the tokens of sequences of these lengths (N,), False at the padding."""
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths.to(tokens.device, non_blocking=True)[:, None]
+    """True (N, L) at the tokens of sequences of these lengths (N,), False at padding; (N, 0) if there is none.
+
+    Attention without a mask may choose faster kernels. The lengths are on the host, which waits for nothing.
+    """
+    count, longest = tokens.shape
+    if bool((lengths == longest).all()):
+        return torch.empty(count, 0, dtype=torch.bool, device=tokens.device)
+    return torch.arange(longest, device=tokens.device) < lengths.to(tokens.device, non_blocking=True)[:, None]
 
 
 TextTask = Labels | MaskedWords

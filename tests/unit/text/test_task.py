@@ -52,6 +52,14 @@ def test_the_second_text_of_a_pair_has_another_type_and_what_fills_up_is_masked(
     assert batch["mask"].sum(1).tolist() == [6, 3, 3]
 
 
+def test_sequences_of_one_length_have_an_empty_mask():
+    task = Labels(PAIRS.lengths, classes=3, end=SEP)
+    batch = task.prepare(read(PAIRS, 0, 0), torch.tensor([0, 0]), 0)
+    assert batch["mask"].shape == (2, 0)
+    assert batch["types"].tolist() == [[0, 0, 0, 0, 1, 1]] * 2
+    assert task.prepare(read(PAIRS), torch.tensor([]), 0)["mask"].shape == (0, 0)
+
+
 @pytest.mark.parametrize("classes", [2, 5])
 def test_f1_is_that_of_the_second_label_or_the_mean_over_more(classes):
     from sklearn.metrics import f1_score
