@@ -14,6 +14,7 @@ from hvdtrain.checkpoint import files, state
 from hvdtrain.checkpoint.files import Fingerprint
 from hvdtrain.checkpoint.state import State
 from hvdtrain.checkpoint.writer import Writer
+from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import check_replicas
 from hvdtrain.ranks.agree import agree
@@ -88,7 +89,8 @@ class Saves:
             return
         self._taken_step = position.step
         check_replicas(self._comm, self._parts.where, self._parts.model, position.step)
-        content = files.pack(files.rank_file_name(self._comm.rank), state.per_rank_state(self._parts))
+        rank_state = copy_to_host(state.per_rank_state(self._parts))
+        content = files.pack(files.rank_file_name(self._comm.rank), rank_state)
         ranks, failed = self._write_rank_files(position.step, content)
         if failed:  # try once more, as the writer does
             if self._writer is not None:

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.files import Document, Fingerprint
+from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
 
 
@@ -97,7 +96,8 @@ class Writer:
         about: Mapping[str, Any],
     ) -> None:
         self._finish(kind)
-        write_copies = partial(write, _copy(dict(documents)), about=_copy(dict(about)))
+        documents, about = copy_to_host((dict(documents), dict(about)))
+        write_copies = partial(write, documents, about=about)
         self._running[kind] = self._thread.submit(self._save, kind, step, write_copies)
 
     def _finish(self, kind: str) -> None:
@@ -125,14 +125,3 @@ class Writer:
     def _drop(self, folder: Path) -> None:
         with self._guard("checkpoint removal", folder):
             checkpoint.remove(folder)
-
-
-def _copy(value: Document) -> Document:
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copy(element) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        copies = [_copy(element) for element in value]
-        return copies if isinstance(value, list) else tuple(copies)
-    return value

@@ -99,8 +99,11 @@ class MpiMembers:
         values.copy_(self.allgather_tensor(of_ranks.sum(0, dtype=torch.float32).half())[: len(values)])
 
     def allgather_tensor(self, part: Tensor) -> Tensor:
-        """The parts of all ranks, tensors on the host with as many elements each, one after the other."""
-        gathered = part.new_empty(self.size * len(part))
+        """The parts of all ranks, tensors on the host with as many elements each, one after the other.
+
+        In pinned memory if the part is.
+        """
+        gathered = torch.empty(self.size * len(part), dtype=part.dtype, pin_memory=part.is_pinned())
         with self.wait_context():
             self.mpi.Allgather(_movable(part), _movable(gathered))
         return gathered

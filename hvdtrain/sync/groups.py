@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.wire import Wire
@@ -24,10 +25,10 @@ class GroupSums:
 
     def sum_(self, values: Tensor) -> None:
         """Replace a flat tensor, which is equal on all ranks of a group, by its sum over groups."""
-        padded = nn.functional.pad(values.detach().cpu(), (0, -len(values) % self._group.size))
-        own_part = padded.view(self._group.size, -1)[self._group.rank].clone()
+        padded = nn.functional.pad(values.detach(), (0, -len(values) % self._group.size))
+        own_part = copy_to_host(padded.view(self._group.size, -1)[self._group.rank])
         self._between_groups.sum_(own_part)
-        values.copy_(self._group.allgather_tensor(own_part)[: len(values)])
+        values.copy_(self._group.allgather_tensor(own_part)[: len(values)], non_blocking=True)
 
 
 class Groups(MpiMembers):
