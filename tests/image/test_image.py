@@ -83,11 +83,13 @@ def test_compose_trains_over_ssh(container: MakeContainer, image: Image, tmp_pat
     hub = Holder("ip link add name bridge0 type bridge\nip link set bridge0 up", tmp_path / "hub.log", processes=False)
     hub.wait()
     try:
-        addresses = {name: f"{SUBNET}.{n}" for n, name in enumerate(compose["services"], 2)}
+        services = compose["services"]
+        board = services.pop("board")
+        addresses = {name: f"{SUBNET}.{n}" for n, name in enumerate(services, 2)}
         names = "".join(f"{address} {name}\n" for name, address in addresses.items())
         volumes: dict[str, Path] = {}
         there = {}
-        for name, service in compose["services"].items():
+        for name, service in services.items():
             assert service["hostname"] == name
             mounts = dict(one.split(":") for one in service["volumes"])
             for volume, inside in mounts.items():
@@ -96,7 +98,7 @@ def test_compose_trains_over_ssh(container: MakeContainer, image: Image, tmp_pat
             inside = {path: volumes[volume] for volume, path in mounts.items()}
             there[name] = container(name, hosts=names, volumes=inside)
             there[name].cable(hub, addresses[name])
-        first, second = compose["services"]["first"], compose["services"]["second"]
+        first, second = services["first"], services["second"]
         there["second"].start(shlex.split(second["command"]))
         kind, *question = second["healthcheck"]["test"]
         assert kind == "CMD"
@@ -105,6 +107,16 @@ def test_compose_trains_over_ssh(container: MakeContainer, image: Image, tmp_pat
         assert status == 0, said + there["second"].printed()
         result = result_in(volumes["runs"])
         assert (result["np"], result["hosts"], result["exit_reason"]) == (2, ["first", "second"], "finished")
+
+        # The board shows the run.
+        words = shlex.split(board["command"])
+        (volume, inside) = board["volumes"][0].split(":")
+        shows = container("board", volumes={inside: volumes[volume]})
+        shows.start(words)
+        shows.wait_until(["bash", "-c", "</dev/tcp/127.0.0.1/6006"])
+        fetch = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:6006/data/runs').read().decode())"
+        (run,) = (path.name for path in (volumes["runs"] / "effnet").iterdir())
+        assert run in shows.run(["python", "-c", fetch])[1]
 
         # The door: no password, no other key, and no other host in the place of the known one.
         ssh = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "second"]

@@ -47,8 +47,16 @@ def test_compose_starts_the_image_that_make_builds() -> None:
     services = yaml.safe_load((PROJECT / "compose.yaml").read_text())["services"]
     assert {service["image"] for service in services.values()} == {"hvdtrain"}
     assert services["first"]["depends_on"] == {"second": {"condition": "service_healthy"}}
-    hosts = ",".join(f"{name}:1" for name in services)
+    hosts = ",".join(f"{name}:1" for name, service in services.items() if "hostname" in service)
     assert f" -H {hosts} " in services["first"]["command"]
+
+
+def test_the_board_of_compose_is_seen_on_its_own_machine_alone() -> None:
+    compose = yaml.safe_load((PROJECT / "compose.yaml").read_text())
+    board = compose["services"]["board"]
+    assert board["profiles"] == ["board"]  # not with the training
+    assert all(port.startswith("127.0.0.1:") for port in board["ports"])
+    assert board["volumes"][0] in compose["services"]["first"]["volumes"]
 
 
 def test_apptainer_takes_the_files_of_the_image() -> None:
