@@ -12,7 +12,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hvdtrain.profiling.clocks import WARMUP_STEPS
 from tests import texts
 from tests.mpi.conftest import BERT, PROJECT, end_well, launcher_of, program_of, slow
-from tests.mpi.forks import BY_ITSELF
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.launched import argv, finished
 from tests.mpi.test_preemption import left_well
@@ -27,15 +26,12 @@ def data(tmp_path):
     return texts.put(tmp_path / "texts")
 
 
-@pytest.mark.parametrize(
-    ("launcher", "how", "options"),
-    [("mpirun", {}, HOROVOD), ("horovodrun", {}, []), ("hvdlaunch", BY_ITSELF, [])],
-)
-def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path, launcher, how, options):
+@pytest.mark.parametrize(("launcher", "options"), [("mpirun", HOROVOD), ("horovodrun", []), ("hvdlaunch", [])])
+def test_a_run_leaves_a_whole_run_folder_and_a_model(run, tmp_path, launcher, options):
     with (tmp_path / "texts" / "test.jsonl").open("a") as file:
         file.write('{"text": "cat %", "label": "animals"}\n')
     words = ["-m", "hvdtrain.bert", *WORDS, *options, "--epochs", "2"]  # word by word, as a user starts it
-    done = run(launcher, 2, [*words, "--global-batch-size", "8", "--export", "model"], **how)
+    done = run(launcher, 2, [*words, "--global-batch-size", "8", "--export", "model"])
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "bert" / "r"
     result = json.loads((folder / "result.json").read_text())

@@ -91,6 +91,7 @@ def test_it_dies_with_the_process_that_stands_for_it(sleeping):
     wait_until(lambda: not psutil.pid_exists(pid), 10)
 
 
+@pytest.mark.slow
 def test_it_dies_with_a_pytest_that_is_killed(tmp_path):
     driver = (
         "import subprocess, sys\n"

@@ -60,6 +60,7 @@ def test_a_group_that_is_late_is_named_with_its_lag(runs):
     assert f"step 9: other groups have waited {late['lag_s']:.1f} s" in said
 
 
+@pytest.mark.slow
 def test_a_bert_in_groups_that_was_killed_in_a_round_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory):
     words = (*INTERRUPTED, "--task", "mlm", "--max-steps", "9", "--sync", "local", "--sync-every", "2")
     words = (*words, "--sync-group-size", "1")

@@ -40,6 +40,7 @@ def test_from_step_1_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path
     assert run.result["resumed"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_stride_of_its_stem_where_the_program_would_choose_another(half, tmp_path, reference):
     run = half.copied(tmp_path)
     run.finish(program=("-m", "hvdtrain.effnet"))

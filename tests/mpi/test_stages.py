@@ -141,7 +141,8 @@ def test_a_nan_in_batch_norm_over_replicas_is_skipped_by_all(ended):
     assert_same_end(cut, ended(2, *SYNCED, HVDTRAIN_FAULT="nan@rank1:step7"))
 
 
-@pytest.mark.parametrize("words", [("--stages", "2"), slow(())])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("--stages", "2"), ()])
 def test_what_is_computed_again_changes_no_bit(ended, words):
     assert_same_end(ended(2 if words else 1, *BATCHES, "--recompute", *words), ended(1, *BATCHES))
 
@@ -194,9 +195,8 @@ LOOSE = ("--clip-norm", "1e6")
 MODELS = {"2": "bert_tiny", "4": "bert_mini"}  # of 3 and 5 blocks
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stages", "precision"), [(2, "2", "fp32"), slow(2, "2", "bf16"), slow(4, "4", "fp32")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "stages", "precision"), [(2, "2", "fp32"), (2, "2", "bf16"), (4, "4", "fp32")])
 def test_a_classifier_of_texts_in_stages_has_the_bits_of_one_process(exported, ranks, stages, precision):
     """Each micro-batch has a length of its own."""
     words = *LOOSE, "--model", MODELS[stages], "--precision", precision
@@ -206,7 +206,7 @@ def test_a_classifier_of_texts_in_stages_has_the_bits_of_one_process(exported, r
 @pytest.mark.parametrize(
     ("ranks", "stages", "task"), [(2, "2", "mlm"), slow(4, "4", "mlm"), slow(4, "2", "mlm"), slow(4, "2", "classify")]
 )
-@pytest.mark.parametrize("clip", [LOOSE, ("--clip-norm", "0.5")], ids=["plain", "clipped"])
+@pytest.mark.parametrize("clip", [slow(LOOSE), ("--clip-norm", "0.5")], ids=["plain", "clipped"])
 def test_tied_embeddings_and_norms_over_stages_are_those_of_one_process(exported, ranks, stages, task, clip):
     """The gradients of two places, or squares of all stages, are added in another order."""
     model = "--model", MODELS[stages]
