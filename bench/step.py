@@ -4,9 +4,10 @@
     python bench/step.py --models mlp:64 --np 2 --set reducer=horovod --rounds 5
     python bench/step.py --models efficientnet_b0:256 --precision bf16 --compile          on a GPU
 
-The same model, tensors, batch and optimizer on both sides (bench/workload.py): ours is train_epoch as a run calls it
-(bench/ours.py), the peers are the loops in bench/peers/. Jobs of all sides run in turns; each answers with its steps'
-times after a warm-up. The median step is that of ordinary ones, the mean has reports and whatever else comes rarely.
+The same weights, tensors, batch and optimizer on both sides (bench/workload.py): ours is train_epoch as a run calls it
+(bench/ours.py), the peers are the loops in bench/peers/, where an EfficientNet's activations are in place as in
+torchvision's own. Jobs of all sides run in turns; each answers with its steps' times after a warm-up. The median step is
+that of ordinary ones, the mean has reports and whatever else comes rarely.
 """
 
 import argparse

@@ -50,6 +50,15 @@ def network(model: str) -> nn.Module:
     return mlp(CLASSES) if model == "mlp" else models.build(model, classes=CLASSES)
 
 
+def peer_network(model: str) -> nn.Module:
+    """The same weights as a peer's user has them: torchvision's own model, whose activations are in place."""
+    built = network(model)
+    for module in built.modules():
+        if isinstance(module, nn.SiLU):
+            module.inplace = True
+    return built
+
+
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     """The one of recipe `scaled`, as a peer makes it."""
     return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from workload import Loader, asked, autocast, fast_kernels, network, optimizer_of
+from workload import Loader, asked, autocast, fast_kernels, optimizer_of, peer_network
 
 chosen = asked()
 fast_kernels()
@@ -20,7 +20,7 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torc
 if on_gpu:
     torch.cuda.set_device(device)
 dist.init_process_group("nccl" if on_gpu else "gloo")
-model = network(chosen.model).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+model = peer_network(chosen.model).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 if chosen.compile:
     model.compile()
 ddp = DistributedDataParallel(

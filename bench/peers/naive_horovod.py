@@ -9,7 +9,7 @@ channels_last: Horovod refuses to send kernels and gradients that lie so.
 import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
-from workload import Loader, asked, autocast, fast_kernels, network, optimizer_of
+from workload import Loader, asked, autocast, fast_kernels, optimizer_of, peer_network
 
 chosen = asked()
 fast_kernels()
@@ -18,7 +18,7 @@ on_gpu = torch.cuda.is_available()
 device = torch.device("cuda", hvd.local_rank()) if on_gpu else torch.device("cpu")
 if on_gpu:
     torch.cuda.set_device(device)
-model = network(chosen.model).to(device)
+model = peer_network(chosen.model).to(device)
 if chosen.compile:
     model.compile()
 optimizer = optimizer_of(model)

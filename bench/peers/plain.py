@@ -5,12 +5,12 @@ PYTHONPATH=bench python bench/peers/plain.py OUT --model efficientnet_b0 --batch
 
 import torch
 import torch.nn.functional as F
-from workload import Loader, asked, autocast, fast_kernels, network, optimizer_of
+from workload import Loader, asked, autocast, fast_kernels, optimizer_of, peer_network
 
 chosen = asked()
 fast_kernels()
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-model = network(chosen.model).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+model = peer_network(chosen.model).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 if chosen.compile:
     model.compile()
 optimizer = optimizer_of(model)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from torchvision.datasets import CIFAR10
 from torchvision.transforms import ToTensor
-from workload import WARMUP_STEPS, StepClock, answer, asked, network
+from workload import WARMUP_STEPS, StepClock, answer, asked, peer_network
 
 
 class Synthetic(CIFAR10):  # type: ignore[misc]
@@ -37,7 +37,7 @@ on_gpu = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
 if on_gpu:
     torch.cuda.set_device(device)
-model = network(chosen.model).to(device)
+model = peer_network(chosen.model).to(device)
 parallel: nn.Module
 if is_ddp:
     dist.init_process_group("nccl" if on_gpu else "gloo")
