@@ -146,6 +146,7 @@ def test_scalars_page_has_both_runs_and_groups_that_begin_with_the_result(visit)
     assert headings == ["eval", "train", "train_by_epoch", "train_by_rank", "usage"]
 
 
+@pytest.mark.slow
 def test_time_series_page_tells_the_last_accuracy_of_both_runs(visit):
     page = visit("timeseries")
     for name, accuracy in ACCURACY.items():
@@ -153,6 +154,7 @@ def test_time_series_page_tells_the_last_accuracy_of_both_runs(visit):
         sees(page, f"{accuracy:g}")
 
 
+@pytest.mark.slow
 def test_hparams_page_has_both_runs_with_settings_and_final_metrics(visit):
     page = visit("hparams")
     for column in ("ranks", "recipe", "test accuracy"):
@@ -162,6 +164,7 @@ def test_hparams_page_has_both_runs_with_settings_and_final_metrics(visit):
         sees(page, f"{accuracy:.5f}")
 
 
+@pytest.mark.slow
 def test_text_page_has_the_command_and_tables(visit):
     page = visit("text")
     sees(page, "mpirun -np 2 python -m hvdtrain.effnet")
@@ -169,6 +172,7 @@ def test_text_page_has_the_command_and_tables(visit):
     sees(page, "epochs")
 
 
+@pytest.mark.slow
 def test_images_page_has_the_picture_of_both_runs(visit):
     page = visit("images")
     for name in ACCURACY:

@@ -84,6 +84,7 @@ def half(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_in_slices_that_was_killed_ends_as_if_it_had_not_been(half, tmp_path):
     texts.put(tmp_path / "texts")
     broken = half.copied(tmp_path)
