@@ -182,6 +182,7 @@ def images(folder):
     return images
 
 
+@pytest.mark.slow
 def test_training_images_are_random_parts_whatever_the_batches_and_workers(folder, images):
     for epoch, batches in ((7, [[5, 0], [3], [1, 4], [2]]), (8, [[0, 1, 2], [3, 4, 5]])):
         found = images.train.batches([torch.tensor(batch) for batch in batches], CPU, epoch)
@@ -410,6 +411,7 @@ exits.run(main)
 """
 
 
+@pytest.mark.slow
 def test_what_asks_a_whole_group_to_leave_does_not_reach_the_workers_and_a_stuck_one_is_killed(tmp_path):
     for image in ("train/cat/a.png", "train/cat/b.png", "val/cat/a.png"):
         write_image(tmp_path / "data" / image)
