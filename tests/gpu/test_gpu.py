@@ -31,11 +31,13 @@ def test_horovod_has_nccl_operations():
 
 def test_versions_are_known_before_cuda_starts():
     program = (
-        "import json, torch; from hvdtrain.ranks.libraries import library_versions; found = library_versions();"
-        "print(json.dumps([found, torch.cuda.is_initialized()]))"
+        "import json, sys; from hvdtrain.ranks.libraries import library_versions, sees_gpus; seen = sees_gpus();"
+        "assert 'torch' not in sys.modules; import torch; found = library_versions();"
+        "print(json.dumps([seen, found, torch.cuda.is_initialized()]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    found, started = json.loads(done.stdout)
+    seen, found, started = json.loads(done.stdout)
+    assert seen
     assert not started
     assert all(found[name][0].isdigit() for name in ("nccl", "cuda", "nvidia_driver"))
     assert found["mpi"] is None
