@@ -21,7 +21,7 @@ AUTOTUNE_STEPS = 120  # Horovod takes 20 samples
 
 def variants() -> dict[str, Variant]:
     """By name, the first one as it is without options."""
-    horovod = "--set=reducer=horovod"
+    horovod, bucket = "--set=reducer=horovod", "--set=reducer=bucket"
     found: dict[str, Variant] = {FIRST: ([horovod], {})}
     for size in THRESHOLDS_MB:
         found[f"horovod, {size} MiB"] = ([horovod, f"--set=fusion_threshold_mb={size}"], {})
@@ -30,9 +30,9 @@ def variants() -> dict[str, Variant]:
     for groups in GROUPS:
         found[f"horovod, groups {groups}"] = ([horovod, f"--set=fusion_groups={groups}"], {})
     for size in BUCKETS_MB:
-        found[f"bucket, {size} MiB"] = ([f"--set=fusion_threshold_mb={size}"], {})
+        found[f"bucket, {size} MiB"] = ([bucket, f"--set=fusion_threshold_mb={size}"], {})
     for cycle in CYCLES_MS:
-        found[f"bucket, {cycle} ms"] = ([f"--set=cycle_time_ms={cycle}"], {})
+        found[f"bucket, {cycle} ms"] = ([bucket, f"--set=cycle_time_ms={cycle}"], {})
     found["horovod, autotune"] = ([horovod, f"--warmup-steps={AUTOTUNE_STEPS}"], AUTOTUNE)
     return found
 
