@@ -136,7 +136,7 @@ class Launcher:
         session = _session(self.pid)
         mpirun = _mpirun_in(session)
         before_s = time.clock_gettime(time.CLOCK_BOOTTIME) - BIND_S
-        started = any(found.parent == mpirun and found.started_s < before_s for found in session.values())
+        started = any(process.parent == mpirun and process.started_s < before_s for process in session.values())
         self._held = number == signal.SIGUSR1 and not started
         if not self._held:
             with contextlib.suppress(ProcessLookupError):
@@ -214,12 +214,12 @@ class Stat:
 def stat(pid: int) -> Stat | None:
     """The facts of /proc/PID/stat; None if there is no such process."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # its name may hold anything
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # its name may hold anything
         return Stat(
-            state=words[0],
-            parent=int(words[1]),
-            session=int(words[3]),
-            started_s=int(words[19]) / os.sysconf("SC_CLK_TCK"),
+            state=fields[0],
+            parent=int(fields[1]),
+            session=int(fields[3]),
+            started_s=int(fields[19]) / os.sysconf("SC_CLK_TCK"),
         )
     except (OSError, IndexError):  # it may end while we look
         return None
@@ -228,12 +228,12 @@ def stat(pid: int) -> Stat | None:
 def processes() -> dict[int, Stat]:
     """All processes that are there."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-    return {pid: found for pid in pids if (found := stat(pid)) is not None}
+    return {pid: facts for pid in pids if (facts := stat(pid)) is not None}
 
 
 def _session(session: int) -> dict[int, Stat]:
     """The living processes of a session."""
-    return {pid: found for pid, found in processes().items() if found.session == session and found.state != "Z"}
+    return {pid: facts for pid, facts in processes().items() if facts.session == session and facts.state != "Z"}
 
 
 def _mpirun_in(processes: Iterable[int]) -> int | None:

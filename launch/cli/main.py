@@ -23,10 +23,14 @@ COMMANDS = (*WITH_PROGRAM, "check", "gpus", "topo", "hostfile")
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Do what the command line says, and end with its status."""
     _open_standard_files()
-    words = list(sys.argv[1:] if argv is None else argv)
-    words, program = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, None)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments, program = (
+        (arguments[: arguments.index("--")], arguments[arguments.index("--") + 1 :])
+        if "--" in arguments
+        else (arguments, None)
+    )
     try:
-        status = _do(_options(words, program))
+        status = _do(_options(arguments, program))
         sys.stdout.flush()
     except LaunchError as error:
         below = (f"    {harmless(line)}".rstrip() for line in error.details)
@@ -45,54 +49,54 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(status)
 
 
-def _options(words: list[str], program: list[str] | None) -> argparse.Namespace:
+def _options(arguments: list[str], program: list[str] | None) -> argparse.Namespace:
     """The options, with `words` and the `program`; None where there is no -- before it. Alone hvdlaunch prints help."""
-    if not words and program is None:
-        words = ["--help"]
-    if mistakes.lacks_command(words):
-        raise CommandError(_without_command(words, program))
-    options = parser().parse_args(words)
+    if not arguments and program is None:
+        arguments = ["--help"]
+    if mistakes.lacks_command(arguments):
+        raise CommandError(_without_command(arguments, program))
+    options = parser().parse_args(arguments)
     takes_program = "stray" in options
     if takes_program and options.stray:
-        stray, meant = options.stray[0], _meant(words, program)
+        stray, meant = options.stray[0], _meant(arguments, program)
         wrong = f"{stray!r} is not the value of an option. Write" if program else "put -- before the program:"
         raise CommandError(f"{wrong} {meant}; see hvdlaunch {options.command} --help")
     if program and not takes_program:
         raise CommandError(f"{options.command} takes no program: leave out what stands after --")
-    options.program, options.words = program or [], words
+    options.program, options.arguments = program or [], arguments
     return options
 
 
-def _without_command(words: list[str], program: list[str] | None) -> str:
+def _without_command(arguments: list[str], program: list[str] | None) -> str:
     """What to say of a command line that begins with an option, or has a program alone."""
-    place = next((place for place, word in enumerate(words) if word in COMMANDS), None)
-    command = "run" if place is None else words[place]
-    words = [command, *(words if place is None else [*words[:place], *words[place + 1 :]])]
+    place = next((place for place, word in enumerate(arguments) if word in COMMANDS), None)
+    command = "run" if place is None else arguments[place]
+    arguments = [command, *(arguments if place is None else [*arguments[:place], *arguments[place + 1 :]])]
     try:
         if command not in WITH_PROGRAM:
-            parser().parse_args(words)
-            return f"no command: write {shlex.join(['hvdlaunch', *words])}; see hvdlaunch --help"
-        return f"no command: write {_meant(words, program)}; see hvdlaunch --help"
+            parser().parse_args(arguments)
+            return f"no command: write {shlex.join(['hvdlaunch', *arguments])}; see hvdlaunch --help"
+        return f"no command: write {_meant(arguments, program)}; see hvdlaunch --help"
     except CommandError as error:
         return f"no command: put {command} first; {error}"
 
 
-def _meant(words: list[str], program: list[str] | None) -> str:
+def _meant(arguments: list[str], program: list[str] | None) -> str:
     """The whole command that these words were meant to be, which hvdlaunch takes; CommandError if it takes none."""
-    options = parser().parse_args(words)
+    options = parser().parse_args(arguments)
     if options.stray and program and program[0].startswith("-"):  # train.py -- --lr 1
-        words, program = words[: len(words) - len(options.stray)], [*options.stray, *program]
-    while (options := parser().parse_args(words)).stray and program:
-        words = [*words[: len(words) - len(options.stray)], *options.stray[1:]]
-    words = words[: len(words) - len(options.stray)]
+        arguments, program = arguments[: len(arguments) - len(options.stray)], [*options.stray, *program]
+    while (options := parser().parse_args(arguments)).stray and program:
+        arguments = [*arguments[: len(arguments) - len(options.stray)], *options.stray[1:]]
+    arguments = arguments[: len(arguments) - len(options.stray)]
     if options.command == "sweep" and options.sizes is None:
-        words += ["-np", "1,2,4"]
+        arguments += ["-np", "1,2,4"]
     program = program or options.stray or ["PROGRAM"]
-    found = options.apptainer is not None or shutil.which(program[0]) is not None
-    program = mistakes.runnable(program, found=found)
-    if (wrong := mistakes.in_program(program, found=True)) is not None:
+    installed = options.apptainer is not None or shutil.which(program[0]) is not None
+    program = mistakes.runnable(program, installed=installed)
+    if (wrong := mistakes.in_program(program, installed=True)) is not None:
         raise CommandError(wrong)
-    return shlex.join(["hvdlaunch", *words, "--", *program])
+    return shlex.join(["hvdlaunch", *arguments, "--", *program])
 
 
 def _do(options: argparse.Namespace) -> int:

@@ -21,35 +21,35 @@ STARTERS = {"torchrun", "mpirun", "mpiexec", "horovodrun", "hvdlaunch", "srun", 
 STARTERS |= {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}  # python -m
 
 
-def in_options(words: Sequence[str], options: Collection[str]) -> str | None:
+def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None:
     """All that is known to be wrong with the words of a command that has these `options`; None for nothing."""
     wrong = []
-    for word in dict.fromkeys(_options_of(words)):
+    for word in dict.fromkeys(_options_of(arguments)):
         meant = next((option for option in MEANT.get(word, ()) if option in options), None)
         if meant is not None and word not in options:
             wrong.append(f"{word} is no option here: write {meant}")
         elif word in NUMBER_OF_HOSTS and "-H" in options:
             wrong.append(f"{word} is no option here: name the hosts, as in -H node1,node2")
-    if (hosts := _hosts_in_several_words(words)) is not None:
+    if (hosts := _hosts_in_several_words(arguments)) is not None:
         wrong.append(f"-H takes one word: write -H {hosts}")
     return "; ".join(wrong) or None
 
 
-def _hosts_in_several_words(words: Sequence[str]) -> str | None:
+def _hosts_in_several_words(arguments: Sequence[str]) -> str | None:
     """The hosts of -H a:8 b:8 in one word; None if they are in one word."""
-    start = words.index("-H") + 1 if "-H" in words else len(words)
+    start = arguments.index("-H") + 1 if "-H" in arguments else len(arguments)
     end = start + 1
-    while end < len(words) and not words[end].startswith("-"):
-        if not (words[end - 1].endswith(",") or re.fullmatch(r"[\w.-]+:[0-9]+,?", words[end])):
+    while end < len(arguments) and not arguments[end].startswith("-"):
+        if not (arguments[end - 1].endswith(",") or re.fullmatch(r"[\w.-]+:[0-9]+,?", arguments[end])):
             break
         end += 1
-    return ",".join(word.strip(",") for word in words[start:end]) if end > start + 1 else None
+    return ",".join(word.strip(",") for word in arguments[start:end]) if end > start + 1 else None
 
 
-def _options_of(words: Sequence[str]) -> Iterator[str]:
+def _options_of(arguments: Sequence[str]) -> Iterator[str]:
     """The words that look like options, up to the first that is no option's value: there a program may begin."""
     before = ""
-    for word in words:
+    for word in arguments:
         if word.startswith("-"):
             yield word.partition("=")[0]
         elif not before.startswith("-"):
@@ -57,27 +57,27 @@ def _options_of(words: Sequence[str]) -> Iterator[str]:
         before = word
 
 
-def unknown(words: Sequence[str], options: Collection[str]) -> str:
+def unknown(arguments: Sequence[str], options: Collection[str]) -> str:
     """What to say of words that no option of a command has taken."""
     from difflib import get_close_matches
 
-    line = f"unrecognized arguments: {' '.join(words)}"
-    unknown = (word.partition("=")[0] for word in words if word.startswith("-"))
+    line = f"unrecognized arguments: {' '.join(arguments)}"
+    unknown = (word.partition("=")[0] for word in arguments if word.startswith("-"))
     near = [match for word in unknown for match in get_close_matches(word, [*options], 1, cutoff=0.8)]
     return f"{line}: did you mean {', '.join(near)}?" if near else line
 
 
-def lacks_command(words: Sequence[str]) -> bool:
+def lacks_command(arguments: Sequence[str]) -> bool:
     """Whether a command line begins with what only a command has: its options, or the program."""
-    return not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"))
+    return not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"))
 
 
-def runnable(program: Sequence[str], *, found: bool) -> list[str]:
+def runnable(program: Sequence[str], *, installed: bool) -> list[str]:
     """The program with python before a script that this machine has not `found` among what it can execute."""
-    return ["python", *program] if program[0].endswith(".py") and not found else list(program)
+    return ["python", *program] if program[0].endswith(".py") and not installed else list(program)
 
 
-def in_program(program: Sequence[str], *, found: bool) -> str | None:
+def in_program(program: Sequence[str], *, installed: bool) -> str | None:
     """What is wrong with a program as a rank, where this machine has `found` it or not; None where nothing is known."""
     first = PurePath(program[0]).name
     module = re.fullmatch(r"python[0-9.]*", first) and len(program) > 2 and program[1] == "-m"
@@ -87,6 +87,6 @@ def in_program(program: Sequence[str], *, found: bool) -> str | None:
             f"-- {name}: each rank would start ranks of its own: leave {name} and its options out, "
             "hvdlaunch starts them all, as in -- python train.py"
         )
-    if (meant := runnable(program, found=found)) != list(program):
+    if (meant := runnable(program, installed=installed)) != list(program):
         return f"-- {program[0]} cannot be executed: write -- {shlex.join(meant)}"
     return None

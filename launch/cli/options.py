@@ -30,10 +30,10 @@ class _Command(_Parser):
         wrong = mistakes.in_options(args or (), self._option_string_actions)
         if wrong is not None:
             self.error(wrong)
-        found, rest = super().parse_known_args(args, namespace)
+        parsed, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(mistakes.unknown(rest, self._option_string_actions))
-        return found, rest
+        return parsed, rest
 
 
 class _Version(argparse.Action):
@@ -98,11 +98,13 @@ def parser() -> argparse.ArgumentParser:
     _add_hostfile_options(
         command("hostfile", "read a list of hosts in any spelling, write it in another", "-H a:8,b:4 --format mpich")
     )
-    for one in (run, plan, sweep):
-        one.usage = f"{one.prog} [options] -- PROGRAM [ARGUMENT]..."
-        one.add_argument("--no-check", action="store_true", help="do not look for what differs between the hosts")
-        one.add_argument("stray", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # a program without -- before it
-    examples = [f"  {one.epilog.removeprefix('example: ')}" for one in commands.choices.values() if one.epilog]
+    for subparser in (run, plan, sweep):
+        subparser.usage = f"{subparser.prog} [options] -- PROGRAM [ARGUMENT]..."
+        subparser.add_argument("--no-check", action="store_true", help="do not look for what differs between the hosts")
+        subparser.add_argument("stray", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # a program without --
+    examples = [
+        f"  {subparser.epilog.removeprefix('example: ')}" for subparser in commands.choices.values() if subparser.epilog
+    ]
     top.epilog = "\n".join(["examples:", *examples, "", "hvdlaunch COMMAND --help tells the options of a command."])
     return top
 

@@ -12,7 +12,7 @@ from launch.hosts.hostfile import write as spelled
 from launch.machine import local, saved
 from launch.machine.nvidia_smi import SOURCE
 from launch.machine.show import table
-from launch.machine.topology import PeerAccess, Topology, named, position, restrict, sparing, to_json
+from launch.machine.topology import PeerAccess, Topology, exclude_busy_gpus, named, position, restrict, to_json
 from launch.placement.measured import with_measured
 from launch.placement.remarks import unseen_by_nvidia_smi
 from launch.placement.selection import Choice, select
@@ -22,8 +22,8 @@ def topo(options: argparse.Namespace) -> int:
     """Show how GPUs, NUMA nodes and NICs are connected."""
     if options.topology is not None and not (options.json or options.picture or options.pair):
         text, name = read(options.topology)
-        found = saved.read_text(text, name=name, gpu_name=options.gpu_name)
-        print(table.peer_table(found) if isinstance(found, PeerAccess) else table.table(found))
+        shown = saved.read_text(text, name=name, gpu_name=options.gpu_name)
+        print(table.peer_table(shown) if isinstance(shown, PeerAccess) else table.table(shown))
         return 0
     topology = _topology(options)
     if options.picture is not None:
@@ -50,30 +50,31 @@ def gpus(options: argparse.Namespace) -> int:
             print(f"hvdlaunch: {unseen_by_nvidia_smi(['this host'])}", file=sys.stderr, flush=True)
     if not topology.gpus:
         raise LaunchError("no GPU found on this host: give a saved topology with --topology FILE")
-    if found_links := measured_links(options):
-        topology = with_measured(topology, found_links)
+    if links := measured_links(options):
+        topology = with_measured(topology, links)
     if options.gpus != "all":
         for index in options.gpus:
             position(topology, index)  # or an error
-    topology = sparing(named(topology, options.gpus), options.k)
-    found = select(topology, options.k)
-    others = {"runner-up": found.runner_up, "worst": found.worst}
+    topology = exclude_busy_gpus(named(topology, options.gpus), options.k)
+    selection = select(topology, options.k)
+    best = selection.best
+    others = {"runner-up": selection.runner_up, "worst": selection.worst}
     if options.json:
         answer: dict[str, Any] = {
-            "gpus": list(found.best.gpus),
-            "ring": list(found.best.ring),
-            "bandwidth_gbps": found.best.bandwidth_gbps,
-            "reason": found.best.reason,
+            "gpus": list(best.gpus),
+            "ring": list(best.ring),
+            "bandwidth_gbps": best.bandwidth_gbps,
+            "reason": best.reason,
         }
         for name, choice in others.items():
             answer[name.replace("-", "_")] = None if choice is None else list(choice.gpus)
             answer[f"{name.replace('-', '_')}_bandwidth_gbps"] = None if choice is None else choice.bandwidth_gbps
         print(json.dumps(answer))
         return 0
-    print(f"GPUs {','.join(map(str, found.best.gpus))}, ring {'-'.join(map(str, found.best.ring))}{_speed(found.best)}")
-    print(f"why: {found.best.reason}")
+    print(f"GPUs {','.join(map(str, best.gpus))}, ring {'-'.join(map(str, best.ring))}{_speed(best)}")
+    print(f"why: {best.reason}")
     for gpu in topology.gpus:
-        if gpu.shared and gpu.index in found.best.gpus:
+        if gpu.shared and gpu.index in best.gpus:
             print(f"GPU {gpu.index}: {gpu.shared}, chosen because --gpus names it")
     for name, choice in others.items():
         if choice is not None:

@@ -115,13 +115,13 @@ def check_hosts(options: argparse.Namespace) -> int:
 def _require(what: str, options: argparse.Namespace, missing: Sequence[str] = ()) -> None:
     """CommandError with all that is missing, the program included, and for a program that cannot be a rank."""
     if not options.program and not missing:
-        words = f"{options.command} -np {'1,2' if options.command == 'sweep' else 2}"
-        raise CommandError(f"no program: put it after --, for example hvdlaunch {words} -- python -m hvdtrain.effnet")
+        example = f"{options.command} -np {'1,2' if options.command == 'sweep' else 2}"
+        raise CommandError(f"no program: put it after --, for example hvdlaunch {example} -- python -m hvdtrain.effnet")
     if not options.program:
         raise CommandError(f"{what} requires {', '.join([*missing, '-- PROGRAM (what each rank runs)'])}")
-    found = options.apptainer is not None or shutil.which(options.program[0]) is not None
+    installed = options.apptainer is not None or shutil.which(options.program[0]) is not None
     wrong = [f"{what} requires {', '.join(missing)}"] if missing else []
-    if (mistake := mistakes.in_program(options.program, found=found)) is not None:
+    if (mistake := mistakes.in_program(options.program, installed=installed)) is not None:
         wrong.append(mistake)
     if wrong:
         raise CommandError("; ".join(wrong))
@@ -146,7 +146,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         show=options.show,
         elastic=options.elastic,
         grow=options.grow,
-        reach=Ssh(
+        ssh=Ssh(
             agent=agent_of(os.environ, options.ssh_options),
             options=tuple(options.ssh_options),
             silence_s=options.silence_s,
@@ -171,10 +171,10 @@ def _hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
     return hosts_in(file) if hosts is None and file is not None else hosts
 
 
-def _topologies(given: Collection[str]) -> dict[str, Topology]:
+def _topologies(specifications: Collection[str]) -> dict[str, Topology]:
     """The saved topologies by host; without its name it is this one, localhost."""
     topologies: dict[str, Topology] = {}
-    for word in given:
+    for word in specifications:
         host, file = word.split("=", 1) if "=" in word else ("localhost", word)
         if not file or [named.name for named in from_option(host)] != [host]:
             raise CommandError(f"--topology {word!r}: give HOST=FILE, one host")
@@ -227,9 +227,9 @@ def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[
 
 
 def _sbatch(options: argparse.Namespace) -> int:
-    request, own = _request(options), sbatch.parse_options(options.sbatch_options)
+    request, sbatch_options = _request(options), sbatch.parse_options(options.sbatch_options)
     hosts = listed(request, {})  # those of an allocation that this runs in are not the job's
-    np = sbatch.tasks(request.np, hosts, own)
+    np = sbatch.tasks(request.np, hosts, sbatch_options)
     unknown = np is None and not request.topologies
     missing = ["-np N (the tasks of the job), or -H A:N with a number for each host"] if unknown else []
     _require("--sbatch", options, missing)
@@ -237,10 +237,10 @@ def _sbatch(options: argparse.Namespace) -> int:
     slots = prepare.prepare(request, os.environ, Path.cwd()).plan.slots if request.topologies else ()
     np = len(slots) or np or 0
     if hosts is None:
-        sbatch.require_room(np, own)
-    words = _without(("--sbatch", "--sbatch-option", "--topology"), options.words[1:])
+        sbatch.require_room(np, sbatch_options)
+    arguments = _without(("--sbatch", "--sbatch-option", "--topology"), options.arguments[1:])
     script = sbatch.sbatch(
-        [sys.executable, "-P", "-m", "launch", "run", *words, "--", *options.program],
+        [sys.executable, "-P", "-m", "launch", "run", *arguments, "--", *options.program],
         name=sbatch.job_name(request.program),
         folder=str(Path.cwd()),
         np=np,
@@ -249,7 +249,7 @@ def _sbatch(options: argparse.Namespace) -> int:
         gpus=request.gpus != "none",
         grace_s=options.grace_s,
         cores_per_rank=sbatch.cores_per_rank(slots, request.topologies) or usual_cores(request),
-        options=own,
+        options=sbatch_options,
         environment=os.environ,
     )
     write(options.sbatch, script)
@@ -261,20 +261,20 @@ def _sbatch(options: argparse.Namespace) -> int:
 def _mpijob(options: argparse.Namespace) -> int:
     """Root is nobody here: whoever writes the job, its pods run as the image's user."""
     _refuse_what_pods_have_not(options)
-    given = mpijob.parse_options(options.mpijob_options)
-    _require("--mpijob", options, mpijob.missing(given, options.np))
+    pod_options = mpijob.parse_options(options.mpijob_options)
+    _require("--mpijob", options, mpijob.missing(pod_options, options.np))
     request = _request(options)
     workers = mpijob.workers(options.np, request.per_host)
     check(request, workers, os.environ)
-    words = _without(("--mpijob", "--mpijob-option"), options.words[1:])
+    arguments = _without(("--mpijob", "--mpijob-option"), options.arguments[1:])
     ssh = [word for option in mpijob.SSH for word in ("--ssh-option", option)]
     run = os.environ.get("HVDLAUNCH_JOB")  # else a name of its own, or two jobs would meet in one run folder
     program = sbatch.job_name(request.program)
     name = mpijob.plain_name(run) if run else mpijob.plain_name(program, stamp=prepare.job_of({}))
     job = mpijob.mpijob(
-        ["hvdlaunch", "run", *words, *ssh, "--", *options.program],
+        ["hvdlaunch", "run", *arguments, *ssh, "--", *options.program],
         name=name,
-        pods=mpijob.pods(given, usual_cores(request)),
+        pods=mpijob.pods(pod_options, usual_cores(request)),
         workers=workers,
         gpus=request.gpus != "none",
         grace_s=options.grace_s,
@@ -323,10 +323,10 @@ def _refuse_what_pods_have_not(options: argparse.Namespace) -> None:
         raise CommandError("; ".join(wrong))
 
 
-def _without(options: Collection[str], words: list[str]) -> list[str]:
+def _without(options: Collection[str], arguments: list[str]) -> list[str]:
     """The same command without these options and their values."""
     kept, skip = [], False
-    for word in words:
+    for word in arguments:
         if skip or word.partition("=")[0] in options:
             skip = not skip and word in options
         else:

@@ -39,15 +39,19 @@ def read(text: str, *, name: str) -> tuple[Host, ...]:
     lines = list(_lines_of_words(text, name))
     if name.endswith(".toml") or (lines and lines[0][1][0].startswith("[[")):
         return merge(_toml(text, name), f"{name}:1")
-    spelling = next((found for found in (_spelling_of(words) for _, words in lines) if found), "openmpi")
-    for where, words in lines:
-        found = _spelling_of(words)
-        if found not in (None, spelling):
-            raise error_at(where, " ".join(words), f"is {found} in a file that is {spelling}; use one spelling")
+    spelling = next(
+        (line_spelling for line_spelling in (_spelling_of(tokens) for _, tokens in lines) if line_spelling), "openmpi"
+    )
+    for where, tokens in lines:
+        line_spelling = _spelling_of(tokens)
+        if line_spelling not in (None, spelling):
+            raise error_at(
+                where, " ".join(tokens), f"is {line_spelling} in a file that is {spelling}; use one spelling"
+            )
     if spelling == "rankfile":
         return merge(_rankfile(lines), f"{name}:1")
     parse = _mpich if spelling == "mpich" else _openmpi
-    return merge((parse(where, words) for where, words in lines), f"{name}:1")
+    return merge((parse(where, tokens) for where, tokens in lines), f"{name}:1")
 
 
 def from_option(text: str) -> tuple[Host, ...]:
@@ -105,39 +109,39 @@ def _lines_of_words(text: str, name: str) -> Iterator[tuple[str, list[str]]]:
         if "\r" in line:
             raise error_at(where, line, "has a carriage return, which launchers refuse; save it with Unix line ends")
         plain = line.partition("#")[0].replace("\t", " ").replace("=", " = ")
-        if words := [word for word in plain.split(" ") if word]:
-            yield where, words
+        if tokens := [word for word in plain.split(" ") if word]:
+            yield where, tokens
 
 
-def _spelling_of(words: list[str]) -> Readable | None:
+def _spelling_of(tokens: list[str]) -> Readable | None:
     """The spelling of a line; None for a name alone, which Open MPI and MPICH spell alike."""
-    if words[0] == "rank" and "=" in words:
+    if tokens[0] == "rank" and "=" in tokens:
         return "rankfile"
-    if ":" in words[0]:
+    if ":" in tokens[0]:
         return "mpich"
-    return "openmpi" if len(words) > 1 else None
+    return "openmpi" if len(tokens) > 1 else None
 
 
-def _openmpi(where: str, words: list[str]) -> Entry:
-    name = parse_name(where, words[0])
-    given: dict[str, int] = {}
-    for start in range(1, len(words), 3):
-        key, *rest = words[start : start + 3]
+def _openmpi(where: str, tokens: list[str]) -> Entry:
+    name = parse_name(where, tokens[0])
+    counts: dict[str, int] = {}
+    for start in range(1, len(tokens), 3):
+        key, *rest = tokens[start : start + 3]
         meant = "slots" if key in _SLOTS else "max_slots"
         if len(rest) != 2 or rest[0] != "=" or key not in (*_SLOTS, *_MAX_SLOTS):
             raise error_at(where, key, _ELSEWHERE.get(key, "is not understood; write host slots=8 or max_slots=8"))
-        if meant in given:
+        if meant in counts:
             raise error_at(where, key, f"gives {meant} a second time; remove one")
-        given[meant] = parse_slots(where, rest[1])
-    slots = given.get("slots", given.get("max_slots", 1))  # Open MPI, too, takes the limit for a missing number
-    host = Host(name=name, slots=slots, max_slots=given.get("max_slots"), counted=bool(given))
-    return Entry(where=where, host=host, adds=not given)
+        counts[meant] = parse_slots(where, rest[1])
+    slots = counts.get("slots", counts.get("max_slots", 1))  # Open MPI, too, takes the limit for a missing number
+    host = Host(name=name, slots=slots, max_slots=counts.get("max_slots"), counted=bool(counts))
+    return Entry(where=where, host=host, adds=not counts)
 
 
-def _mpich(where: str, words: list[str]) -> Entry:
-    entry = _host_colon_slots(where, words[0])
-    if len(words) > 1:
-        raise error_at(where, words[1], _ELSEWHERE.get(words[1], "is not understood after a host; write host:8"))
+def _mpich(where: str, tokens: list[str]) -> Entry:
+    entry = _host_colon_slots(where, tokens[0])
+    if len(tokens) > 1:
+        raise error_at(where, tokens[1], _ELSEWHERE.get(tokens[1], "is not understood after a host; write host:8"))
     return entry
 
 
@@ -151,12 +155,12 @@ def _host_colon_slots(where: str, word: str) -> Entry:
 
 def _rankfile(lines: list[tuple[str, list[str]]]) -> Iterator[Entry]:
     by_rank: dict[int, Entry] = {}
-    for where, words in lines:
-        match words:
+    for where, tokens in lines:
+        match tokens:
             case ["rank", number, "=", name, "slot" | "slots", "=", cores] if re.fullmatch("[0-9]{1,9}", number):
                 rank, host = int(number), Host(name=parse_name(where, name), slots=1)
             case _:
-                raise error_at(where, " ".join(words), "is no line of a rankfile; write rank 0=host slot=0-3")
+                raise error_at(where, " ".join(tokens), "is no line of a rankfile; write rank 0=host slot=0-3")
         # Without `socket:` Open MPI takes a * for core 0, and 4.1 takes p1 (physical) for core 0 as well.
         if len(cores) > MAX_CORE_LIST_CHARACTERS or not all(map(_are_cores, re.split("[,;]", cores))):
             at_most = f"in at most {MAX_CORE_LIST_CHARACTERS} characters"

@@ -40,8 +40,8 @@ def gpus_of_one_task(environment: Mapping[str, str]) -> int | None:
     """The GPUs of each node where one task has them all, as for torchrun; None where each has a task of its own."""
     if not re.fullmatch(r"1(?:\(x[0-9]+\))?", environment.get("SLURM_TASKS_PER_NODE", "")):
         return None
-    given = environment.get("SLURM_GPUS_ON_NODE") or environment.get("SLURM_GPUS_PER_NODE") or ""
-    counts = [word.rpartition(":")[2] for word in given.split(",")]  # 8, a100:8 or a100:4,v100:4
+    gpu_counts = environment.get("SLURM_GPUS_ON_NODE") or environment.get("SLURM_GPUS_PER_NODE") or ""
+    counts = [word.rpartition(":")[2] for word in gpu_counts.split(",")]  # 8, a100:8 or a100:4,v100:4
     gpus = sum(int(count) for count in counts if re.fullmatch("[0-9]{1,9}", count))
     return gpus if gpus > 1 else None
 
@@ -72,11 +72,11 @@ def _tasks(text: str, hosts: int) -> list[int]:
     where = "SLURM_TASKS_PER_NODE"
     counts: list[int] = []
     for item in text.split(","):
-        found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,9})\))?", item)
-        if not found:
+        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,9})\))?", item)
+        if not match:
             raise error_at(where, item, "is not understood; write 2(x3),1")
         # Never more than one too many, however large x is.
-        counts += [parse_slots(where, found[1])] * min(int(found[2] or 1), hosts + 1 - len(counts))
+        counts += [parse_slots(where, match[1])] * min(int(match[2] or 1), hosts + 1 - len(counts))
     if len(counts) != hosts:
         raise error_at(where, text, f"does not fit {hosts} hosts; give one number for each, as in 2(x3),1")
     return counts

@@ -87,16 +87,16 @@ def read_condition(look: Look) -> Condition:
 
 def _settings(environment: Mapping[str, str], files: Iterable[Path]) -> tuple[Setting, ...]:
     """The settings of an environment and of NCCL's own files, of which an earlier one wins, without secrets."""
-    found = {name: (value, "its environment") for name, value in environment.items()}
+    settings = {name: (value, "its environment") for name, value in environment.items()}
     for file in files:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             for line in file.read_text().splitlines():
                 name, equals, value = line.partition("=")
                 if equals and not line.startswith("#"):
-                    found.setdefault(name.strip(), (value.strip(), str(file)))
+                    settings.setdefault(name.strip(), (value.strip(), str(file)))
     return tuple(
         Setting(name=name, value=value, source=source)
-        for name, (value, source) in sorted(found.items())
+        for name, (value, source) in sorted(settings.items())
         if SETTING.fullmatch(name) and not SECRET.search(name)
     )
 
@@ -111,8 +111,8 @@ def _may_lock_all() -> bool:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return False
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return bool(found and int(found[1], 16) >> CAP_IPC_LOCK & 1)
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return bool(match and int(match[1], 16) >> CAP_IPC_LOCK & 1)
 
 
 def _folder(path: Path, *, is_written: bool) -> Folder:
@@ -136,7 +136,7 @@ def _takes_files(folder: Path) -> bool:
 
 def _nearest(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
-    return next(one for one in (folder, *folder.parents) if _is_there(one))
+    return next(ancestor for ancestor in (folder, *folder.parents) if _is_there(ancestor))
 
 
 def _is_there(path: Path) -> bool:

@@ -70,8 +70,8 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
     return _topology(name, gpus, header, rows, nic_names=nic_names, speeds=speeds_of_model(gpu_name))
 
 
-def _wrong(name: str, number: int, found: str, expected: str) -> NoReturn:
-    raise TopologyError(f"{name}:{number}: {found}; expected {expected}")
+def _wrong(name: str, number: int, problem: str, expected: str) -> NoReturn:
+    raise TopologyError(f"{name}:{number}: {problem}; expected {expected}")
 
 
 def _is_gpu(device: str) -> bool:
@@ -79,12 +79,12 @@ def _is_gpu(device: str) -> bool:
 
 
 def _header(name: str, number: int, line: str, *, labels: list[str]) -> _Header:
-    found = list(_AFFINITY.finditer(line))
-    devices = line[: found[0].start()].split() if found else line.split()
+    titles = list(_AFFINITY.finditer(line))
+    devices = line[: titles[0].start()].split() if titles else line.split()
     if "".join(devices) == "".join(labels):
         devices = labels  # old drivers, and terminals, leave out the space between the header's names
-    affinities = tuple(" ".join(match[0].split()) for match in found)
-    between = _AFFINITY.sub("", line[found[0].start() :]) if found else ""
+    affinities = tuple(" ".join(match[0].split()) for match in titles)
+    between = _AFFINITY.sub("", line[titles[0].start() :]) if titles else ""
     if not any(_is_gpu(device) for device in devices) or between.strip():
         _wrong(
             name,
@@ -148,11 +148,11 @@ def _legends(name: str, lines: list[tuple[int, str]]) -> tuple[set[str], dict[st
 def _peer_access(name: str, gpus: list[str], header: _Header, rows: dict[str, _Row]) -> PeerAccess:
     matrix = []
     for a in gpus:
-        found = dict(zip(header.devices, rows[a].words, strict=True))
-        for b, word in found.items():
+        access = dict(zip(header.devices, rows[a].words, strict=True))
+        for b, word in access.items():
             if (word == "X") != (a == b) or (word != "X" and word not in P2P_WORDS):
                 _wrong(name, rows[a].number, f"{a}-{b} says {word[:40]!r}", f"{', '.join(P2P_WORDS)}; X for itself")
-        matrix.append(tuple(found[b] for b in gpus))
+        matrix.append(tuple(access[b] for b in gpus))
     return PeerAccess(source=name, gpus=tuple(int(gpu[3:]) for gpu in gpus), words=tuple(matrix))
 
 
@@ -175,9 +175,9 @@ def _topology(
     }
     for (a, b), word in words.items():
         if words.get((b, a), word) != word:
-            there = rows[a].number if rows[a].number > rows[b].number else rows[b].number
+            later_line = rows[a].number if rows[a].number > rows[b].number else rows[b].number
             shown = [f"{kind}{count or ''}" for kind, count in (word, words[b, a])]
-            _wrong(name, there, f"{a}-{b} says {shown[0]}, {b}-{a} says {shown[1]}", "the same both ways")
+            _wrong(name, later_line, f"{a}-{b} says {shown[0]}, {b}-{a} says {shown[1]}", "the same both ways")
     ends = (speeds, speeds)
     return Topology(
         source=name,

@@ -40,13 +40,13 @@ def read_topology(text: str, *, name: str, gpu_name: str | None = None) -> Topol
     Raises:
         TopologyError: as `read_text`; also for the table of `nvidia-smi topo -p2p`, which does not tell that.
     """
-    found = read_text(text, name=name, gpu_name=gpu_name)
-    if isinstance(found, PeerAccess):
+    topology = read_text(text, name=name, gpu_name=gpu_name)
+    if isinstance(topology, PeerAccess):
         raise TopologyError(
             f"{name}: this is from `nvidia-smi topo -p2p`: which GPUs may copy directly, not how they are connected; "
             "save the output of `nvidia-smi topo -m` instead"
         )
-    return found
+    return topology
 
 
 def _from_json_text(text: str, name: str) -> Topology:

@@ -79,8 +79,8 @@ def _installed(package: str, inside: str) -> Path | None:
 
 def _torch_cuda() -> str | None:
     file = _installed("torch", "torch/version.py")
-    found = re.search(r"^cuda\b.*'([0-9.]+)'", _read(file), re.MULTILINE) if file else None
-    return found[1] if found else None
+    match = re.search(r"^cuda\b.*'([0-9.]+)'", _read(file), re.MULTILINE) if file else None
+    return match[1] if match else None
 
 
 def _horovod_has_nccl() -> bool | None:

@@ -40,10 +40,14 @@ def cpu_quota(root: Path) -> float | None:
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
         for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees its own as the root
             folder = mount / str(group).lstrip("/")
-            words = [_read(folder / "cpu.max"), _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
-            words = " ".join(words).split()  # as 150000 100000, of one version or the other; max or -1 is no limit
-            if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[0]) and int(words[1]):
-                allowed.append(int(words[0]) / int(words[1]))
+            numbers = [
+                _read(folder / "cpu.max"),
+                _read(folder / "cpu.cfs_quota_us"),
+                _read(folder / "cpu.cfs_period_us"),
+            ]
+            numbers = " ".join(numbers).split()  # as 150000 100000, of one version or the other; max or -1 is no limit
+            if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[0]) and int(numbers[1]):
+                allowed.append(int(numbers[0]) / int(numbers[1]))
     return min(allowed, default=None)
 
 
@@ -53,7 +57,7 @@ def interfaces() -> tuple[Interface, ...]:
     import socket
     import struct
 
-    found = []
+    addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
 
         def ask(request: int, name: str) -> bytes:
@@ -70,7 +74,7 @@ def interfaces() -> tuple[Interface, ...]:
             if plain and flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
                 cidr = f"{socket.inet_ntoa(address)}/{int.from_bytes(mask, 'big').bit_count()}"
                 mtu = _read(SYSFS / "class/net" / name / "mtu")
-                found.append(
+                addresses.append(
                     Interface(
                         name=name,
                         cidr=cidr,
@@ -78,7 +82,7 @@ def interfaces() -> tuple[Interface, ...]:
                         mtu=int(mtu) if mtu.isdecimal() else None,
                     )
                 )
-    return tuple(found)
+    return tuple(addresses)
 
 
 def speed_mbps(sysfs: Path, interface: str) -> int | None:
@@ -133,8 +137,8 @@ def pci_device(sysfs: Path, pci: str | None) -> Path | None:
 
 def rdma_devices(sysfs: Path) -> tuple[tuple[str, Path], ...]:
     """Name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; software adapters are left out."""
-    found = [(link.name, (link / "device").resolve()) for link in (sysfs / "class/infiniband").glob("*")]
-    return tuple(sorted(((name, at) for name, at in found if _bridges(at)), key=lambda device: _natural(device[0])))
+    adapters = [(link.name, (link / "device").resolve()) for link in (sysfs / "class/infiniband").glob("*")]
+    return tuple(sorted(((name, at) for name, at in adapters if _bridges(at)), key=lambda device: _natural(device[0])))
 
 
 def rdma_ports(sysfs: Path, adapter: str) -> tuple[Port, ...]:

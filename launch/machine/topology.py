@@ -196,7 +196,7 @@ def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
     return dataclasses.replace(topology, gpus=tuple(map(marked, topology.gpus)))
 
 
-def sparing(topology: Topology, k: int) -> Topology:
+def exclude_busy_gpus(topology: Topology, k: int) -> Topology:
     """The topology without the busy GPUs that --gpus names, if `k` others may be used."""
     if sum(gpu.unusable is None and gpu.shared is None for gpu in topology.gpus) < k:
         return topology
@@ -218,8 +218,8 @@ def position(topology: Topology, index: int) -> int:
     for place, gpu in enumerate(topology.gpus):
         if gpu.index == index:
             return place
-    there = core_list(gpu.index for gpu in topology.gpus) or "none"
-    raise TopologyError(f"{topology.source}: there is no GPU {index}; there are: {there}")
+    indices = core_list(gpu.index for gpu in topology.gpus) or "none"
+    raise TopologyError(f"{topology.source}: there is no GPU {index}; there are: {indices}")
 
 
 def has_switch(topology: Topology) -> bool:
@@ -265,9 +265,9 @@ def check(topology: Topology, name: str) -> None:
         **{f"gpus[{i}].numa": gpu.numa for i, gpu in enumerate(topology.gpus)},
         **{f"numa_nodes[{i}]": (node.id, *node.cores) for i, node in enumerate(topology.numa_nodes)},
     }
-    for where, found in numbers.items():
-        if not all(0 <= number < MAX_CORES for number in found):
-            raise TopologyError(f"{name}.{where}: expected numbers from 0 to {MAX_CORES - 1}, found {short(found)}")
+    for where, values in numbers.items():
+        if not all(0 <= number < MAX_CORES for number in values):
+            raise TopologyError(f"{name}.{where}: expected numbers from 0 to {MAX_CORES - 1}, found {short(values)}")
     for i, interface in enumerate(topology.interfaces):
         try:
             IPv4Interface(interface.cidr)

@@ -43,14 +43,14 @@ class Finding:
     severity: Literal["error", "warning"]  # an error: a run would be refused or fail; a warning: it may, or be slow
     hosts: tuple[str, ...]
     about: str  # the fact: torch, MTU
-    says: str
+    problem: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.severity}: {named(self.hosts)}: {self.says}: {self.remedy}"
+        return f"{self.severity}: {named(self.hosts)}: {self.problem}: {self.remedy}"
 
 
-class Odd(NamedTuple):
+class Outlier(NamedTuple):
     """Hosts on which a fact has another value than on most."""
 
     hosts: tuple[str, ...]
@@ -58,7 +58,7 @@ class Odd(NamedTuple):
     usual: str
     usual_on: tuple[str, ...]
 
-    def told(self, what: str) -> str:
+    def describe(self, what: str) -> str:
         """The two values, and where the usual one is."""
         return f"{what} {self.value}, on {named(self.usual_on)} {self.usual}"
 
@@ -68,7 +68,7 @@ def common_findings(
     *,
     shared: SharedNetwork | None,
     ranks: Mapping[str, int],
-    given: Collection[str],
+    exports: Collection[str],
     software: bool = True,
 ) -> tuple[Finding, ...]:
     """What is wrong with these hosts, errors first; what nobody has asked a host is not looked at.
@@ -77,40 +77,40 @@ def common_findings(
         facts: of each host.
         shared: the network on which they meet.
         ranks: how many each host gets.
-        given: names of the variables that every rank gets from the launcher.
+        exports: names of the variables that every rank gets from the launcher.
         software: False where the ranks run in an image, which has its own.
     """
     conditions = {host: of_one.condition for host, of_one in facts.items() if of_one.condition is not None}
-    found = [
+    findings = [
         *(_software(facts, {host: own.software for host, own in conditions.items()}) if software else ()),
         *(_network(shared) if shared else ()),
-        *_limits(facts, conditions, ranks, over_tcp=TCP_ALONE in given),
+        *_limits(facts, conditions, ranks, over_tcp=TCP_ALONE in exports),
         *_disks(conditions),
-        *_settings(conditions, given),
+        *_settings(conditions, exports),
     ]
-    return errors_first(found)
+    return errors_first(findings)
 
 
 def folder_findings(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     """What is wrong with a run folder and the folders that it reads."""
-    asked = {host: of_one.condition.folders for host, of_one in facts.items() if of_one.condition is not None}
-    for host, (runs, *_) in asked.items():
+    by_host = {host: of_one.condition.folders for host, of_one in facts.items() if of_one.condition is not None}
+    for host, (runs, *_) in by_host.items():
         if not runs.writable:
             yield Finding(
                 severity="error",
                 hosts=(host,),
                 about="run folder",
-                says=f"{runs.path} cannot be written there",
+                problem=f"{runs.path} cannot be written there",
                 remedy="give this user the right to, or name another one with --runs-dir",
             )
-    for place in range(1, max(map(len, asked.values()), default=0)):
-        without = tuple(host for host, folders in asked.items() if not folders[place].there)
-        if without and len(without) < len(asked):
+    for place in range(1, max(map(len, by_host.values()), default=0)):
+        without = tuple(host for host, folders in by_host.items() if not folders[place].there)
+        if without and len(without) < len(by_host):
             yield Finding(
                 severity="warning",
                 hosts=without,
                 about="data folder",
-                says=f"{asked[without[0]][place].path} is missing there",
+                problem=f"{by_host[without[0]][place].path} is missing there",
                 remedy="copy it there, or share it",
             )
 
@@ -127,20 +127,20 @@ def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def from_error(error: LaunchError, hosts: Sequence[str], about: str) -> Finding:
     """An error about these hosts as a finding."""
     text = str(error).removeprefix(f"host {hosts[0]}: ")
-    says, _, remedy = text.rpartition(": ")
-    if not says or " said: " in text:
-        says, remedy = text, "try it there by hand, or leave the host out"
-    return Finding(severity="error", hosts=tuple(hosts), about=about, says=says, remedy=remedy)
+    problem, _, remedy = text.rpartition(": ")
+    if not problem or " said: " in text:
+        problem, remedy = text, "try it there by hand, or leave the host out"
+    return Finding(severity="error", hosts=tuple(hosts), about=about, problem=problem, remedy=remedy)
 
 
-def odd_ones(values: Mapping[str, str]) -> list[Odd]:
+def find_outliers(values: Mapping[str, str]) -> list[Outlier]:
     """The hosts whose value is another one than that of most; of equals the first is the usual one, MISSING never."""
     groups: dict[str, list[str]] = {}
     for host, value in values.items():
         groups.setdefault(value, []).append(host)
     usual = max(groups, key=lambda value: (value != MISSING, len(groups[value])), default="")
     return [
-        Odd(hosts=tuple(hosts), value=value, usual=usual, usual_on=tuple(groups[usual]))
+        Outlier(hosts=tuple(hosts), value=value, usual=usual, usual_on=tuple(groups[usual]))
         for value, hosts in groups.items()
         if value != usual
     ]
@@ -177,45 +177,53 @@ def project(software: Software) -> str:
 def _software(facts: Mapping[str, HostFacts], software: Mapping[str, Software]) -> Iterator[Finding]:
     for name, remedy in REMEDIES.items():
         counts = [host for host in software if name != "driver" or facts[host].topology.gpus]  # ranks on CPUs need none
-        for odd in odd_ones({host: versions(software[host])[name] for host in counts}):
+        for odd in find_outliers({host: versions(software[host])[name] for host in counts}):
             yield Finding(
                 severity="error",
                 hosts=odd.hosts,
                 about=name,
-                says=odd.told(name),
+                problem=odd.describe(name),
                 remedy=remedy.format(usual=odd.usual),
             )
-    for odd in odd_ones({host: project(own) for host, own in software.items()}):
-        here, usual = software[odd.hosts[0]], software[odd.usual_on[0]]
-        if here.code == usual.code and None in (here.commit, usual.commit):
+    for odd in find_outliers({host: project(own) for host, own in software.items()}):
+        unusual, usual = software[odd.hosts[0]], software[odd.usual_on[0]]
+        if unusual.code == usual.code and None in (unusual.commit, usual.commit):
             continue  # the same, but without git there
         yield Finding(
-            severity="warning" if here.code == usual.code else "error",  # ranks refuse other code
+            severity="warning" if unusual.code == usual.code else "error",  # ranks refuse other code
             hosts=odd.hosts,
             about="project",
-            says=odd.told("project"),
+            problem=odd.describe("project"),
             remedy=f"`git checkout {(usual.commit or '...')[:12]}` there, without changes of its own",
         )
 
 
 def _network(shared: SharedNetwork) -> Iterator[Finding]:
-    own = shared.interfaces
-    for odd in odd_ones({host: str(one.mtu) for host, one in own.items() if one.mtu is not None}):
-        name = own[odd.hosts[0]].name
+    interfaces = shared.interfaces
+    for odd in find_outliers(
+        {host: str(interface.mtu) for host, interface in interfaces.items() if interface.mtu is not None}
+    ):
+        name = interfaces[odd.hosts[0]].name
         yield Finding(
             severity="warning",
             hosts=odd.hosts,
             about="MTU",
-            says=f"{odd.told(f'the MTU of {name} is')}, and large packets may be lost",
+            problem=f"{odd.describe(f'the MTU of {name} is')}, and large packets may be lost",
             remedy=f"`ip link set dev {name} mtu {odd.usual}` there, as root",
         )
-    for odd in odd_ones({host: f"{one.speed_mbps} Mb/s" for host, one in own.items() if one.speed_mbps is not None}):
-        name = own[odd.hosts[0]].name
+    for odd in find_outliers(
+        {
+            host: f"{interface.speed_mbps} Mb/s"
+            for host, interface in interfaces.items()
+            if interface.speed_mbps is not None
+        }
+    ):
+        name = interfaces[odd.hosts[0]].name
         yield Finding(
             severity="warning",
             hosts=odd.hosts,
             about="Mb/s",
-            says=odd.told(f"{name} runs at"),
+            problem=odd.describe(f"{name} runs at"),
             remedy=f"`ethtool {name}` there; look at its cable and switch port, or name another network with --network",
         )
 
@@ -231,7 +239,7 @@ def _limits(
                 severity="error",
                 hosts=(host,),
                 about="locked memory",
-                says=f"a process may lock {locked} MiB, too little for NCCL over InfiniBand",
+                problem=f"a process may lock {locked} MiB, too little for NCCL over InfiniBand",
                 remedy="`* - memlock unlimited` in /etc/security/limits.conf, --ulimit memlock=-1 for a container",
             )
         if shm is None or shm < needed:
@@ -240,7 +248,7 @@ def _limits(
                 severity="warning" if shm else "error",
                 hosts=(host,),
                 about=SHM,
-                says=free,
+                problem=free,
                 remedy=f"--ipc=host or --shm-size=8g for a container, else `mount -o remount,size=8g {SHM}` as root",
             )
 
@@ -252,7 +260,7 @@ def _disks(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
             severity="warning",
             hosts=blind,
             about="shared folder",
-            says=f"{conditions[blind[0]].folders[0].path} is another folder there than here",
+            problem=f"{conditions[blind[0]].folders[0].path} is another folder there than here",
             remedy="mount the same one there (NFS), or name one that is shared: resuming and --restarts need it",
         )
     for host, own in conditions.items():
@@ -262,23 +270,23 @@ def _disks(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
                     severity="warning",
                     hosts=(host,),
                     about="free disk",
-                    says=f"{folder.path} has {folder.free_mib / 1024:.1f} GiB free",
+                    problem=f"{folder.path} has {folder.free_mib / 1024:.1f} GiB free",
                     remedy="remove old runs there, or name a folder on a larger disk",
                 )
 
 
-def _settings(conditions: Mapping[str, Condition], given: Collection[str]) -> Iterator[Finding]:
-    own = {host: {one.name: one for one in condition.settings} for host, condition in conditions.items()}
-    names = sorted({name for settings in own.values() for name in settings} - SET_BY_PLAN - set(given))
+def _settings(conditions: Mapping[str, Condition], exports: Collection[str]) -> Iterator[Finding]:
+    own = {host: {setting.name: setting for setting in condition.settings} for host, condition in conditions.items()}
+    names = sorted({name for settings in own.values() for name in settings} - SET_BY_PLAN - set(exports))
     for name in names:
         values = {host: ascii(settings[name].value) if name in settings else NOT_SET for host, settings in own.items()}
-        for odd in odd_ones(values):
+        for odd in find_outliers(values):
             setter = next(host for host in (*odd.hosts, *odd.usual_on) if name in own[host])
             yield Finding(
                 severity="warning",
                 hosts=odd.hosts,
                 about=name,
-                says=odd.told(f"{name} is"),
+                problem=odd.describe(f"{name} is"),
                 remedy=f"`export {name}={own[setter][name].value}` here gives it to all ranks, "
                 f"or take it out of {own[setter][name].source} on {setter}",
             )

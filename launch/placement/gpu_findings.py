@@ -9,7 +9,7 @@ from launch.cores import core_list
 from launch.machine.speeds import PCIE_GBPS
 from launch.machine.topology import IN_MIG_MODE, MIG, OUTSIDE, Gpu, Topology, is_busy
 from launch.machine.topology import named as named_gpus
-from launch.placement.findings import SETUP, TCP_ALONE, Finding, named, odd_ones
+from launch.placement.findings import SETUP, TCP_ALONE, Finding, find_outliers, named
 from launch.probe.host_facts import HostFacts
 
 FAST_GBPS = PCIE_GBPS[4]  # between two GPUs over PCIe
@@ -29,12 +29,12 @@ DRAWBACKS = {
 def gpu_findings(
     facts: Mapping[str, HostFacts],
     slots: Mapping[str, int],
-    given: Collection[str],
+    exports: Collection[str],
     gpus: Literal["all"] | Collection[int] = "all",
 ) -> list[Finding]:
     """What is wrong with the GPUs of these hosts, of which each is to have so many ranks on `gpus`, those of --gpus.
 
-    `given` are names of the variables that every rank gets from the launcher.
+    `exports` are names of the variables that every rank gets from the launcher.
     """
     topologies = {host: _among(of_one.topology, gpus) for host, of_one in facts.items()}
     return [
@@ -43,25 +43,25 @@ def gpu_findings(
         ),
         *(finding for host, topology in topologies.items() for finding in _of_one_host(host, topology)),
         *_alike(topologies),
-        *(() if TCP_ALONE in given else _ports(topologies)),
+        *(() if TCP_ALONE in exports else _ports(topologies)),
     ]
 
 
 def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
     """What hvdtrain lacks on these hosts; that some of them have it and others not is told as a difference."""
     software = {host: of_one.condition.software for host, of_one in facts.items() if of_one.condition is not None}
-    found = []
-    for name, there in {
+    findings = []
+    for name, versions in {
         "torch": [own.torch for own in software.values()],
         "Horovod": [own.horovod for own in software.values()],
     }.items():
-        if set(there) == {None}:
-            found += [_error(host, name, f"there is no {name}", SETUP) for host in software]
+        if set(versions) == {None}:
+            findings += [_error(host, name, f"there is no {name}", SETUP) for host in software]
     for host, own in software.items():
         if facts[host].topology.gpus and own.horovod_has_nccl is False:
             remedy = "install the CUDA toolkit that torch was built for (nvcc on PATH), then `make setup` there"
-            found.append(_error(host, "NCCL built", "Horovod was built without NCCL: no two GPUs can train", remedy))
-    return found
+            findings.append(_error(host, "NCCL built", "Horovod was built without NCCL: no two GPUs can train", remedy))
+    return findings
 
 
 def links(topology: Topology) -> str:
@@ -77,12 +77,12 @@ def links(topology: Topology) -> str:
     return f"PCIe{speed}" if all(topology.links[a][b].p2p for a, b in pairs) else f"PCIe{speed}, not straight"
 
 
-def _error(host: str, about: str, says: str, remedy: str) -> Finding:
-    return Finding(severity="error", hosts=(host,), about=about, says=says, remedy=remedy)
+def _error(host: str, about: str, problem: str, remedy: str) -> Finding:
+    return Finding(severity="error", hosts=(host,), about=about, problem=problem, remedy=remedy)
 
 
-def _warning(host: str, about: str, says: str, remedy: str) -> Finding:
-    return Finding(severity="warning", hosts=(host,), about=about, says=says, remedy=remedy)
+def _warning(host: str, about: str, problem: str, remedy: str) -> Finding:
+    return Finding(severity="warning", hosts=(host,), about=about, problem=problem, remedy=remedy)
 
 
 def _among(topology: Topology, gpus: Literal["all"] | Collection[int]) -> Topology:
@@ -111,8 +111,8 @@ def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int], *, mu
             yield _error(host, "GPUs", f"there is no GPU, but {where}", remedy)
         elif free < slots.get(host, 0):
             remedy = f"list it as {host}:{free}, or free the others" if free else "free some, or leave the host out"
-            says = f"{free} of {len(topology.gpus)} GPUs are free for {slots[host]} ranks"
-            yield _error(host, "GPUs", says, remedy)
+            problem = f"{free} of {len(topology.gpus)} GPUs are free for {slots[host]} ranks"
+            yield _error(host, "GPUs", problem, remedy)
 
 
 def _of_one_host(host: str, topology: Topology) -> Iterator[Finding]:
@@ -126,8 +126,8 @@ def _of_one_host(host: str, topology: Topology) -> Iterator[Finding]:
             yield _error(host, "GPU health", f"{which} {why}", RESET.format(gpus=core_list(gpu.index for gpu in gpus)))
     for drawback, gpus in _by(topology.gpus, lambda gpu: gpu.drawbacks).items():
         remedy = next((remedy for part, remedy in DRAWBACKS.items() if part in drawback), DRAWBACKS["its hardware"])
-        says = f"{_named(gpus)} {drawback}"
-        yield _warning(host, "GPU health", says, remedy.format(gpus=core_list(gpu.index for gpu in gpus)))
+        problem = f"{_named(gpus)} {drawback}"
+        yield _warning(host, "GPU health", problem, remedy.format(gpus=core_list(gpu.index for gpu in gpus)))
     blocked = [(a, b) for a, b in _pairs(topology) if not topology.links[a][b].p2p]
     if blocked:
         a, b = (topology.gpus[place].index for place in blocked[0])
@@ -148,9 +148,9 @@ def _alike(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
     for host, topology in topologies.items():
         if len({gpu.name for gpu in topology.gpus}) > 1:
             yield _warning(host, "GPU model", f"unlike GPUs, {models[host]}", slow)
-    for odd in odd_ones({host: model for host, model in models.items() if model}):
+    for odd in find_outliers({host: model for host, model in models.items() if model}):
         yield Finding(
-            severity="warning", hosts=odd.hosts, about="GPU model", says=odd.told("the GPUs are"), remedy=slow
+            severity="warning", hosts=odd.hosts, about="GPU model", problem=odd.describe("the GPUs are"), remedy=slow
         )
 
 
@@ -165,30 +165,30 @@ def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
                 yield _warning(host, "NIC port", f"port {port.number} of {name} is down", remedy)
         active = [port.rate_gbps for _, port in ports if port.active]
         if ports:
-            told = ", ".join(sorted({f"{rate:g}" for rate in active if rate is not None}))
-            rates[host] = f"{len(active)} x {told or 'unknown'} Gb/s" if active else "down"
+            rate_list = ", ".join(sorted({f"{rate:g}" for rate in active if rate is not None}))
+            rates[host] = f"{len(active)} x {rate_list or 'unknown'} Gb/s" if active else "down"
     up = [host for host, rate in rates.items() if rate != "down"]
     for host in topologies:
         if up and host not in up:
             remedy = f"mend its adapter, or `export {TCP_ALONE}=1` here for TCP on all"
             yield _error(host, "NIC port", f"no InfiniBand or RoCE port is up, but on {named(up)}", remedy)
-    for odd in odd_ones({host: rates[host] for host in up}):
+    for odd in find_outliers({host: rates[host] for host in up}):
         yield Finding(
             severity="warning",
             hosts=odd.hosts,
             about="NIC rate",
-            says=odd.told("ports that are up:"),
+            problem=odd.describe("ports that are up:"),
             remedy="look at cables, switch ports and `ibstat` there",
         )
 
 
 def _by(gpus: Sequence[Gpu], facts: Callable[[Gpu], Sequence[str]]) -> dict[str, list[Gpu]]:
     """The GPUs by each of their facts."""
-    found: dict[str, list[Gpu]] = {}
+    by_fact: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         for fact in facts(gpu):
-            found.setdefault(fact, []).append(gpu)
-    return found
+            by_fact.setdefault(fact, []).append(gpu)
+    return by_fact
 
 
 def _named(gpus: Sequence[Gpu]) -> str:

@@ -39,10 +39,10 @@ class Gain:
 def read(text: str, *, name: str) -> tuple[GpuLinks, ...]:
     """The links in what check has written; TopologyError, with the file's name, where there are none."""
     try:
-        found = json.loads(text)["bandwidth"]["gpu_links"]
+        document = json.loads(text)["bandwidth"]["gpu_links"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise TopologyError(f"{name}: it is not from hvdlaunch check --bandwidth --json: {REMEDY}") from None
-    hosts: tuple[GpuLinks, ...] = decode(found, tuple[GpuLinks, ...], f"{name}: gpu_links")
+    hosts: tuple[GpuLinks, ...] = decode(document, tuple[GpuLinks, ...], f"{name}: gpu_links")
     if not hosts:
         raise TopologyError(f"{name}: no host in it has two GPUs that were measured: {REMEDY}")
     for i, links in enumerate(hosts):
@@ -75,19 +75,19 @@ def with_measured(topology: Topology, measured: Sequence[GpuLinks], host: str | 
         return topology
     fitting = [links for links in measured if _fits(links, topology, host)]
     if len(fitting) != 1:
-        there = ", ".join(links.host for links in fitting or measured)
-        why = f"may be any of these: {there}" if fitting else f"has other GPUs than what was measured, {there}"
+        names = ", ".join(links.host for links in fitting or measured)
+        why = f"may be any of these: {names}" if fitting else f"has other GPUs than what was measured, {names}"
         raise TopologyError(f"--measured: {f'host {host}' if host else topology.source} {why}: {REMEDY}")
     (links,) = fitting
     place = {index: i for i, index in enumerate(links.gpus)}
     rows = tuple(
         tuple(
-            dataclasses.replace(link, gbps=links.gb_per_s[place[one.index]][place[other.index]])
-            if one.index in place and other.index in place
+            dataclasses.replace(link, gbps=links.gb_per_s[place[gpu.index]][place[other.index]])
+            if gpu.index in place and other.index in place
             else link
             for other, link in zip(topology.gpus, row, strict=True)
         )
-        for one, row in zip(topology.gpus, topology.links, strict=True)
+        for gpu, row in zip(topology.gpus, topology.links, strict=True)
     )
     gpus = tuple(
         gpu if gpu.index in place else dataclasses.replace(gpu, unusable=gpu.unusable or NOT_MEASURED)
@@ -98,12 +98,12 @@ def with_measured(topology: Topology, measured: Sequence[GpuLinks], host: str | 
 
 def _fits(links: GpuLinks, topology: Topology, host: str | None) -> bool:
     """Whether these are GPUs of this host: all by UUID, or by index where the host is named so or not at all."""
-    there = {gpu.index: gpu.uuid for gpu in topology.gpus}
-    known = [(uuid, there.get(index)) for index, uuid in zip(links.gpus, links.uuids, strict=True)]
+    uuid_of = {gpu.index: gpu.uuid for gpu in topology.gpus}
+    known = [(uuid, uuid_of.get(index)) for index, uuid in zip(links.gpus, links.uuids, strict=True)]
     if None not in {uuid for both in known for uuid in both}:
         return all(mine == its for mine, its in known)
     others = any(None not in both and both[0] != both[1] for both in known)
-    return set(links.gpus) <= set(there) and not others and host in (None, links.host)
+    return set(links.gpus) <= set(uuid_of) and not others and host in (None, links.host)
 
 
 def gains(topology: Topology) -> tuple[Gain, ...]:
@@ -112,14 +112,12 @@ def gains(topology: Topology) -> tuple[Gain, ...]:
     sizes = [size for size in (2, 4, 8) if size < len(free)] + [len(free)]
     if not 2 <= len(free) <= MAX_VERTICES:
         return ()
-    found = []
+    rows = []
     for size in sizes:
         chosen = select(topology, size)
         order = tuple(free[:size])
-        found.append(
-            Gain(best=chosen.best, by_pci=order, by_pci_gbps=slowest_gbps(topology, order), worst=chosen.worst)
-        )
-    return tuple(found)
+        rows.append(Gain(best=chosen.best, by_pci=order, by_pci_gbps=slowest_gbps(topology, order), worst=chosen.worst))
+    return tuple(rows)
 
 
 def slowest_gbps(topology: Topology, ring: Sequence[int]) -> float:
@@ -129,17 +127,17 @@ def slowest_gbps(topology: Topology, ring: Sequence[int]) -> float:
     return min(topology.links[place[a]][place[b]].gbps or 0.0 for a, b in hops)
 
 
-def in_words(gain: Gain) -> str:
+def describe_gain(gain: Gain) -> str:
     """As in: the best measured ring of 4 GPUs is 0-3-2-1 at 38 GB/s, 2.00 times PCI order, 0-1-2-3 at 19."""
     best = gain.best.bandwidth_gbps or 0.0
-    words = (
+    text = (
         f"the best measured ring of {len(gain.by_pci)} GPUs is {_ring(gain.best.ring)} at {best:.3g} GB/s, "
         f"{best / gain.by_pci_gbps:.2f} times PCI order, {_ring(gain.by_pci)} at {gain.by_pci_gbps:.3g}"
     )
     if gain.worst is None or not gain.worst.bandwidth_gbps:
-        return words
+        return text
     worst = gain.worst.bandwidth_gbps
-    return f"{words}, and {best / worst:.2f} times the worst, {_ring(gain.worst.ring)} at {worst:.3g}"
+    return f"{text}, and {best / worst:.2f} times the worst, {_ring(gain.worst.ring)} at {worst:.3g}"
 
 
 def _ring(gpus: Sequence[int]) -> str:

@@ -47,23 +47,25 @@ def shared_network(hosts: Hosts, reached: Mapping[str, str], wanted: str | None 
     speeds = {network: [own.speed_mbps for own in _on(hosts, network).values()] for network in shared}
     known = len(hosts) > 1 and all(None not in of_one for of_one in speeds.values())
 
-    def worth(network: IPv4Network) -> tuple[int, int]:
+    def score(network: IPv4Network) -> tuple[int, int]:
         return min(speed or 0 for speed in speeds[network]) if known else 0, votes[network]
 
-    best = max(shared, key=worth)  # of equals the first
+    best = max(shared, key=score)  # of equals the first
     return SharedNetwork(name=str(_of_two_or_more(best)), interfaces=_on(hosts, best))
 
 
 def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
     """The name of the interface that is on the network, a CIDR or an interface's name."""
     cidr = _parsed(network)
-    return next((own.name for own in interfaces if _is_meant(own, network, cidr)), None)
+    return next((interface.name for interface in interfaces if _is_meant(interface, network, cidr)), None)
 
 
 def network_of(interfaces: Sequence[Interface], address: str) -> str | None:
     """The network, as CIDR, of the interface that has this address; None if none has."""
-    found = (str(_of_two_or_more(_network(own))) for own in interfaces if str(address_of(own)) == address)
-    return next(found, None)
+    networks = (
+        str(_of_two_or_more(_network(interface))) for interface in interfaces if str(address_of(interface)) == address
+    )
+    return next(networks, None)
 
 
 def address_of(interface: Interface) -> IPv4Address:
@@ -77,20 +79,31 @@ def _network(interface: Interface) -> IPv4Network:
 
 def _on(hosts: Hosts, network: IPv4Network) -> dict[str, Interface]:
     """Each host's first interface with this very network; hosts without one are left out."""
-    on_it = {host: [one for one in own if _network(one) == network] for host, own in hosts.items()}
-    return {host: found[0] for host, found in on_it.items() if found}
+    on_it = {
+        host: [interface for interface in interfaces if _network(interface) == network]
+        for host, interfaces in hosts.items()
+    }
+    return {host: matches[0] for host, matches in on_it.items() if matches}
 
 
 def _is_shared(hosts: Hosts, network: IPv4Network) -> bool:
-    addresses = [address_of(one) for own in hosts.values() for one in own if _network(one) == network]
+    addresses = [
+        address_of(interface)
+        for interfaces in hosts.values()
+        for interface in interfaces
+        if _network(interface) == network
+    ]
     return len(_on(hosts, network)) == len(hosts) and len(set(addresses)) == len(addresses)
 
 
 def _wanted(hosts: Hosts, wanted: str) -> SharedNetwork:
     """The network that the user has named."""
     cidr, option = _parsed(wanted), f"--network {shown(wanted)}"
-    found = {host: [one for one in own if _is_meant(one, wanted, cidr)] for host, own in hosts.items()}
-    if missing := [host for host, on_it in found.items() if not on_it]:
+    matches = {
+        host: [interface for interface in interfaces if _is_meant(interface, wanted, cidr)]
+        for host, interfaces in hosts.items()
+    }
+    if missing := [host for host, on_it in matches.items() if not on_it]:
         have = "has" if len(missing) == 1 else "have"
         raise PlacementError(
             f"{option}: {_short(missing, ', ')} {have} no address there ({_seen(hosts, missing)}): "
@@ -98,28 +111,35 @@ def _wanted(hosts: Hosts, wanted: str) -> SharedNetwork:
         )
     if cidr is not None and cidr.overlaps(LOOPBACK):
         raise PlacementError(f"{option} covers the hosts' loopback {LOOPBACK} too: {REMEDY}")
-    chosen = {host: on_it[0] for host, on_it in found.items()}
+    chosen = {host: on_it[0] for host, on_it in matches.items()}
     _require_distinct(chosen, option)
     return SharedNetwork(name=wanted if cidr is None else str(cidr), interfaces=chosen)
 
 
 def _covering(hosts: Hosts, reached: Mapping[str, str]) -> SharedNetwork:
     """The smallest network with an address of each host."""
-    chosen = {host: one for host, own in hosts.items() for one in own if str(address_of(one)) == reached.get(host)}
-    chosen |= {host: own[0] for host, own in hosts.items() if len(own) == 1}
+    chosen = {
+        host: interface
+        for host, interfaces in hosts.items()
+        for interface in interfaces
+        if str(address_of(interface)) == reached.get(host)
+    }
+    chosen |= {host: interfaces[0] for host, interfaces in hosts.items() if len(interfaces) == 1}
     if not chosen or not all(hosts.values()):
         raise PlacementError(f"the hosts share no network: {_seen(hosts, hosts)}: {REMEDY}")
     known = list(map(address_of, chosen.values()))
-    for host, own in hosts.items():
+    for host, interfaces in hosts.items():
         if host not in chosen:
-            chosen[host] = min(own, key=lambda one: _smallest([*known, address_of(one)]).num_addresses)
+            chosen[host] = min(
+                interfaces, key=lambda interface: _smallest([*known, address_of(interface)]).num_addresses
+            )
     _require_distinct(chosen, "the hosts share no network")
     cover = _smallest(list(map(address_of, chosen.values())))
     others = [
-        f"{one.name} {one.cidr} of {host}"
-        for host, own in hosts.items()
-        for one in own
-        if one is not chosen[host] and address_of(one) in cover
+        f"{interface.name} {interface.cidr} of {host}"
+        for host, interfaces in hosts.items()
+        for interface in interfaces
+        if interface is not chosen[host] and address_of(interface) in cover
     ]
     if cover.overlaps(LOOPBACK):
         others.append(f"their loopback {LOOPBACK}")
@@ -154,23 +174,27 @@ def _is_meant(interface: Interface, name: str, cidr: IPv4Network | None) -> bool
     return interface.name == name if cidr is None else address_of(interface) in cidr
 
 
-def _require_distinct(chosen: Mapping[str, Interface], told: str) -> None:
+def _require_distinct(chosen: Mapping[str, Interface], subject: str) -> None:
     first: dict[IPv4Address, str] = {}
-    for host, own in chosen.items():
-        if (other := first.setdefault(address_of(own), host)) != host:
-            raise PlacementError(f"{told}: {other} and {host} have the same address, {address_of(own)}: {REMEDY}")
+    for host, interface in chosen.items():
+        if (other := first.setdefault(address_of(interface), host)) != host:
+            raise PlacementError(
+                f"{subject}: {other} and {host} have the same address, {address_of(interface)}: {REMEDY}"
+            )
 
 
 def _seen(hosts: Hosts, names: Iterable[str]) -> str:
     """What these hosts have, for a message."""
 
-    def told(host: str) -> str:
-        return f"{host} has {', '.join(f'{own.name} {own.cidr}' for own in hosts[host]) or 'no address'}"
+    def describe(host: str) -> str:
+        return (
+            f"{host} has {', '.join(f'{interface.name} {interface.cidr}' for interface in hosts[host]) or 'no address'}"
+        )
 
-    return _short(list(map(told, names)), "; ")
+    return _short(list(map(describe, names)), "; ")
 
 
-def _short(words: Sequence[str], separator: str) -> str:
+def _short(names: Sequence[str], separator: str) -> str:
     """The words, of which a long list is cut."""
-    more = [] if len(words) <= MAX_NAMED else [f"and {len(words) - MAX_NAMED} more"]
-    return separator.join([*words[:MAX_NAMED], *more])
+    more = [] if len(names) <= MAX_NAMED else [f"and {len(names) - MAX_NAMED} more"]
+    return separator.join([*names[:MAX_NAMED], *more])

@@ -74,10 +74,10 @@ def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
 
 def _places(facts: Iterable[tuple[str, str, Gpu]]) -> dict[str, str]:
     """Each fact with the GPUs that it is about, from (fact, host, GPU)."""
-    found: dict[str, list[str]] = {}
+    by_fact: dict[str, list[str]] = {}
     for fact, host, gpu in facts:
-        found.setdefault(fact, []).append(f"GPU {gpu.index} of {host}")
-    return {fact: _listed(places) for fact, places in found.items()}
+        by_fact.setdefault(fact, []).append(f"GPU {gpu.index} of {host}")
+    return {fact: _listed(places) for fact, places in by_fact.items()}
 
 
 def _listed(places: Sequence[str]) -> str:

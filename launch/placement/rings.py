@@ -82,10 +82,10 @@ def _heaviest(weights: Matrix, floor: int) -> tuple[int, ...]:
         return ()
     ring, left = [0], everyone
     while left:
-        here = ring[-1]
-        total = way[left >> 1][here]
-        ahead = ((v, way[(left ^ 1 << v) >> 1][v]) for v in range(1, size) if left >> v & 1 and near[here][v])
-        step = next(v for v, rest in ahead if rest and near[here][v] + rest == total)
+        vertex = ring[-1]
+        total = way[left >> 1][vertex]
+        ahead = ((v, way[(left ^ 1 << v) >> 1][v]) for v in range(1, size) if left >> v & 1 and near[vertex][v])
+        step = next(v for v, rest in ahead if rest and near[vertex][v] + rest == total)
         ring.append(step)
         left ^= 1 << step
     return tuple(ring)
@@ -173,24 +173,24 @@ class _Search:
         self._failed.add(left)
         return False
 
-    def _ways(self, here: int, others: int, start: int, rings: int) -> Iterator[None]:
+    def _ways(self, vertex: int, others: int, start: int, rings: int) -> Iterator[None]:
         """Take, one after the other, each way from `here` through the others to `start` that leaves so many rings.
 
         Bonds with links to spare come first, then vertices that have few.
         """
         links = self._links
-        ahead = [v for v in range(len(links)) if (others or 1 << start) >> v & 1 and links[here][v]]
-        for step in sorted(ahead, key=lambda v: (-min(links[here][v], rings + 1), _spare(links[v], rings))):
+        ahead = [v for v in range(len(links)) if (others or 1 << start) >> v & 1 and links[vertex][v]]
+        for step in sorted(ahead, key=lambda v: (-min(links[vertex][v], rings + 1), _spare(links[v], rings))):
             self._steps += 1
             if self._steps > MAX_STEPS:
                 return
-            self._take(here, step, 1)
-            if _spare(links[here], rings) >= 0:
+            self._take(vertex, step, 1)
+            if _spare(links[vertex], rings) >= 0:
                 if others:
                     yield from self._ways(step, others ^ 1 << step, start, rings)
                 elif _spare(links[start], rings) >= 0:
                     yield
-            self._take(here, step, -1)
+            self._take(vertex, step, -1)
 
     def _take(self, a: int, b: int, count: int) -> None:
         self._links[a][b] -= count

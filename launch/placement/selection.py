@@ -127,13 +127,13 @@ def _free(topology: Topology, k: int) -> list[int]:
 
 
 def _check_known(topology: Topology, indices: Collection[int], what: str) -> None:
-    there = sorted(gpu.index for gpu in topology.gpus)
-    unknown = sorted(set(indices) - set(there))
+    known = sorted(gpu.index for gpu in topology.gpus)
+    unknown = sorted(set(indices) - set(known))
     if unknown:
-        names = ", ".join(map(str, there))
+        names = ", ".join(map(str, known))
         raise SelectionError(
             f"{what} names GPU {unknown[0]}, which {topology.source} does not have; "
-            f"{f'choose from {names}' if there else 'it has none'}"
+            f"{f'choose from {names}' if known else 'it has none'}"
         )
 
 
@@ -334,17 +334,17 @@ def _what_it_is(board: _Scoreboard, mask: int) -> str:
     rings, gbps = board.rings(mask), board.bandwidth_gbps(mask, ring)
     number = NUMBERS[rings] if rings < len(NUMBERS) else str(rings)
     if len(chosen) == 1:
-        words = "one GPU, which needs no ring"
+        text = "one GPU, which needs no ring"
     elif not rings:
         none = "no NVLink ring, " if board.speeds else ""
-        words = f"{none}slowest link of the ring {_kind(board.slowest_of_ring(ring))}"
+        text = f"{none}slowest link of the ring {_kind(board.slowest_of_ring(ring))}"
     elif board.switched:
-        words = f"{number} NVLink{'s' * (rings > 1)} from each GPU to the switch"
+        text = f"{number} NVLink{'s' * (rings > 1)} from each GPU to the switch"
     elif len(chosen) == 2:
-        words = f"{number} NVLink{'s' * (rings > 1)} between the two"
+        text = f"{number} NVLink{'s' * (rings > 1)} between the two"
     else:
-        words = f"{number} link-disjoint NVLink rings" if rings > 1 else "one NVLink ring"
+        text = f"{number} link-disjoint NVLink rings" if rings > 1 else "one NVLink ring"
     speed = "" if gbps is None else f" ({gbps:g} GB/s{' measured' if board.measured else ''})"
     nodes = {board.gpus[v].numa for v in chosen}
     numa = "" if nodes == {()} else f"; {NUMBERS[len(nodes)] if len(nodes) < 7 else len(nodes)} NUMA node"
-    return f"{words}{speed}{numa}{'s' * (len(nodes) > 1 and bool(numa))}"
+    return f"{text}{speed}{numa}{'s' * (len(nodes) > 1 and bool(numa))}"

@@ -13,7 +13,7 @@ from launch.cores import runs_of
 from launch.errors import PlacementError, SelectionError
 from launch.hosts.host import MAX_SLOTS, Host
 from launch.hosts.hostfile import to_option
-from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, named, sparing
+from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, exclude_busy_gpus, named
 from launch.placement.selection import ring_order, select
 
 Cores = tuple[int, ...]
@@ -97,10 +97,10 @@ def with_slots(
     CPUs the slots stay as they are. PlacementError without `np` where there is neither a GPU nor a number of slots;
     its remedy depends on whether the user has `listed` the hosts.
     """
-    found = {host.name: topologies[host.name].gpus for host in hosts if not host.counted and gpus != "none"}
-    found = {name: own for name, own in found.items() if own}
+    uncounted = {host.name: topologies[host.name].gpus for host in hosts if not host.counted and gpus != "none"}
+    uncounted = {name: host_gpus for name, host_gpus in uncounted.items() if host_gpus}
     unknown = [host.name for host in hosts if not host.counted]
-    if np is None and unknown and not found and isinstance(gpus, str):
+    if np is None and unknown and not uncounted and isinstance(gpus, str):
         why = "--gpus none" if gpus == "none" else "no GPU found"
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         remedy = "--per-host N, the number of ranks on the CPUs of each host"
@@ -116,13 +116,13 @@ def with_slots(
 
     group = max(1, ranks_per_replica or 1)
     wanted = {
-        name: sum(gpu.unusable is None for gpu in own) // group * group if isinstance(gpus, str) else len(gpus)
-        for name, own in found.items()
+        name: sum(gpu.unusable is None for gpu in host_gpus) // group * group if isinstance(gpus, str) else len(gpus)
+        for name, host_gpus in uncounted.items()
     }
     enough = filled(wanted)
     if enough and (np is None or np <= sum(host.slots for host in enough)):
         return enough
-    return filled({name: len(own) for name, own in found.items()})
+    return filled({name: len(host_gpus) for name, host_gpus in uncounted.items()})
 
 
 def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None = None) -> dict[str, int]:
@@ -180,16 +180,16 @@ def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]
     by_index = {gpu.index: gpu for gpu in topology.gpus}
     if sum(gpu.unusable is None for gpu in topology.gpus) < ranks:
         raise PlacementError(_why_too_few(host, topology, ranks, gpus))
-    return [by_index[index] for index in _ring(host, sparing(topology, ranks), ranks)]
+    return [by_index[index] for index in _ring(host, exclude_busy_gpus(topology, ranks), ranks)]
 
 
 def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> str:
     """One line for a host that has fewer GPUs to choose from than ranks."""
     unusable = {gpu.index: gpu.unusable for gpu in topology.gpus if gpu.unusable}
     if not isinstance(gpus, str):
-        there = [gpu.index for gpu in topology.gpus]
-        if unknown := sorted(set(gpus) - set(there)):
-            return f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, there))}"
+        indices = [gpu.index for gpu in topology.gpus]
+        if unknown := sorted(set(gpus) - set(indices)):
+            return f"host {host} has no GPU {unknown[0]}, it has {', '.join(map(str, indices))}"
         index = next(index for index in gpus if index in unusable)
         slices = f"; MIG: {MIG}" if unusable[index] == IN_MIG_MODE else ""
         return f"GPU {index} of host {host} cannot be used ({unusable[index]}): choose others with --gpus{slices}"

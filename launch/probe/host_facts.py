@@ -40,7 +40,7 @@ class HostFacts:
     other_version: str | None = None  # of the project there, where it is not the one here
 
 
-def probe_words(
+def probe_command(
     python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float, look: Look | None = None
 ) -> list[str]:
     """The command that prints a host's facts there."""
@@ -128,16 +128,16 @@ def facts_from_json(
     With the `look` that it was asked for its condition must be one of them. A report of `any_version` that can be read
     is taken if it may be.
     """
-    there: object = ours
+    their_version: object = ours
     try:
         value = json.loads(text)
-        if isinstance(value, dict) and (there := value.get("version")) != ours and not any_version:
-            raise other_version(host, there, ours)
+        if isinstance(value, dict) and (their_version := value.get("version")) != ours and not any_version:
+            raise other_version(host, their_version, ours)
         report: Report = decode(value, Report, "its report")
         _check(report, look)
     except (TopologyError, ValueError, RecursionError) as error:
-        if there != ours:
-            raise other_version(host, there, ours) from error
+        if their_version != ours:
+            raise other_version(host, their_version, ours) from error
         why = str(error) if isinstance(error, TopologyError) else f"its report is none: {short(str(error))}"
         raise HostError(
             f"host {host}: {why}: see what `python -m launch.probe.host_facts mpirun gpus 10` prints there"
@@ -154,9 +154,9 @@ def facts_from_json(
     )
 
 
-def other_version(host: str, there: object, ours: str) -> HostError:
+def other_version(host: str, their_version: object, ours: str) -> HostError:
     """The error about a host whose code of the project is another one than here."""
-    other = "an older version" if there is None else f"version {short(there)}"
+    other = "an older version" if their_version is None else f"version {short(their_version)}"
     return HostError(f"host {host}: it has {other} of the project, here it is {ours!r}: install the same there as here")
 
 
@@ -166,9 +166,11 @@ def _check(report: Report, look: Look | None) -> None:
         raise TopologyError("its report.hostname: expected a name, found none")
     if report.port is not None and not 0 < report.port < 1 << 16:
         raise TopologyError(f"its report.port: expected one from 1 to 65535, found {report.port}")
-    told = 0 if report.condition is None else len(report.condition.folders)
-    if look is not None and told != len(look.folders):
-        raise TopologyError(f"its report.condition: expected one with {len(look.folders)} folders, found {told}")
+    folder_count = 0 if report.condition is None else len(report.condition.folders)
+    if look is not None and folder_count != len(look.folders):
+        raise TopologyError(
+            f"its report.condition: expected one with {len(look.folders)} folders, found {folder_count}"
+        )
     if report.address is None:
         return
     try:

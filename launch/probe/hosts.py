@@ -10,7 +10,7 @@ from typing import TypeVar
 from launch.errors import HostError, LaunchError
 from launch.machine.condition import Look
 from launch.machine.mpi import Mpi
-from launch.probe.host_facts import MARK, HostFacts, facts_from_json, local_facts, probe_words, version
+from launch.probe.host_facts import MARK, HostFacts, facts_from_json, local_facts, probe_command, version
 from launch.probe.ssh import Ssh
 from launch.process import stop_asking
 
@@ -20,14 +20,14 @@ ANSWER_S = 2.0  # for ssh and all else that a host does beside asking its driver
 Reply = TypeVar("Reply")
 
 
-def all_usable(found: Mapping[str, HostFacts | LaunchError]) -> dict[str, HostFacts]:
+def all_usable(answers: Mapping[str, HostFacts | LaunchError]) -> dict[str, HostFacts]:
     """The facts of all hosts that were asked; LaunchError names every host that cannot be used."""
-    if refused := {host: answer for host, answer in found.items() if isinstance(answer, LaunchError)}:
-        raise all_in_one(refused, of=len(found))
-    return {host: answer for host, answer in found.items() if isinstance(answer, HostFacts)}
+    if refused := {host: answer for host, answer in answers.items() if isinstance(answer, LaunchError)}:
+        raise combine_errors(refused, of=len(answers))
+    return {host: answer for host, answer in answers.items() if isinstance(answer, HostFacts)}
 
 
-def all_in_one(refused: Mapping[str, LaunchError], *, of: int) -> LaunchError:
+def combine_errors(refused: Mapping[str, LaunchError], *, of: int) -> LaunchError:
     """The only error, or one that names all hosts, with each reason once below it."""
     if len(refused) == 1:
         return next(iter(refused.values()))
@@ -42,10 +42,10 @@ def all_in_one(refused: Mapping[str, LaunchError], *, of: int) -> LaunchError:
     return HostError(line, details)
 
 
-def ask_hosts(
+def probe_hosts(
     hosts: Sequence[str],
     *,
-    reach: Ssh,
+    ssh: Ssh,
     mpirun: Mpi,
     python: str,
     folder: str,
@@ -54,22 +54,22 @@ def ask_hosts(
     look: Look | None = None,
     any_version: bool = False,
 ) -> dict[str, HostFacts | LaunchError]:
-    """The facts of each host, or the reason why it cannot be used; other hosts are asked by `reach`.
+    """The facts of each host, or the reason why it cannot be used; other hosts are asked over `ssh`.
 
     On each host `python` is started in `folder`; with a `look` it tells its condition, too. Unless it may be of
     `any_version`, the project and `mpirun` must be the same there as here.
     """
-    words = probe_words(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
+    command = probe_command(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
     ours = cache(version)  # of the code as it is on disk now: in a long run all hosts may get another
 
     def facts_of(host: str) -> HostFacts | LaunchError:
         try:
             if is_local(host):
-                own = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
-                facts = dataclasses.replace(own, host=host, address=None)
+                local = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
+                facts = dataclasses.replace(local, host=host, address=None)
             else:
-                said = reach.ask(host, words, folder, mark=MARK, timeout_s=driver_timeout_s + ANSWER_S)
-                facts = facts_from_json(said, host, ours(), look=look, any_version=any_version)
+                report = ssh.ask(host, command, folder, mark=MARK, timeout_s=driver_timeout_s + ANSWER_S)
+                facts = facts_from_json(report, host, ours(), look=look, any_version=any_version)
         except LaunchError as error:
             return error
         return facts if any_version else other_mpi(facts, mpirun) or facts
@@ -81,9 +81,9 @@ def other_mpi(facts: HostFacts, mpirun: Mpi) -> HostError | None:
     """The error about a host where `mpirun` is missing, or another version than here."""
     if facts.mpi == mpirun:
         return None
-    there = f"is {facts.mpi}" if facts.mpi else "is missing"
+    their_mpi = f"is {facts.mpi}" if facts.mpi else "is missing"
     return HostError(
-        f"host {facts.host}: {mpirun.path} {there}, here it is {mpirun}: install the same MPI at the same path"
+        f"host {facts.host}: {mpirun.path} {their_mpi}, here it is {mpirun}: install the same MPI at the same path"
     )
 
 
@@ -111,7 +111,7 @@ def is_local(host: str) -> bool:
     return True
 
 
-def silent_host(hosts: Collection[str], reach: Ssh) -> str | None:
+def silent_host(hosts: Collection[str], ssh: Ssh) -> str | None:
     """The first of these hosts that cannot be reached; None if all can."""
-    reached = at_once(reach.reaches, [host for host in dict.fromkeys(hosts) if not is_local(host)])
+    reached = at_once(ssh.reaches, [host for host in dict.fromkeys(hosts) if not is_local(host)])
     return next((host for host, answered in reached.items() if not answered), None)

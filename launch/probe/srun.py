@@ -35,8 +35,8 @@ def main(node: str, *command: str) -> NoReturn:
     """Become the srun of a step."""
     gpus = os.environ.get("SLURM_GPUS_ON_NODE")  # else a step of one task may get what the job has for each task
     gres = [f"--gres=gpu:{gpus}"] if gpus else []
-    words = ["srun", *STEP, *gres, f"--nodelist={node}", "sh", "-c", " ".join(command)]
-    os.execvpe(words[0], words, step_environment(os.environ))  # noqa: S606 (that is what this file is for)
+    step = ["srun", *STEP, *gres, f"--nodelist={node}", "sh", "-c", " ".join(command)]
+    os.execvpe(step[0], step, step_environment(os.environ))  # noqa: S606 (that is what this file is for)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class Ssh:
         lines = [line.removeprefix(mark) for line in answer.out.splitlines() if line.startswith(mark)]
         if answer.status or not lines:
             details = answer.err.strip().splitlines() if answer.status == SSH_FAILED else []
-            why = why_not(answer, host=host, python=words[0], folder=folder)
+            why = explain_failure(answer, host=host, python=words[0], folder=folder)
             raise HostError(f"host {host}: {why}", details[-MAX_DETAILS:])
         return lines[-1]
 
@@ -102,14 +102,14 @@ def agent_of(environment: Mapping[str, str], options: Sequence[str]) -> tuple[st
 
     In a Slurm allocation it is srun, since ssh may be forbidden there, unless the user has `options` for ssh.
     """
-    given = next((environment[name] for name in AGENTS if environment.get(name)), None)
-    if given is None:
+    agents = next((environment[name] for name in AGENTS if environment.get(name)), None)
+    if agents is None:
         return srun.AGENT if srun.inside(environment) and not options else SSH.agent
-    programs = [tuple(words.split()) for words in given.split(":") if words.strip()] or [SSH.agent]
+    programs = [tuple(program.split()) for program in agents.split(":") if program.strip()] or [SSH.agent]
     return next((program for program in programs if find(program[0])), programs[0])
 
 
-def why_not(answer: Answer, *, host: str, python: str, folder: str) -> str:
+def explain_failure(answer: Answer, *, host: str, python: str, folder: str) -> str:
     """Why there was no answer, in one line, by what ssh or the program there wrote to standard error."""
     last = (answer.err.strip() or f"ended with status {answer.status} without a word").splitlines()[-1]
     for sign, meaning in TROUBLES.items():

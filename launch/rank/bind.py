@@ -40,7 +40,7 @@ def main(argv: list[str]) -> NoReturn:
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
-    put_old_words_aside(slot)  # first: of a rank that is refused they would be the last words
+    put_old_log_aside(slot)  # first: of a rank that is refused they would be the last words
     require_planned_place(slot)
     if slot["local_rank"] == 0:  # for all ranks of this host
         hold_gpus(slot["on_host"])
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> NoReturn:
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
     # What the ranks of this host share: a program between this one and the training, as nsys, is bound as well.
     os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
-    errors = keep_words(slot)
+    errors = keep_output(slot)
     bind_to(slot["cores"])
     # Until the program has a handler of its own this signal, which asks it to save and leave, would kill it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -89,11 +89,11 @@ def own_slot(environment: Any) -> dict[str, Any]:
 
 def require_planned_place(slot: dict[str, Any]) -> None:
     """Refuse a rank that the launcher has put elsewhere than planned."""
-    here, local_rank = socket.gethostname(), slot["found_local_rank"]
-    if here != slot["hostname"] or local_rank != slot["local_rank"]:
+    hostname, local_rank = socket.gethostname(), slot["found_local_rank"]
+    if hostname != slot["hostname"] or local_rank != slot["local_rank"]:
         refuse(
             f"rank {slot['rank']} was planned as local rank {slot['local_rank']} on {slot['hostname']} but is local "
-            f"rank {local_rank} on {here}: give every host its own name, once, in -H"
+            f"rank {local_rank} on {hostname}: give every host its own name, once, in -H"
         )
 
 
@@ -187,8 +187,8 @@ def lock(file: int) -> int | None:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            lock_request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, lock_request))
             if kind != fcntl.F_UNLCK:  # else it has just ended
                 return int(pid)
         except OSError:
@@ -197,14 +197,14 @@ def lock(file: int) -> int | None:
             return None
 
 
-def put_old_words_aside(slot: dict[str, Any]) -> None:
+def put_old_log_aside(slot: dict[str, Any]) -> None:
     """Leave no log of an attempt before; where that cannot be done keep_words tells why."""
     if job := os.environ.get("HVDLAUNCH_JOB"):
         with contextlib.suppress(OSError):
             forwarder.put_aside(job, slot["rank"])
 
 
-def keep_words(slot: dict[str, Any]) -> int:
+def keep_output(slot: dict[str, Any]) -> int:
     """Have a forwarder keep and show what this rank writes; standard error as it was.
 
     Where a host takes no log, or the job has no name, a rank writes as if there were no forwarder.

@@ -96,7 +96,7 @@ def start(log: int, rank: int, *, show_all: bool, request: str | None) -> int:
         try:
             _detach(keep=(log, out, err, before_out, before_err, *rank_end))
             if os.fork() == 0:  # no child of the rank, which may wait for its own
-                _forward(streams, Words(streams, Log(log), rank, show_all=show_all, request=request), rank_end)
+                _forward(streams, RankOutput(streams, Log(log), rank, show_all=show_all, request=request), rank_end)
             status = 0
         except OSError as error:
             status = error.errno or 1
@@ -142,25 +142,25 @@ def _detach(*, keep: Sequence[int]) -> None:
                 os.close(file)
 
 
-def _forward(streams: Streams, words: "Words", rank_end: Sequence[int]) -> None:
+def _forward(streams: Streams, output: "RankOutput", rank_end: Sequence[int]) -> None:
     """Read all that the rank writes, until nobody can write any more or the rank has ended for some time."""
     poll, until = select.poll(), math.inf
     unended = {streams.out, streams.err}
     for file in (*unended, *rank_end):
         poll.register(file, select.POLLIN)
     while unended and (now := time.monotonic()) < until:
-        wait_s = min(until, words.due) - now
+        wait_s = min(until, output.due) - now
         for file, _ in poll.poll(None if wait_s == math.inf else max(0, math.ceil(1000 * wait_s))):
             if file in rank_end:
                 poll.unregister(file)
                 until = time.monotonic() + LINGER_S
             elif chunk := _read(file):
-                words.feed(file, chunk)
+                output.feed(file, chunk)
             else:
                 poll.unregister(file)
                 unended.remove(file)
-        words.flush(time.monotonic())
-    words.flush(math.inf)
+        output.flush(time.monotonic())
+    output.flush(math.inf)
 
 
 def _read(file: int) -> bytes:
@@ -171,7 +171,7 @@ def _read(file: int) -> bytes:
         return b""
 
 
-class Words:
+class RankOutput:
     """What a rank writes: shown as it comes or in whole lines, kept in whole lines."""
 
     def __init__(self, streams: Streams, log: "Log", rank: int, *, show_all: bool, request: str | None) -> None:

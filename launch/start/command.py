@@ -117,16 +117,16 @@ def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
         raise CommandError(
             f"{launcher.mpi.path} is {launcher.mpi}: Open MPI 4 or 5 is needed, put its bin folder first in PATH"
         )
-    reach = {runtime.agent: " ".join(launcher.reach.agent)} if launcher.reach.agent != SSH.agent else {}
-    if launcher.reach.arguments:
-        reach[runtime.ssh_arguments] = " ".join(launcher.reach.arguments)
+    ssh = {runtime.agent: " ".join(launcher.ssh.agent)} if launcher.ssh.agent != SSH.agent else {}
+    if launcher.ssh.arguments:
+        ssh[runtime.ssh_arguments] = " ".join(launcher.ssh.arguments)
     daemons = {
         "plm": runtime.plm,
         "ras": runtime.ras,
-        **reach,
+        **ssh,
         # By default Open MPI waits over ten minutes for a link that has gone silent.
-        "oob_tcp_keepalive_time": str(launcher.reach.sign_every_s),
-        "oob_tcp_keepalive_intvl": str(launcher.reach.sign_every_s),
+        "oob_tcp_keepalive_time": str(launcher.ssh.sign_every_s),
+        "oob_tcp_keepalive_intvl": str(launcher.ssh.sign_every_s),
         "oob_tcp_keepalive_probes": str(UNANSWERED),
         runtime.whole_names: "1",
     }
@@ -145,8 +145,8 @@ def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
 
 def set_parameters(environment: Iterable[str]) -> frozenset[str]:
     """The parameters of Open MPI that these variables set."""
-    found = (re.fullmatch(r"(?:OMPI|PRTE)_MCA_(\w+)", name) for name in environment)
-    return frozenset(match[1] for match in found if match)
+    matches = (re.fullmatch(r"(?:OMPI|PRTE)_MCA_(\w+)", name) for name in environment)
+    return frozenset(match[1] for match in matches if match)
 
 
 def _unless_set(ours: Mapping[str, str], mca: frozenset[str]) -> list[tuple[str, str]]:

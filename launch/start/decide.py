@@ -12,7 +12,7 @@ from launch.placement.remarks import crowded, gpu_remarks, left_out
 from launch.placement.slots import RankSlot, place, ranks_per_host, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.start import command
-from launch.start.environment import exported, inherited, left_behind
+from launch.start.environment import exported, inherited, note_left_behind
 from launch.start.facts import Facts
 from launch.start.plan import Plan
 from launch.start.request import RunRequest
@@ -44,7 +44,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     exports = exported(environment, request.exports)
     in_image = request.apptainer is not None
     findings = (
-        common_findings(used, shared=shared, ranks=ranks, given=exports, software=not in_image)
+        common_findings(used, shared=shared, ranks=ranks, exports=exports, software=not in_image)
         if shared and request.check
         else ()
     )
@@ -64,7 +64,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         program = command.in_apptainer(program, request.apptainer)
     remarks = remarks_on(request, listed, slots, topologies)
     remarks += [str(finding) for finding in findings]
-    if shared and (behind := left_behind(environment, exports)):
+    if shared and (behind := note_left_behind(environment, exports)):
         remarks.append(behind)
     if request.network is not None and shared is None:
         why = "one host needs no network" if len(used) == 1 else "with --topology no host is asked"
@@ -188,9 +188,9 @@ def shared_network(
     if known.keys() <= local:
         return None
     reached = {host: answer.address for host, answer in used.items() if answer.address}
-    here = next((own_addresses[host] for host in reached if host in own_addresses), None)
-    if here is not None:
-        reached |= dict.fromkeys(local & known.keys(), here)
+    our_address = next((own_addresses[host] for host in reached if host in own_addresses), None)
+    if our_address is not None:
+        reached |= dict.fromkeys(local & known.keys(), our_address)
     return network.shared_network(known, reached, wanted)
 
 
@@ -205,14 +205,14 @@ def daemon_networks(shared: str, used: Mapping[str, HostFacts], facts: Facts) ->
         raise HostError(
             f"{', '.join(used)} are reached over IPv6, mpirun needs IPv4: add `AddressFamily inet` to ~/.ssh/config"
         )
-    own = facts.own_addresses.get(reached)
-    toward = [interface for interface in facts.interfaces if str(network.address_of(interface)) == own]
-    if own is None or not toward:
+    our_address = facts.own_addresses.get(reached)
+    toward = [interface for interface in facts.interfaces if str(network.address_of(interface)) == our_address]
+    if our_address is None or not toward:
         raise HostError(
             f"{used[reached].address} can be reached by ssh but not directly, and mpirun must: "
             f"start on a host of {shared}"
         )
-    return shared if network.name_on(toward, shared) else f"{shared},{network.network_of(toward, own)}"
+    return shared if network.name_on(toward, shared) else f"{shared},{network.network_of(toward, our_address)}"
 
 
 def rendezvous(first: str, used: Mapping[str, HostFacts], shared: network.SharedNetwork | None) -> dict[str, str]:

@@ -66,7 +66,7 @@ def is_secret(name: str, value: str) -> bool:
     return bool(SECRET.search(name) or (PROXY.fullmatch(name) and "@" in value))
 
 
-def left_behind(environment: Mapping[str, str], exports: Collection[str]) -> str | None:
+def note_left_behind(environment: Mapping[str, str], exports: Collection[str]) -> str | None:
     """A line with the names of variables that the ranks of several hosts lack and might need; None if there is none."""
     might_need = (
         name
@@ -77,6 +77,7 @@ def left_behind(environment: Mapping[str, str], exports: Collection[str]) -> str
     if not names:
         return None
     secret = {name for name in names if PROXY.fullmatch(name) and "@" in environment[name]}
-    told = [f"{name} (has a password)" if name in secret else name for name in names]
+    shown_names = [f"{name} (has a password)" if name in secret else name for name in names]
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"the ranks do not get {', '.join(told[:MAX_NAMED])}{more}: give those that the program needs with -x NAME"
+    listed = ", ".join(shown_names[:MAX_NAMED]) + more
+    return f"the ranks do not get {listed}: give those that the program needs with -x NAME"

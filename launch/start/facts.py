@@ -16,7 +16,7 @@ from launch.machine.topology import Interface
 from launch.placement.findings import named
 from launch.placement.slots import ranks_per_host
 from launch.probe.host_facts import HostFacts
-from launch.probe.hosts import all_usable, ask_hosts, is_local
+from launch.probe.hosts import all_usable, is_local, probe_hosts
 from launch.process import Answer, find
 from launch.process import ask as ask_program
 from launch.start.plan import Launcher
@@ -80,18 +80,18 @@ def launcher_of(request: RunRequest) -> Launcher:
     if path is None and request.topologies:
         horovodrun = "horovodrun" if request.launcher == "horovodrun" else None
         mpi = Mpi(path="mpirun", name="Open MPI", version=(4, 1))
-        return Launcher(python=sys.executable, mpi=mpi, horovodrun=horovodrun, reach=request.reach)
-    found = read_mpi(path) if path else None
-    if path and found is None:
+        return Launcher(python=sys.executable, mpi=mpi, horovodrun=horovodrun, ssh=request.ssh)
+    installed = read_mpi(path) if path else None
+    if path and installed is None:
         raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
-    if found is None:
+    if installed is None:
         raise CommandError(
             "no mpirun on PATH: activate the project's environment (. .venv/bin/activate), or install Open MPI 4 or 5"
         )
     horovodrun = find("horovodrun") if request.launcher == "horovodrun" else None
     if request.launcher == "horovodrun" and horovodrun is None:
         raise CommandError("no horovodrun on PATH: activate the project's environment, or give --launcher mpirun")
-    return Launcher(python=sys.executable, mpi=found, horovodrun=horovodrun, reach=request.reach)
+    return Launcher(python=sys.executable, mpi=installed, horovodrun=horovodrun, ssh=request.ssh)
 
 
 def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
@@ -105,9 +105,9 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
     names = _may_get_ranks(hosts, request.np) if hosts else ["localhost"]
     with contextlib.ExitStack() as asking:
         look = asking.enter_context(looking(folder)) if request.check and len(names) > 1 else None
-        found = ask_hosts(
+        answers = probe_hosts(
             names,
-            reach=request.reach,
+            ssh=request.ssh,
             mpirun=mpirun,
             python=sys.executable,
             folder=str(folder),
@@ -115,7 +115,7 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
             driver_timeout_s=request.driver_timeout_s,
             look=look,
         )
-    return all_usable(found)
+    return all_usable(answers)
 
 
 def _may_get_ranks(hosts: Sequence[Host], np: int | None) -> list[str]:
@@ -127,12 +127,12 @@ def _may_get_ranks(hosts: Sequence[Host], np: int | None) -> list[str]:
 
 def own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
     """This machine's own address on the way to each host; hosts without a way are missing."""
-    found = {}
+    addresses = {}
     for host, answer in answers.items():
         if answer.address is not None:
             with contextlib.suppress(OSError):  # no way
-                found[host] = address_toward(answer.address)
-    return found
+                addresses[host] = address_toward(answer.address)
+    return addresses
 
 
 def _image(request: RunRequest, missing: Collection[str]) -> Image | None:

@@ -75,7 +75,7 @@ def mpijob(
     slots = workers[0].slots
     run = environment.get("HVDLAUNCH_JOB") or name
     variables = [{"name": "HVDLAUNCH_JOB", "value": _literal(run)}]
-    variables += [_variable(one, name, environment) for one in exports]
+    variables += [_variable(export, name, environment) for export in exports]
     launcher = {
         "name": "launcher",
         "args": [_literal(word) for word in (*START, *command)],
@@ -160,10 +160,10 @@ def _times(memory: str, ranks: int) -> str:
     return f"{int(amount) * ranks}{memory.removeprefix(amount)}"
 
 
-def parse_options(given: Sequence[str]) -> dict[str, str]:
+def parse_options(assignments: Sequence[str]) -> dict[str, str]:
     """--mpijob-option by key; CommandError for what makes no sense."""
     options: dict[str, str] = {}
-    for word in given:
+    for word in assignments:
         key, _, value = word.partition("=")
         if key not in PLAIN:
             raise CommandError(f"--mpijob-option {shown(word)}: unknown. Write {' or '.join(EXAMPLES.values())}.")

@@ -40,4 +40,4 @@ class Launcher:
     python: str  # the interpreter that runs launch.rank.bind, at the same path on every host
     mpi: Mpi
     horovodrun: str | None  # its path if it is to start mpirun
-    reach: Ssh = SSH  # how it comes to other hosts
+    ssh: Ssh = SSH  # how it comes to other hosts

@@ -51,12 +51,12 @@ def packed(plan: Plan, launcher: Launcher) -> str:
         {"host": host, "hostname": plan.hostnames[host], **_entry(slots, of_this_host)}
         for host, slots in by_host.items()
     ]
-    given = [name for name in plan.exports if name.startswith("NCCL_") and name in plan.environment]
+    settings = [name for name in plan.exports if name.startswith("NCCL_") and name in plan.environment]
     document = {
         "launcher": f"horovodrun, {launcher.mpi}" if launcher.horovodrun else str(launcher.mpi),
         "program": plan.program,
         "show": plan.show,
-        "environment": {name: plan.environment[name] for name in given},
+        "environment": {name: plan.environment[name] for name in settings},
         "rendezvous": dict(plan.rendezvous),
         "ranks_per_replica": plan.ranks_per_replica,
         "hosts": hosts,

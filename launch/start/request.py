@@ -40,7 +40,7 @@ class RunRequest:
     show: Show = "0"
     elastic: bool = False  # ranks that are left go on when one dies
     grow: bool = False  # and others take the places of those that died
-    reach: Ssh = SSH
+    ssh: Ssh = SSH
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
     per_host: int | None = None  # slots of each host; None: those of the list
     check: bool = True  # look at what differs between several hosts, and refuse what would fail

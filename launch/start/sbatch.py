@@ -80,10 +80,10 @@ def sbatch(
     return "\n".join(["#!/bin/bash", *lines, ""])
 
 
-def parse_options(given: Sequence[str]) -> dict[str, str | None]:
+def parse_options(assignments: Sequence[str]) -> dict[str, str | None]:
     """The options of sbatch by name, without a value where they have none; CommandError for what is no option."""
     options: dict[str, str | None] = {}
-    for word in given:
+    for word in assignments:
         key, equals, value = word.partition("=")
         plain = re.fullmatch("[a-z][a-z-]*", key) and value.isascii() and value.isprintable()
         if not plain or (equals and not value):
@@ -131,8 +131,8 @@ def _ranks_of_a_task(options: Options) -> int | None:
         return 1
     if (COUNTED_GPUS - {"gpus-per-task"}) & options.keys():
         return None
-    given = options.get("gpus-per-task") or options.get("gpus-per-node") or options.get("gres") or "1"
-    gpus = "" if "," in given else given.rpartition(":")[2]
+    gpu_option = options.get("gpus-per-task") or options.get("gpus-per-node") or options.get("gres") or "1"
+    gpus = "" if "," in gpu_option else gpu_option.rpartition(":")[2]
     return int(gpus) if re.fullmatch("0*[1-9][0-9]{0,5}", gpus) else None
 
 
@@ -152,12 +152,12 @@ def job_name(program: Sequence[str]) -> str:
     name = PurePath(program[0]).name
     if not re.fullmatch(r"python[0-9.]*", name):
         return name
-    words = iter(program[1:])
-    for word in words:
+    arguments = iter(program[1:])
+    for word in arguments:
         if word == "-m":
-            return next(words, name)
+            return next(arguments, name)
         if word in ("-W", "-X"):
-            next(words, None)
+            next(arguments, None)
         elif word == "-c":
             break
         elif not word.startswith("-"):

@@ -25,7 +25,7 @@ from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
 from launch.study.check import Checked
 from launch.study.links import Bandwidth, Speeds, from_report, slow_ones
-from launch.supervise.nccl import lines_of, run_logged, surprises, with_log
+from launch.supervise.nccl import lines_of, run_logged, unexpected_transport, with_log
 from launch.supervise.run import run
 
 STDERR = 2  # what else a job writes, as NCCL does: standard output is for the table or JSON
@@ -53,7 +53,7 @@ def with_bandwidth(
             "warning", (host,), "it was not measured: none of its GPUs is free", "free some, or leave the host out"
         )
         for host in topologies
-        if host not in {one.name for one in hosts}
+        if host not in {used.name for used in hosts}
     ]
     if not (planned := jobs(hosts)):
         remedy = "give its slots, as in -H localhost:2"
@@ -61,17 +61,19 @@ def with_bandwidth(
             _finding("error", tuple(facts), "it was not measured: one rank has no other to sum with", remedy)
         )
     name = job_of(environment)
-    found = Bandwidth(hosts={}, pairs={}, links={}, together=(), topologies=topologies)
+    measured = Bandwidth(hosts={}, pairs={}, links={}, together=(), topologies=topologies)
     for number, job in enumerate(planned, start=1):
         where = job[0].name if len(job) == 1 else f"{len(job)} hosts"
         print(f"hvdlaunch: measuring {where} ({number} of {len(planned)})", file=sys.stderr, flush=True)
         own = {**environment, "HVDLAUNCH_JOB": f"{name}-{job[0].name if len(job) == 1 else 'all'}"}
         try:
-            found, wrong = _with_job(found, job, request=request, facts=facts, environment=own, log=nccl_debug)
+            measured, wrong = _with_job(measured, job, request=request, facts=facts, environment=own, log=nccl_debug)
         except LaunchError as error:
             wrong = [from_error(error, [host.name for host in job], "bandwidth")]
         findings += wrong
-    return replace(checked, bandwidth=found, findings=errors_first([*checked.findings, *findings, *slow_ones(found)]))
+    return replace(
+        checked, bandwidth=measured, findings=errors_first([*checked.findings, *findings, *slow_ones(measured)])
+    )
 
 
 def jobs(hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
@@ -80,7 +82,7 @@ def jobs(hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
 
 
 def _with_job(
-    found: Bandwidth,
+    measured: Bandwidth,
     hosts: tuple[Host, ...],
     *,
     request: RunRequest,
@@ -110,26 +112,26 @@ def _with_job(
             Path.cwd(),
             {host.name: facts[host.name] for host in hosts},
         )
-        return _started(found, prepared, file, log=log)
+        return _started(measured, prepared, file, log=log)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def program(file: Path, *, pairs: bool) -> tuple[str, ...]:
     """What the ranks run; it leaves its report in that file."""
-    words = ["--quiet", "--repeats", str(REPEATS), "--limit-s", f"{LIMIT_S:g}", "--json", str(file)]
-    return (sys.executable, "-P", "-m", "hvdtrain.bandwidth", *(["--pairs"] if pairs else []), *words)
+    options = ["--quiet", "--repeats", str(REPEATS), "--limit-s", f"{LIMIT_S:g}", "--json", str(file)]
+    return (sys.executable, "-P", "-m", "hvdtrain.bandwidth", *(["--pairs"] if pairs else []), *options)
 
 
-def _started(found: Bandwidth, prepared: PreparedRun, file: Path, *, log: bool) -> tuple[Bandwidth, list[Finding]]:
+def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: bool) -> tuple[Bandwidth, list[Finding]]:
     """What was found so far, and by this job; and what went wrong."""
     slots = prepared.plan.slots
     names = tuple(dict.fromkeys(slot.host for slot in slots))
     wrong: list[Finding] = []
     if log:
-        result, said = run_logged(prepared, out=STDERR)
-        found = replace(found, nccl=(*found.nccl, f"{', '.join(names)}: {lines_of(said, prepared)[0]}"))
-        wrong += surprises(said, slots, prepared.plan.topologies) if said is not None else []
+        result, nccl_log = run_logged(prepared, out=STDERR)
+        measured = replace(measured, nccl=(*measured.nccl, f"{', '.join(names)}: {lines_of(nccl_log, prepared)[0]}"))
+        wrong += unexpected_transport(nccl_log, slots, prepared.plan.topologies) if nccl_log is not None else []
     else:
         result = run(prepared, out=STDERR)
     if result.stopped:
@@ -141,26 +143,26 @@ def _started(found: Bandwidth, prepared: PreparedRun, file: Path, *, log: bool) 
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = str(error) if result.status else "its ranks have left no report"
         remedy = "see above" if result.status else "start in a folder that all hosts share"
-        return found, [
+        return measured, [
             *wrong,
             Finding(
-                severity="error", hosts=names, about="bandwidth", says=f"it was not measured: {why}", remedy=remedy
+                severity="error", hosts=names, about="bandwidth", problem=f"it was not measured: {why}", remedy=remedy
             ),
         ]
     if len(names) > 1:
         pairs = {(slots[a].host, slots[b].host): speeds for (a, b), speeds in exchanges.items()}
-        return replace(found, pairs=pairs, together=sums), wrong
+        return replace(measured, pairs=pairs, together=sums), wrong
     links: dict[tuple[int, int], Speeds] = {}
     for (a, b), speeds in exchanges.items():
-        one, other = slots[a].gpu, slots[b].gpu
-        if one is not None and other is not None:
-            links[min(one, other), max(one, other)] = speeds
+        gpu, other = slots[a].gpu, slots[b].gpu
+        if gpu is not None and other is not None:
+            links[min(gpu, other), max(gpu, other)] = speeds
     return replace(
-        found,
-        hosts={**found.hosts, names[0]: sums},
-        links={**found.links, names[0]: links} if links else found.links,
+        measured,
+        hosts={**measured.hosts, names[0]: sums},
+        links={**measured.links, names[0]: links} if links else measured.links,
     ), wrong
 
 
-def _finding(severity: Literal["error", "warning"], hosts: tuple[str, ...], says: str, remedy: str) -> Finding:
-    return Finding(severity=severity, hosts=hosts, about="bandwidth", says=says, remedy=remedy)
+def _finding(severity: Literal["error", "warning"], hosts: tuple[str, ...], problem: str, remedy: str) -> Finding:
+    return Finding(severity=severity, hosts=hosts, about="bandwidth", problem=problem, remedy=remedy)

@@ -27,7 +27,7 @@ from launch.placement.findings import (
 from launch.placement.gpu_findings import gpu_findings, links, training_findings
 from launch.placement.network import SharedNetwork
 from launch.probe.host_facts import HostFacts, other_version, version
-from launch.probe.hosts import ask_hosts, is_local, other_mpi
+from launch.probe.hosts import is_local, other_mpi, probe_hosts
 from launch.probe.ssh import SSH, Ssh
 from launch.start.decide import require_distinct, shared_network
 from launch.start.environment import exported
@@ -61,16 +61,16 @@ def check(
 
     That, too, where no mpirun is here. The two folders are relative to `folder`, from which a run would be started.
     """
-    given = exported(environment, request.exports)
+    exports = exported(environment, request.exports)
     hosts = with_named(listed(request, environment) or (Host(name="localhost", slots=1, counted=False),), request.gpus)
     check_request(request, hosts, environment)
     names = [host.name for host in hosts]
     slots = {host.name: host.slots for host in hosts if host.counted}
     mpirun = launcher_of(request).mpi
     with looking(folder / runs_dir, folder / data_dir) as look:
-        found = ask_hosts(
+        answers = probe_hosts(
             names,
-            reach=impatient(request.reach),
+            ssh=with_connect_timeout(request.ssh),
             mpirun=mpirun,
             python=sys.executable,
             folder=str(folder),
@@ -79,9 +79,9 @@ def check(
             look=look,
             any_version=True,
         )
-    facts = {host: answer for host, answer in found.items() if isinstance(answer, HostFacts)}
+    facts = {host: answer for host, answer in answers.items() if isinstance(answer, HostFacts)}
     findings = [
-        from_error(answer, [host], "reached") for host, answer in found.items() if isinstance(answer, LaunchError)
+        from_error(answer, [host], "reached") for host, answer in answers.items() if isinstance(answer, LaunchError)
     ]
     shared = None
     try:
@@ -90,42 +90,40 @@ def check(
         shared = shared_network(facts, request.network, local=local, own_addresses=own_addresses(facts))
     except LaunchError as error:
         findings.append(from_error(error, list(facts), "network"))
-    findings += judged(request, facts, mpirun=mpirun, shared=shared, slots=slots, given=given)
+    findings += evaluate_findings(request, facts, mpirun=mpirun, shared=shared, slots=slots, exports=exports)
     return Checked(hosts={host: facts.get(host) for host in names}, shared=shared, findings=errors_first(findings))
 
 
-def judged(
+def evaluate_findings(
     request: RunRequest,
     facts: Mapping[str, HostFacts],
     *,
     mpirun: Mpi,
     shared: SharedNetwork | None,
     slots: Mapping[str, int],
-    given: Collection[str],
+    exports: Collection[str],
 ) -> list[Finding]:
     """What is wrong with hosts that have answered."""
     in_image = request.apptainer is not None
     ranks = {host: slots.get(host) or max(1, len(own.topology.gpus)) for host, own in facts.items()}
-    found = [
-        *common_findings(facts, shared=shared, ranks=ranks, given=given, software=not in_image),
+    findings = [
+        *common_findings(facts, shared=shared, ranks=ranks, exports=exports, software=not in_image),
         *folder_findings(facts),
         *(() if in_image else training_findings(facts)),
-        *(gpu_findings(facts, slots, given, request.gpus) if request.gpus != "none" else ()),
+        *(gpu_findings(facts, slots, exports, request.gpus) if request.gpus != "none" else ()),
     ]
     for host, own in facts.items():
         if (other := other_mpi(own, mpirun)) is not None:
-            found.append(from_error(other, [host], "MPI"))
-        differs = any(one.about == "project" and host in one.hosts for one in found)
+            findings.append(from_error(other, [host], "MPI"))
+        differs = any(finding.about == "project" and host in finding.hosts for finding in findings)
         if own.other_version is not None and not differs:  # all hosts may have another one than this machine
-            found.append(from_error(other_version(host, own.other_version, version()), [host], "project"))
-    return found
+            findings.append(from_error(other_version(host, own.other_version, version()), [host], "project"))
+    return findings
 
 
-def impatient(reach: Ssh) -> Ssh:
+def with_connect_timeout(ssh: Ssh) -> Ssh:
     """The same way to the hosts, with less patience, unless the user has another."""
-    return (
-        replace(reach, options=(*reach.options, f"ConnectTimeout={CONNECT_S}")) if reach.agent == SSH.agent else reach
-    )
+    return replace(ssh, options=(*ssh.options, f"ConnectTimeout={CONNECT_S}")) if ssh.agent == SSH.agent else ssh
 
 
 def to_json(checked: Checked) -> str:
@@ -153,7 +151,7 @@ def text(checked: Checked) -> str:
     counts = {
         severity: sum(finding.severity == severity for finding in checked.findings) for severity in ("error", "warning")
     }
-    told = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count)
+    totals = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count)
     where = "1 host" if len(facts) == 1 else f"{len(facts)} hosts"
     return "\n".join(
         [
@@ -161,7 +159,7 @@ def text(checked: Checked) -> str:
             "",
             *([] if checked.bandwidth is None else [bandwidth_table(checked.bandwidth), ""]),
             *(harmless(str(finding)) for finding in checked.findings),
-            f"{where}: {told or 'nothing is wrong'}",
+            f"{where}: {totals or 'nothing is wrong'}",
         ]
     )
 
@@ -222,7 +220,8 @@ def _limits_of(condition: Condition) -> dict[str, str]:
             for name, folder in zip(names, condition.folders, strict=True)
         },
         "run folder shared": {None: "unknown", True: "yes", False: "no"}[condition.sees_token],
-        "settings of its own": ", ".join(f"{one.name}={one.value}" for one in condition.settings) or MISSING,
+        "settings of its own": ", ".join(f"{setting.name}={setting.value}" for setting in condition.settings)
+        or MISSING,
     }
 
 

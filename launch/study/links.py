@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from launch.machine.show.table import aligned, link_word
 from launch.machine.topology import Topology, position
 from launch.placement.findings import Finding
-from launch.placement.measured import GpuLinks, gains, in_words, with_measured
+from launch.placement.measured import GpuLinks, describe_gain, gains, with_measured
 
 BELOW = 2 / 3  # of what its like reach: such a host, pair or link is slow
 COLUMNS = {2**16: "64KB", 2**20: "1MB", 2**22: "4MB", 2**24: "16MB", 2**26: "64MB", 2**28: "256MB"}
@@ -47,8 +47,8 @@ def from_report(report: Mapping[str, Any]) -> tuple[Speeds, dict[tuple[int, int]
     sums = tuple(_speed(line, line["bus_gb_per_s"]) for line in report["measured"])
     pairs: dict[tuple[int, int], Speeds] = {}
     for line in report["pairs"]:
-        one, other = line["ranks"]
-        pairs[one, other] = (*pairs.get((one, other), ()), _speed(line, line["gb_per_s"]))
+        rank, other = line["ranks"]
+        pairs[rank, other] = (*pairs.get((rank, other), ()), _speed(line, line["gb_per_s"]))
     return sums, pairs
 
 
@@ -56,17 +56,17 @@ def _speed(line: Mapping[str, Any], gb_per_s: float) -> Speed:
     return Speed(bytes=int(line["bytes"]), median_s=float(line["median_s"]), gb_per_s=float(gb_per_s))
 
 
-def slow_ones(found: Bandwidth) -> list[Finding]:
+def slow_ones(measured: Bandwidth) -> list[Finding]:
     """The hosts, pairs and links that are slow."""
-    return _slow_hosts(found) + _slow_pairs(found) + _slow_links(found)
+    return _slow_hosts(measured) + _slow_pairs(measured) + _slow_links(measured)
 
 
-def _slow(host: str, says: str, remedy: str) -> Finding:
-    return Finding(severity="warning", hosts=(host,), about="bandwidth", says=says, remedy=remedy)
+def _slow(host: str, problem: str, remedy: str) -> Finding:
+    return Finding(severity="warning", hosts=(host,), about="bandwidth", problem=problem, remedy=remedy)
 
 
-def _slow_hosts(found: Bandwidth) -> list[Finding]:
-    size, reached = _at_one_size(found.hosts)
+def _slow_hosts(measured: Bandwidth) -> list[Finding]:
+    size, reached = _at_one_size(measured.hosts)
     if len(reached) < 2:
         return []
     usual = statistics.median(reached.values())
@@ -81,9 +81,9 @@ def _slow_hosts(found: Bandwidth) -> list[Finding]:
     ]
 
 
-def _slow_pairs(found: Bandwidth) -> list[Finding]:
+def _slow_pairs(measured: Bandwidth) -> list[Finding]:
     """Hosts that are slow with every other host, and other slow pairs."""
-    size, reached = _at_one_size(found.pairs)
+    size, reached = _at_one_size(measured.pairs)
     # The best of each host: where one host is slow, so are most pairs of three hosts, but the others' best are not.
     best: dict[str, float] = {}
     for pair, gbps in reached.items():
@@ -92,7 +92,7 @@ def _slow_pairs(found: Bandwidth) -> list[Finding]:
         return []
     usual = statistics.median(best.values())
     slow = {pair for pair, gbps in reached.items() if gbps < BELOW * usual}
-    hosts, rest = blamed(slow, reached)
+    hosts, rest = slow_endpoints(slow, reached)
     return [
         _slow(
             host,
@@ -103,27 +103,27 @@ def _slow_pairs(found: Bandwidth) -> list[Finding]:
         for host in hosts
     ] + [
         _slow(
-            one,
-            f"with {other} it exchanges {_named(size)} at {reached[one, other]:.3g} GB/s, others reach {usual:.3g}",
-            f"see the way between the two (traceroute, MTU, switch), or leave out {one} or {other}",
+            first,
+            f"with {second} it exchanges {_named(size)} at {reached[first, second]:.3g} GB/s, others reach {usual:.3g}",
+            f"see the way between the two (traceroute, MTU, switch), or leave out {first} or {second}",
         )
-        for one, other in rest
+        for first, second in rest
     ]
 
 
-def _slow_links(found: Bandwidth) -> list[Finding]:
+def _slow_links(measured: Bandwidth) -> list[Finding]:
     """GPUs whose links are all slower than the median of the same kind on all hosts, and other such links."""
-    all_links = {(host, *pair): speeds for host, own in found.links.items() for pair, speeds in own.items()}
+    all_links = {(host, *pair): speeds for host, own in measured.links.items() for pair, speeds in own.items()}
     size, reached = _at_one_size(all_links)
-    kinds = {key: _kind(found.topologies[key[0]], key[1], key[2]) for key in reached}
+    kinds = {key: _kind(measured.topologies[key[0]], key[1], key[2]) for key in reached}
     alike: dict[str, list[float]] = {}
     for key, gbps in reached.items():
         alike.setdefault(kinds[key], []).append(gbps)
     usual = {kind: statistics.median(speeds) for kind, speeds in alike.items()}
     slow = []
-    for host, own in found.links.items():
+    for host, own in measured.links.items():
         below = {pair for pair in own if reached[(host, *pair)] < BELOW * usual[kinds[(host, *pair)]]}
-        gpus, rest = blamed(below, own)
+        gpus, rest = slow_endpoints(below, own)
         slow += [
             _slow(
                 host,
@@ -145,7 +145,7 @@ def _slow_links(found: Bandwidth) -> list[Finding]:
     return slow
 
 
-def blamed(
+def slow_endpoints(
     slow: Collection[tuple[Node, Node]], pairs: Iterable[tuple[Node, Node]]
 ) -> tuple[list[Node], list[tuple[Node, Node]]]:
     """Those of which every pair, of several, is slow, and the slow pairs that have none of them."""
@@ -160,11 +160,13 @@ def blamed(
 Key = TypeVar("Key", bound=Hashable)
 
 
-def _at_one_size(found: Mapping[Key, Speeds]) -> tuple[int, dict[Key, float]]:
+def _at_one_size(measured: Mapping[Key, Speeds]) -> tuple[int, dict[Key, float]]:
     """The largest size that was measured for all, and each one's GB/s there."""
-    common = set.intersection(*({speed.bytes for speed in speeds} for speeds in found.values())) if found else set()
+    common = (
+        set.intersection(*({speed.bytes for speed in speeds} for speeds in measured.values())) if measured else set()
+    )
     size = max(common, default=0)
-    return size, {key: speed.gb_per_s for key, speeds in found.items() for speed in speeds if speed.bytes == size}
+    return size, {key: speed.gb_per_s for key, speeds in measured.items() for speed in speeds if speed.bytes == size}
 
 
 def _kind(topology: Topology, a: int, b: int) -> str:
@@ -176,32 +178,32 @@ def _named(size: int) -> str:
     return f"{count}{unit}"
 
 
-def gpu_links(found: Bandwidth) -> tuple[GpuLinks, ...]:
+def gpu_links(measured: Bandwidth) -> tuple[GpuLinks, ...]:
     """The matrix of each host with several GPUs, at the largest size that all its links have."""
     hosts = []
-    for host, own in found.links.items():
+    for host, own in measured.links.items():
         _, reached = _at_one_size(own)
         gpus = sorted({gpu for pair in own for gpu in pair})
-        uuids = {gpu.index: gpu.uuid for gpu in found.topologies[host].gpus}
+        uuids = {gpu.index: gpu.uuid for gpu in measured.topologies[host].gpus}
         rows = tuple(tuple(None if a == b else reached[min(a, b), max(a, b)] for b in gpus) for a in gpus)
         hosts.append(GpuLinks(host=host, gpus=tuple(gpus), uuids=tuple(uuids[gpu] for gpu in gpus), gb_per_s=rows))
     return tuple(hosts)
 
 
-def bandwidth_table(found: Bandwidth) -> str:
+def bandwidth_table(measured: Bandwidth) -> str:
     """Latency and GB/s of hosts, pairs and all together; the matrix of GPUs and what choosing by it gains."""
     rows = [["GB/s", "latency", *COLUMNS.values()]]
-    rows += [_row(f"on {host}", speeds) for host, speeds in found.hosts.items()]
-    rows += [_row(f"{one} and {other}", speeds) for (one, other), speeds in found.pairs.items()]
-    rows += [_row("over all", found.together)] if found.together else []
+    rows += [_row(f"on {host}", speeds) for host, speeds in measured.hosts.items()]
+    rows += [_row(f"{host} and {other}", speeds) for (host, other), speeds in measured.pairs.items()]
+    rows += [_row("over all", measured.together)] if measured.together else []
     blocks = [aligned(rows)] if len(rows) > 1 else []
-    for links in gpu_links(found):
+    for links in gpu_links(measured):
         cells = [["-" if speed is None else f"{speed:.1f}" for speed in row] for row in links.gb_per_s]
         names = [f"GPU{gpu}" for gpu in links.gpus]
         blocks.append(aligned([[links.host, *names], *([name, *row] for name, row in zip(names, cells, strict=True))]))
-        measured = with_measured(found.topologies[links.host], [links], links.host)
-        blocks.append("\n".join(f"{links.host}: {in_words(gain)}" for gain in gains(measured)))
-    return "\n\n".join([*blocks, *found.nccl])
+        topology = with_measured(measured.topologies[links.host], [links], links.host)
+        blocks.append("\n".join(f"{links.host}: {describe_gain(gain)}" for gain in gains(topology)))
+    return "\n\n".join([*blocks, *measured.nccl])
 
 
 def _row(what: str, speeds: Speeds) -> list[str]:
@@ -210,18 +212,18 @@ def _row(what: str, speeds: Speeds) -> list[str]:
     return [what, latency, *(f"{at[size].gb_per_s:.3g}" if size in at else "-" for size in COLUMNS)]
 
 
-def bandwidth_json(found: Bandwidth) -> dict[str, Any]:
+def bandwidth_json(measured: Bandwidth) -> dict[str, Any]:
     """The same for programs; `gpu_links` is what --measured reads."""
     return {
-        "hosts": {host: _plain(speeds) for host, speeds in found.hosts.items()},
-        "pairs": [{"hosts": list(pair), "speeds": _plain(speeds)} for pair, speeds in found.pairs.items()],
-        "over_all": _plain(found.together),
+        "hosts": {host: _plain(speeds) for host, speeds in measured.hosts.items()},
+        "pairs": [{"hosts": list(pair), "speeds": _plain(speeds)} for pair, speeds in measured.pairs.items()],
+        "over_all": _plain(measured.together),
         "gpu_links": [
-            {"host": one.host, "gpus": one.gpus, "uuids": one.uuids, "gb_per_s": one.gb_per_s}
-            for one in gpu_links(found)
+            {"host": links.host, "gpus": links.gpus, "uuids": links.uuids, "gb_per_s": links.gb_per_s}
+            for links in gpu_links(measured)
         ],
     }
 
 
 def _plain(speeds: Sequence[Speed]) -> list[dict[str, float]]:
-    return [{"bytes": one.bytes, "median_s": one.median_s, "gb_per_s": one.gb_per_s} for one in speeds]
+    return [{"bytes": speed.bytes, "median_s": speed.median_s, "gb_per_s": speed.gb_per_s} for speed in speeds]

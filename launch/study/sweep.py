@@ -182,10 +182,10 @@ def _run_once(
         why = "; ".join([line, *map(str.strip, details)])
         return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
     row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
-    why_not = why_no_result(row)
-    if row.status == 0 and why_not is not None:
-        _say(f"np {np} seed {seed} has no result: {why_not}")
-    return replace(row, why=why_not), result.stopped
+    reason = why_no_result(row)
+    if row.status == 0 and reason is not None:
+        _say(f"np {np} seed {seed} has no result: {reason}")
+    return replace(row, why=reason), result.stopped
 
 
 def why_no_result(row: Row) -> str | None:

@@ -16,7 +16,7 @@ from launch.errors import harmless
 from launch.placement.slots import RankSlot
 from launch.probe.hosts import silent_host
 from launch.probe.ssh import SSH, Ssh
-from launch.supervise.mpirun_output import Story
+from launch.supervise.mpirun_output import MpirunOutput
 from launch.supervise.rank_logs import Logs
 from launch.supervise.report import Report
 
@@ -45,24 +45,24 @@ class Trace:
 
 def explain(
     status: int,
-    story: Story,
+    output: MpirunOutput,
     slots: Sequence[RankSlot],
     report: Report,
-    reach: Ssh = SSH,
+    ssh: Ssh = SSH,
     *,
     logs: Logs | None = None,
 ) -> str | None:
     """Why the run failed, in one line and a rank's last words; None where the program has explained it itself."""
     if report.explanation is not None:
         return None
-    lost, hosts = story.lost or story.gone, {slot.host for slot in slots}
-    if lost not in hosts and story.rank is None:  # ssh names the HostName of ~/.ssh/config, not the host of -H
-        lost = silent_host([slot.host for slot in slots], reach) or lost
+    lost, hosts = output.lost or output.gone, {slot.host for slot in slots}
+    if lost not in hosts and output.rank is None:  # ssh names the HostName of ~/.ssh/config, not the host of -H
+        lost = silent_host([slot.host for slot in slots], ssh) or lost
     if lost in hosts:
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
         return f"host {lost} no longer answers; it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
     traces = {} if report.run_folder is None else read_traces(Path(report.run_folder) / "ranks", len(slots))
-    rank = first_failed(story, traces)
+    rank = first_failed(output, traces)
     if rank is None or rank >= len(slots):
         return f"the launcher ended with status {status}"
     if (trace := traces.get(rank)) is not None and (fired := WATCHDOG.search(trace.words)) is not None:
@@ -70,48 +70,48 @@ def explain(
     if logs is not None and (trace is None or not trace.words) and (end := logs.end(slots[rank])):
         nowhere = Trace(at=None, waited=False, read=False, words="", file=logs.file(rank))
         trace = replace(trace or nowhere, words=end, file=logs.file(rank))
-    how = (story.how if rank == story.rank else None) or f"ended the run with status {status}"
-    if rank == story.rank and story.signal == signal.SIGKILL:
+    how = (output.how if rank == output.rank else None) or f"ended the run with status {status}"
+    if rank == output.rank and output.signal == signal.SIGKILL:
         how += ", perhaps out of memory" + ("," if trace and trace.at else "")
     return _with_tail(f"{_named(rank, slots)} {how}", trace)
 
 
-def in_one_line(explanation: str) -> str:
+def summary_line(explanation: str) -> str:
     """The first line of an explanation, with the rank's last word, which names the error; the last line is its file."""
-    line, *words = explanation.splitlines() or [""]
+    line, *lines = explanation.splitlines() or [""]
     if line.endswith(LAST_WORDS):
-        return f"{line.removesuffix(LAST_WORDS)}: {words[-2].strip()}"
+        return f"{line.removesuffix(LAST_WORDS)}: {lines[-2].strip()}"
     return line.removesuffix(STOOD)
 
 
 def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
     """What the ranks have left in the folder, by rank; ranks that have left nothing are missing."""
-    found = {}
+    traces = {}
     for rank in range(ranks):
         file = folder / f"rank-{rank}.err"
-        words, at = _text(file).strip(), AT.match(_text(file.with_suffix(".at")))
-        if words or at:
+        text, at = _text(file).strip(), AT.match(_text(file.with_suffix(".at")))
+        if text or at:
             doing, place = (None, None) if at is None else (at["doing"], _place(at))
-            found[rank] = Trace(at=place, waited=doing == "waiting", read=doing == "reading", words=words, file=file)
-    return found
+            traces[rank] = Trace(at=place, waited=doing == "waiting", read=doing == "reading", words=text, file=file)
+    return traces
 
 
-def first_failed(story: Story, traces: Mapping[int, Trace]) -> int | None:
+def first_failed(output: MpirunOutput, traces: Mapping[int, Trace]) -> int | None:
     """The rank that failed by itself; of several the one that mpirun names, else the lowest.
 
     A rank that works has a shorter watchdog than one that waits: if that one fired first, the other was stopped.
     """
-    if story.signal is not None and story.signal not in CONSEQUENT:
-        return story.rank
+    if output.signal is not None and output.signal not in CONSEQUENT:
+        return output.rank
     fired = [rank for rank, trace in traces.items() if WATCHDOG.search(trace.words)]
     with_words = [rank for rank, trace in traces.items() if trace.words]
     primary = [rank for rank in with_words if rank not in fired and not SECONDARY.search(traces[rank].words)]
     busy = [rank for rank in fired if not traces[rank].waited]
-    known = [] if story.rank is None else [story.rank]
+    known = [] if output.rank is None else [output.rank]
     first = [rank for rank in fired if rank in known]
     for ranks in (primary, first, busy, fired, known, with_words):
         if ranks:
-            return story.rank if story.rank in ranks else min(ranks)
+            return output.rank if output.rank in ranks else min(ranks)
     return None
 
 

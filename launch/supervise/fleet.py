@@ -16,7 +16,7 @@ from launch.machine.topology import Topology, is_busy, named
 from launch.placement.findings import common_findings
 from launch.placement.slots import with_slots
 from launch.probe.host_facts import HostFacts
-from launch.probe.hosts import ask_hosts
+from launch.probe.hosts import probe_hosts
 from launch.start.command import hosts_of
 from launch.start.decide import measured_topologies, own_hosts
 from launch.start.environment import exported
@@ -81,11 +81,11 @@ class Fleet:
         request = self._request = self._new_request()
         known = listed(request, environment)
         names = [host.name for host in known] if known else ["localhost"]
-        given = exported(environment, request.exports)
-        facts = self._ask([name for name in names if all_hosts or self._is_due(name)], given)
+        exports = exported(environment, request.exports)
+        facts = self._ask([name for name in names if all_hosts or self._is_due(name)], exports)
         if self._on_gpus and any(is_busy(gpu) for answer in facts.values() for gpu in answer.topology.gpus):
             time.sleep(SETTLE_S)
-            facts = self._ask(list(facts), given)
+            facts = self._ask(list(facts), exports)
         facts = {name: replace(answer, topology=named(answer.topology, request.gpus)) for name, answer in facts.items()}
         topologies, unmeasured = measured_topologies(request, facts)
         for name in unmeasured:
@@ -117,21 +117,21 @@ class Fleet:
     def _is_due(self, name: str) -> bool:
         return name not in self._backoffs or self._backoffs[name].until_s <= time.monotonic()
 
-    def _ask(self, names: Sequence[str], given: Collection[str]) -> dict[str, HostFacts]:
+    def _ask(self, names: Sequence[str], exports: Collection[str]) -> dict[str, HostFacts]:
         """The facts of those of these hosts that can be used, once nothing of the job is left on them.
 
-        A host that is new is left out where a run with it would fail; `given` are the variables that ranks get.
+        A host that is new is left out where a run with it would fail; `exports` are the variables that ranks get.
         """
         ended = self._end_leftovers(names)
-        found: dict[str, HostFacts | LaunchError] = {
+        replies: dict[str, HostFacts | LaunchError] = {
             name: why for name, why in ended.items() if isinstance(why, LaunchError)
         }
-        reached = [name for name in names if name not in found]
+        reached = [name for name in names if name not in replies]
         are_new = self._request.check and not self._known.issuperset(reached)
         with looking(Path.cwd()) if are_new else contextlib.nullcontext() as look:
-            found |= ask_hosts(
+            replies |= probe_hosts(
                 reached,
-                reach=self._request.reach,
+                ssh=self._request.ssh,
                 mpirun=self._mpi,
                 python=self._python,
                 folder=str(Path.cwd()),
@@ -139,9 +139,9 @@ class Fleet:
                 driver_timeout_s=self._request.driver_timeout_s,
                 look=look,
             )
-        answers = {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
-        found |= unfit(answers, self._known, given=given, software=self._request.apptainer is None)
-        for name, answer in found.items():
+        answers = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
+        replies |= unfit(answers, self._known, exports=exports, software=self._request.apptainer is None)
+        for name, answer in replies.items():
             if isinstance(answer, HostFacts):
                 self._backoffs.pop(name, None)
                 continue
@@ -150,12 +150,12 @@ class Fleet:
                 say(f"{in_one_line(answer)}; it is left out")
             times = 1 if before is None else before.times + 1
             self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
-        usable = {name: answer for name, answer in found.items() if isinstance(answer, HostFacts)}
+        usable = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
         self._known |= usable.keys()
         return usable
 
     def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:
-        ended = end_on(names, self._job, reach=self._request.reach, python=self._python, folder=str(Path.cwd()))
+        ended = end_on(names, self._job, ssh=self._request.ssh, python=self._python, folder=str(Path.cwd()))
         counts = {name: count for name, count in ended.items() if isinstance(count, int) and count}
         if counts:
             say(f"{sum(counts.values())} of its processes still ran on {', '.join(counts)}: killed")
@@ -183,21 +183,25 @@ def ranks_that_fit(
 
 
 def unfit(
-    answers: Mapping[str, HostFacts], known: Collection[str], *, given: Collection[str], software: bool
+    answers: Mapping[str, HostFacts], known: Collection[str], *, exports: Collection[str], software: bool
 ) -> dict[str, HostError]:
     """Why each of the hosts that are not `known` cannot join these; hosts that can, or were not looked at, are missing.
 
-    `given` and `software` as for launch.placement.findings.common_findings.
+    `exports` and `software` as for launch.placement.findings.common_findings.
     """
     before = {name: answer for name, answer in answers.items() if name in known}
-    found = {}
+    reasons = {}
     for name in answers.keys() - before.keys():
         both = {**before, name: answers[name]}
-        findings = common_findings(both, shared=None, ranks={}, given=given, software=software)
-        why = [f"{one.says}: {one.remedy}" for one in findings if one.severity == "error" and name in one.hosts]
+        findings = common_findings(both, shared=None, ranks={}, exports=exports, software=software)
+        why = [
+            f"{finding.problem}: {finding.remedy}"
+            for finding in findings
+            if finding.severity == "error" and name in finding.hosts
+        ]
         if why:
-            found[name] = HostError(f"host {name}: {'; '.join(why)}")
-    return found
+            reasons[name] = HostError(f"host {name}: {'; '.join(why)}")
+    return reasons
 
 
 def usable_hosts(

@@ -23,15 +23,15 @@ GONE_S = 3.0  # SIGKILL is as fast as the driver that a process waits for
 MARK = "hvdlaunch-ended "
 
 
-def end_on(hosts: Sequence[str], job: str, *, reach: Ssh, python: str, folder: str) -> dict[str, int | LaunchError]:
+def end_on(hosts: Sequence[str], job: str, *, ssh: Ssh, python: str, folder: str) -> dict[str, int | LaunchError]:
     """End the processes of a job on all hosts at once; how many each host had, or why that is not known."""
-    words = [python, "-P", "-m", "launch.supervise.leftovers", job]
+    command = [python, "-P", "-m", "launch.supervise.leftovers", job]
 
     def end_there(host: str) -> int | LaunchError:
         if is_local(host):
             return end_here(job)
         try:
-            answer = reach.ask(host, words, folder, mark=MARK, timeout_s=ANSWER_S)
+            answer = ssh.ask(host, command, folder, mark=MARK, timeout_s=ANSWER_S)
         except LaunchError as error:
             return error
         if not re.fullmatch("[0-9]{1,9}", answer):
@@ -45,14 +45,14 @@ def end_on(hosts: Sequence[str], job: str, *, reach: Ssh, python: str, folder: s
 def end_here(job: str) -> int:
     """Kill the ranks of a job, and what they have started, on this host; the number of processes."""
     mine = _ancestors(os.getpid())
-    found = [pid for pid in processes() if pid not in mine and _belongs_to(pid, job)]
-    for pid in found:
+    pids = [pid for pid in processes() if pid not in mine and _belongs_to(pid, job)]
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + GONE_S
-    while any(_is_alive(pid) for pid in found) and time.monotonic() < deadline:
+    while any(_is_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
-    return len(found)
+    return len(pids)
 
 
 def _belongs_to(pid: int, job: str) -> bool:
@@ -68,17 +68,17 @@ def _belongs_to(pid: int, job: str) -> bool:
 
 
 def _ancestors(pid: int) -> set[int]:
-    found = set()
+    ancestors = set()
     while pid:
-        found.add(pid)
-        one = stat(pid)
-        pid = 0 if one is None else one.parent
-    return found
+        ancestors.add(pid)
+        process = stat(pid)
+        pid = 0 if process is None else process.parent
+    return ancestors
 
 
 def _is_alive(pid: int) -> bool:
-    found = stat(pid)
-    return found is not None and found.state != "Z"
+    process = stat(pid)
+    return process is not None and process.state != "Z"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ FRAMED = (b"Primary job ", b"mpirun ", b"prterun ", b"ORTE ", b"PRTE ", b"WARNIN
 UNFRAMED = (b"Connection to ", b"Timeout, server ", b"mpirun: Forwarding ", b"prterun: Forwarding ", b"srun: cluster ")
 
 
-class Story:
+class MpirunOutput:
     """What mpirun and ssh have told about the run on standard error."""
 
     def __init__(self, hosts: Collection[str]) -> None:
@@ -65,8 +65,8 @@ class Story:
     def _is_replaced(self, text: str) -> bool:
         """Whether a framed message of mpirun is one that a line of ours will replace; what it tells is kept."""
         for pattern in BANNERS:
-            if (found := re.search(pattern, text, re.DOTALL)) is not None:
-                known = found.groupdict()
+            if (match := re.search(pattern, text, re.DOTALL)) is not None:
+                known = match.groupdict()
                 if "rank" in known and self.rank is None:
                     self.rank = int(known["rank"])
                     if "status" in known:
@@ -79,8 +79,8 @@ class Story:
 
     def _is_consequence(self, text: str) -> bool:
         """Whether this follows from a cause that is, or will be, known."""
-        if (found := SSH_LOST.match(text)) is not None and found["host"] in self._hosts:
-            self.gone = found["host"]
+        if (match := SSH_LOST.match(text)) is not None and match["host"] in self._hosts:
+            self.gone = match["host"]
             return True
         if CONSEQUENCES.match(text):
             self._held += text.encode()

@@ -52,9 +52,9 @@ def lines_of(log: NcclLog | None, prepared: PreparedRun) -> list[str]:
     folder, plan = log_folder(prepared), prepared.plan
     if log is None:
         return [f"NCCL has left no log in {folder}: it was not used, or the hosts do not share that folder"]
-    wrong = surprises(log, plan.slots, plan.topologies)
-    said = f"{summary(log, plan.slots)}{'' if wrong else ', as expected'}; its logs are in {folder}"
-    return [said, *map(str, wrong)]
+    wrong = unexpected_transport(log, plan.slots, plan.topologies)
+    line = f"{summary(log, plan.slots)}{'' if wrong else ', as expected'}; its logs are in {folder}"
+    return [line, *map(str, wrong)]
 
 
 def log_folder(prepared: PreparedRun) -> Path:
@@ -73,13 +73,13 @@ def summary(log: NcclLog, slots: Sequence[RankSlot]) -> str:
     return ", ".join([*parts, *([f"ring {_ring(log.rings[0])}"] if log.rings else [])])
 
 
-def surprises(log: NcclLog, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> list[Finding]:
+def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> list[Finding]:
     """Ways, rings and channels that are not what the hosts allow, and NCCL's own warnings."""
     first = slots[0].host
-    found = [_finding(first, f"NCCL warned: {line}", "see its log") for line in log.warnings]
+    findings = [_finding(first, f"NCCL warned: {line}", "see its log") for line in log.warnings]
     if log.missing:
         who = ", ".join(map(str, log.missing[:4])) + (" and more" if len(log.missing) > 4 else "")
-        found.append(
+        findings.append(
             _finding(
                 slots[log.missing[0]].host if log.missing[0] < len(slots) else first,
                 f"there is no log of NCCL from rank {who}",
@@ -87,12 +87,12 @@ def surprises(log: NcclLog, slots: Sequence[RankSlot], topologies: Mapping[str, 
             )
         )
     ways = (_wrong_way(pair, way, slots, topologies) for pair, way in log.ways.items() if max(pair) < len(slots))
-    found += dict.fromkeys(wrong for wrong in ways if wrong is not None)
+    findings += dict.fromkeys(wrong for wrong in ways if wrong is not None)
     for host in dict.fromkeys(slot.host for slot in slots):
         own = {slot.rank: slot.gpu for slot in slots if slot.host == host and slot.gpu is not None}
         if len(own) > 1:
-            found += _rings_and_channels(log, host, own, topologies[host])
-    return found
+            findings += _rings_and_channels(log, host, own, topologies[host])
+    return findings
 
 
 def _rings_and_channels(log: NcclLog, host: str, own: Mapping[int, int], topology: Topology) -> list[Finding]:
@@ -104,11 +104,11 @@ def _rings_and_channels(log: NcclLog, host: str, own: Mapping[int, int], topolog
         hops = [hop for hop in zip(ring, [*ring[1:], ring[0]], strict=True) if places.keys() >= set(hop)]
         return next(((a, b) for a, b in hops if not topology.links[places[a]][places[b]].count), None)
 
-    found = []
+    findings = []
     if off_nvlink(list(own)) is None:
         for ring in log.rings:
             if (hop := off_nvlink(ring)) is not None:
-                found.append(
+                findings.append(
                     _finding(
                         host,
                         f"NCCL's ring {_ring(ring)} leaves NVLink between ranks {hop[0]} and {hop[1]}, "
@@ -120,53 +120,53 @@ def _rings_and_channels(log: NcclLog, host: str, own: Mapping[int, int], topolog
     links = tuple(tuple(topology.links[a][b].count for b in places.values()) for a in places.values())
     rings = 0 if has_switch(topology) else disjoint_rings(links)
     if 0 < log.channels < rings:
-        found.append(
+        findings.append(
             _finding(
                 host,
                 f"NCCL has {log.channels} channels where {rings} rings share no NVLink",
                 "see NCCL_MAX_NCHANNELS and NCCL_MAX_CTAS",
             )
         )
-    return found
+    return findings
 
 
 def _wrong_way(
     pair: tuple[int, int], way: str, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]
 ) -> Finding | None:
     """What is wrong with the way between two ranks."""
-    one, other = slots[min(pair)], slots[max(pair)]
-    topology = topologies[one.host]
-    if one.host != other.host:
+    slot_a, slot_b = slots[min(pair)], slots[max(pair)]
+    topology = topologies[slot_a.host]
+    if slot_a.host != slot_b.host:
         adapters = [f"{nic.name}:{port.number}" for nic in topology.nics for port in nic.ports if port.active]
-        usable = [name for name in adapters if name not in one.unfit_ports]
+        usable = [name for name in adapters if name not in slot_a.unfit_ports]
         if way != "NET/Socket" or not usable:
             return None
         return _finding(
-            one.host,
-            f"it talks to {other.host} over TCP though {usable[0]} is up",
+            slot_a.host,
+            f"it talks to {slot_b.host} over TCP though {usable[0]} is up",
             "see ibv_devinfo and ulimit -l there, NCCL_IB_DISABLE and, in a container, its devices",
         )
-    if one.gpu is None or other.gpu is None:
+    if slot_a.gpu is None or slot_b.gpu is None:
         return None
-    link = topology.links[position(topology, one.gpu)][position(topology, other.gpu)]
+    link = topology.links[position(topology, slot_a.gpu)][position(topology, slot_b.gpu)]
     if link.p2p and link.kind in DIRECT and not way.startswith("P2P"):
         return _finding(
-            one.host,
-            f"GPUs {min(one.gpu, other.gpu)} and {max(one.gpu, other.gpu)} ({link_word(link)}) talk over {way}, "
-            "not P2P",
+            slot_a.host,
+            f"GPUs {min(slot_a.gpu, slot_b.gpu)} and {max(slot_a.gpu, slot_b.gpu)} ({link_word(link)}) talk over {way}"
+            ", not P2P",
             "see NCCL_P2P_DISABLE, IOMMU and ACS, and in a container --ipc=host",
         )
     if way == "NET/Socket":
         return _finding(
-            one.host,
+            slot_a.host,
             "its own GPUs talk over TCP",
             "see NCCL_SHM_DISABLE and the size of /dev/shm",
         )
     return None
 
 
-def _finding(host: str, says: str, remedy: str) -> Finding:
-    return Finding(severity="warning", hosts=(host,), about="NCCL", says=says, remedy=remedy)
+def _finding(host: str, problem: str, remedy: str) -> Finding:
+    return Finding(severity="warning", hosts=(host,), about="NCCL", problem=problem, remedy=remedy)
 
 
 def _ring(ranks: Sequence[int]) -> str:

@@ -81,32 +81,32 @@ def read_folder(folder: Path, *, max_ranks: int) -> NcclLog | None:
         except (OSError, ValueError):
             continue
         logs += [] if log is None else [log]
-    return together(logs)
+    return merge_logs(logs)
 
 
 def read_rank(text: str, *, max_ranks: int) -> RankLog | None:
     """One rank's log; None if NCCL has not made a communicator that a run of `max_ranks` can have."""
     lines = [line.rstrip() for line in text.splitlines()]
-    found_sizes = [(int(found[2]), int(found[1])) for line in lines if (found := RANK.search(line))]
+    found_sizes = [(int(match[2]), int(match[1])) for line in lines if (match := RANK.search(line))]
     sizes = [(ranks, rank) for ranks, rank in found_sizes if rank < ranks <= max_ranks]
     if not sizes:
         return None
     ranks, rank = max(sizes)
-    places = [found for line in lines if (found := PLACE.search(line)) and int(found[3]) == rank]
-    lists = [found for line in lines if (found := RING.search(line))]
-    rings = {int(found[1]): tuple(map(int, found[3].split())) for found in lists}
-    told = [int(found[1]) for line in lines if (found := CHANNELS.search(line))] + [int(found[2]) for found in lists]
-    ways = [found for line in lines if (found := WAY.search(line))]
-    versions = [found[1] for line in lines if (found := VERSION.search(line))]
+    places = [match for line in lines if (match := PLACE.search(line)) and int(match[3]) == rank]
+    lists = [match for line in lines if (match := RING.search(line))]
+    rings = {int(match[1]): tuple(map(int, match[3].split())) for match in lists}
+    counts = [int(match[1]) for line in lines if (match := CHANNELS.search(line))] + [int(match[2]) for match in lists]
+    ways = [match for line in lines if (match := WAY.search(line))]
+    versions = [match[1] for line in lines if (match := VERSION.search(line))]
     return RankLog(
         rank=rank,
         ranks=ranks,
         version=versions[0] if versions else None,
-        channels=max(told, default=0),
-        following={int(found[1]): int(found[4]) for found in places},
+        channels=max(counts, default=0),
+        following={int(match[1]): int(match[4]) for match in places},
         rings=tuple(ring for _, ring in sorted(rings.items()) if sorted(ring) == list(range(ranks))),
-        ways={(int(found[1]), int(found[2])): way_of(found[3]) for found in ways},
-        warnings=tuple(found[1] for line in lines if (found := WARNING.search(line))),
+        ways={(int(match[1]), int(match[2])): way_of(match[3]) for match in ways},
+        warnings=tuple(match[1] for line in lines if (match := WARNING.search(line))),
     )
 
 
@@ -120,7 +120,7 @@ def way_of(via: str) -> str:
     return "/".join([kind, *rest[:1]]) if kind == "P2P" else kind
 
 
-def together(logs: Iterable[RankLog]) -> NcclLog | None:
+def merge_logs(logs: Iterable[RankLog]) -> NcclLog | None:
     """The logs of all ranks as one; None where there is none."""
     by_rank = {log.rank: log for log in sorted(logs, key=lambda log: log.ranks)}
     if not by_rank:

@@ -28,7 +28,7 @@ class Logs:
 
     folder: Path  # the same on every host, or all hosts share it
     python: str  # the interpreter of the project there
-    reach: Ssh = SSH
+    ssh: Ssh = SSH
 
     def file(self, rank: int) -> Path:
         """The log of a rank."""
@@ -39,9 +39,9 @@ class Logs:
         file = self.file(slot.rank)
         if is_local(slot.host):
             return end_of(file)
-        words = [self.python, "-P", "-m", "launch.supervise.rank_logs", str(file)]
+        command = [self.python, "-P", "-m", "launch.supervise.rank_logs", str(file)]
         try:
-            answer = self.reach.ask(slot.host, words, str(Path.cwd()), mark=MARK, timeout_s=ANSWER_S)
+            answer = self.ssh.ask(slot.host, command, str(Path.cwd()), mark=MARK, timeout_s=ANSWER_S)
             return str(json.loads(answer))[-END_BYTES:]
         except (LaunchError, ValueError, RecursionError):
             return ""

@@ -17,7 +17,7 @@ from launch.start.request import RunRequest
 from launch.supervise.fleet import Fleet, say
 from launch.supervise.run import RunResult, run
 
-FRUITLESS = 3
+MAX_RESTARTS_WITHOUT_PROGRESS = 3
 BAD_INPUT = 2
 TOO_MANY_SKIPPED = 3
 TAKEN = 75  # of launch.rank.bind: another run has taken a GPU since it was chosen
@@ -55,8 +55,8 @@ def run_with_restarts(
     """
     request = read_request()
     prepared = prepare(request, {**environment, "HVDLAUNCH_ATTEMPT": "0"}, Path.cwd())
-    said: set[str] = set()
-    _say_new(prepared.plan.remarks, said)
+    printed: set[str] = set()
+    _say_new(prepared.plan.remarks, printed)
     first_np = len(prepared.plan.slots)
     min_np = first_np if policy.min_np is None else policy.min_np
     if min_np > first_np:
@@ -73,7 +73,10 @@ def run_with_restarts(
             if status and not result.stopped:
                 fleet.clean(prepared)
             if status == NO_PROGRESS:
-                say(f"{FRUITLESS} restarts in a row brought no new checkpoint: it ends here, with status {NO_PROGRESS}")
+                say(
+                    f"{MAX_RESTARTS_WITHOUT_PROGRESS} restarts in a row brought no new checkpoint: "
+                    f"it ends here, with status {NO_PROGRESS}"
+                )
             elif status not in FINAL and not result.stopped:
                 say(f"--restarts {policy.restarts}: no more is left")
             return status
@@ -84,7 +87,7 @@ def run_with_restarts(
         if following is None:
             return result.status
         prepared = following
-        _say_new(prepared.plan.remarks, said)
+        _say_new(prepared.plan.remarks, printed)
         say(restart_line(prepared, tally, result, policy))
 
 
@@ -111,7 +114,7 @@ def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy
         return result.status
     if result.status == BAD_INPUT:  # another number of ranks may be right where this one is new
         return None if tally.ran and np not in tally.ran else BAD_INPUT
-    if tally.fruitless >= FRUITLESS:
+    if tally.fruitless >= MAX_RESTARTS_WITHOUT_PROGRESS:
         return NO_PROGRESS
     return result.status if tally.failures > policy.restarts else None
 
@@ -126,11 +129,11 @@ def restart_line(prepared: PreparedRun, tally: Tally, result: RunResult, policy:
     return f"restart {tally.failures} of {policy.restarts} after: {why}; {ranks} on {where}, {start}"
 
 
-def _say_new(remarks: Iterable[str], said: set[str]) -> None:
+def _say_new(remarks: Iterable[str], printed: set[str]) -> None:
     for remark in remarks:
-        if remark not in said:
+        if remark not in printed:
             say(remark)
-        said.add(remark)
+        printed.add(remark)
 
 
 def _attempt(prepared: PreparedRun, policy: RestartPolicy, *, first: bool) -> RunResult:

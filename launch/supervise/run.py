@@ -11,8 +11,8 @@ from pathlib import Path
 from launch.errors import ProcessError
 from launch.process import Launcher
 from launch.start.render import PreparedRun
-from launch.supervise.failure import explain, in_one_line
-from launch.supervise.mpirun_output import Story
+from launch.supervise.failure import explain, summary_line
+from launch.supervise.mpirun_output import MpirunOutput
 from launch.supervise.rank_logs import FOLDER, Logs
 from launch.supervise.report import Report, read_report
 from launch.supervise.stops import GRACE_S, Stops
@@ -43,32 +43,32 @@ def run(prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = No
         folder = tempfile.mkdtemp(prefix=".hvdlaunch-", dir=parent)
     except OSError as error:
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
-    story = Story({slot.host for slot in prepared.plan.slots})
+    output = MpirunOutput({slot.host for slot in prepared.plan.slots})
     with Stops(grace_s=grace_s) as stops:
-        status, report = _watch(prepared, Path(folder), story, stops, out)
+        status, report = _watch(prepared, Path(folder), output, stops, out)
     if status is not None:
-        status = _believed(status, prepared, story, report)
-    return _result(prepared, status, story, report, stops)
+        status = _believed(status, prepared, output, report)
+    return _result(prepared, status, output, report, stops)
 
 
-def _believed(status: int, prepared: PreparedRun, story: Story, report: Report) -> int:
+def _believed(status: int, prepared: PreparedRun, output: MpirunOutput, report: Report) -> int:
     """The status that the run has earned, where the launcher's tells something else.
 
     Open MPI 5.0.11 ends with 0 when it has lost a host, or all ranks, and with another when it has lost a newcomer.
     """
     if prepared.plan.elastic and report.run_folder is not None:
         return 0 if report.exit_reason in ENDS else status or 1
-    return status or int(story.lost is not None)
+    return status or int(output.lost is not None)
 
 
 def _watch(
-    prepared: PreparedRun, folder: Path, story: Story, stops: Stops, out: int | None
+    prepared: PreparedRun, folder: Path, output: MpirunOutput, stops: Stops, out: int | None
 ) -> tuple[int | None, Report]:
     """The launcher's exit status, None if we had to end it, and rank 0's report."""
     file = folder / "report.json"
     environment = {**prepared.environment, "HVDLAUNCH_REPORT": str(file)}
     launcher = Launcher(prepared.argv, env=environment, folder=folder, out=out)
-    reader = threading.Thread(target=_copy, args=(launcher, story), daemon=True)
+    reader = threading.Thread(target=_copy, args=(launcher, output), daemon=True)
     reader.start()
     try:
         while (status := launcher.wait(0.1)) is None and not stops.overdue():
@@ -81,7 +81,7 @@ def _watch(
     return status, report
 
 
-def _result(prepared: PreparedRun, status: int | None, story: Story, report: Report, stops: Stops) -> RunResult:
+def _result(prepared: PreparedRun, status: int | None, output: MpirunOutput, report: Report, stops: Stops) -> RunResult:
     """How the run ended; the line that explains it is printed here, unless the program has done so."""
     preempted = status == 0 and report.exit_reason == "preempted"
     job = prepared.environment["HVDLAUNCH_JOB"]
@@ -91,15 +91,15 @@ def _result(prepared: PreparedRun, status: int | None, story: Story, report: Rep
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"stopped and saved{at}: HVDLAUNCH_JOB={job} before the same command goes on from there"
     elif status and (stops.by is None or stops.saving):
-        reach = prepared.launcher.reach
-        logs = Logs(folder=Path.cwd() / FOLDER / job, python=prepared.launcher.python, reach=reach)
-        line = explain(status, story, prepared.plan.slots, report, reach, logs=logs)
+        ssh = prepared.launcher.ssh
+        logs = Logs(folder=Path.cwd() / FOLDER / job, python=prepared.launcher.python, ssh=ssh)
+        line = explain(status, output, prepared.plan.slots, report, ssh, logs=logs)
     if line is not None:
         _show(f"hvdlaunch: {line}\n".encode())
     if stops.by is not None and status != 0:
         status, why = 128 + stops.by, f"stopped by {stops.by.name}"
     else:
-        why = in_one_line(line or report.explanation or "") if status or preempted else None
+        why = summary_line(line or report.explanation or "") if status or preempted else None
     return RunResult(
         status=1 if status is None else status,
         run_folder=report.run_folder,
@@ -109,10 +109,10 @@ def _result(prepared: PreparedRun, status: int | None, story: Story, report: Rep
     )
 
 
-def _copy(launcher: Launcher, story: Story) -> None:
+def _copy(launcher: Launcher, output: MpirunOutput) -> None:
     while chunk := os.read(launcher.errors.fileno(), 65536):
-        _show(story.feed(chunk))
-    _show(story.flush())
+        _show(output.feed(chunk))
+    _show(output.flush())
 
 
 def _show(text: bytes) -> None:

@@ -43,7 +43,7 @@ def test_a_host_with_a_slow_network_is_named(cluster: MakeCluster, tmp_path: Pat
         shape(hosts, name, rate)
     measured, findings, done = check(hosts, tmp_path, "h1:1,h2:1,h3:1")
     assert [one["hosts"] for one in findings] == [["h2"]], done.stderr
-    assert "with every other host" in findings[0]["says"]
+    assert "with every other host" in findings[0]["problem"]
     assert sorted(pair["hosts"] for pair in measured["pairs"]) == [["h1", "h2"], ["h1", "h3"], ["h2", "h3"]]
     assert all(pair["speeds"][0]["bytes"] == 1024 for pair in measured["pairs"])
     assert measured["over_all"]
@@ -57,4 +57,6 @@ def test_a_slow_pair_is_named(cluster: MakeCluster, tmp_path: Path) -> None:
     for name in ("h2", "h3"):
         shape(hosts, name, "100mbit")
     _, findings, done = check(hosts, tmp_path, "h1:1,h2:1,h3:1")
-    assert [(one["hosts"], one["says"].partition(" it ")[0]) for one in findings] == [(["h1"], "with h3")], done.stderr
+    assert [(one["hosts"], one["problem"].partition(" it ")[0]) for one in findings] == [(["h1"], "with h3")], (
+        done.stderr
+    )

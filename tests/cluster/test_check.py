@@ -37,7 +37,7 @@ def test_all_faults_of_all_hosts_are_named_at_once(cluster: MakeCluster, tmp_pat
     assert (done.returncode, done.stderr) == (1, ""), done.stdout
     document = json.loads(done.stdout)
     found = {
-        (one["severity"], *one["hosts"], one["about"]): f"{one['says']}: {one['remedy']}"
+        (one["severity"], *one["hosts"], one["about"]): f"{one['problem']}: {one['remedy']}"
         for one in document["findings"]
     }
     assert {key for key in found if key[-1] != "free disk"} == {

@@ -105,9 +105,9 @@ def _nodes(topology: Topology) -> list[_Node]:
     near = [(topology.nics[place].name, *_nearest_gpus(topology, place)) for place in range(len(topology.nics))]
     nodes = []
     for (numa, _), gpus in groups.items():
-        here = [_Card(name=name, kind=kind, gpus=best) for name, kind, best in near if best and best[0] in gpus]
+        cards = [_Card(name=name, kind=kind, gpus=best) for name, kind, best in near if best and best[0] in gpus]
         cores = sorted({core for gpu in gpus for core in topology.gpus[gpu].cores})
-        clusters = tuple(_clusters(topology, gpus, [card for card in here if card.kind in _SWITCHED]))
+        clusters = tuple(_clusters(topology, gpus, [card for card in cards if card.kind in _SWITCHED]))
         title = f"NUMA node{'s' * (len(numa) > 1)} {core_list(numa)}" if numa else "NUMA node unknown"
         nodes.append(
             _Node(
@@ -116,7 +116,7 @@ def _nodes(topology: Topology) -> list[_Node]:
                 clusters=clusters,
                 nics=_nics_below(
                     [gpu for cluster in clusters for gpu in cluster.gpus],
-                    [replace(card, name=f"{card.name} {card.kind}") for card in here if card.kind not in _SWITCHED],
+                    [replace(card, name=f"{card.name} {card.kind}") for card in cards if card.kind not in _SWITCHED],
                 ),
             )
         )
@@ -127,8 +127,8 @@ def _kinds_inside(topology: Topology, clusters: tuple[_Cluster, ...]) -> list[st
     """How GPUs of one NUMA node reach each other if no PCIe switch joins them."""
     pairs = [(a, b) for cluster, other in combinations(clusters, 2) for a in cluster.gpus for b in other.gpus]
     kinds = {topology.links[a][b].kind for a, b in pairs}
-    found = "/".join(kind for kind in PCIE_KINDS if kind in kinds)
-    return [f"{found} inside"] if found else []
+    names = "/".join(kind for kind in PCIE_KINDS if kind in kinds)
+    return [f"{names} inside"] if names else []
 
 
 def _nics_below(gpus: Sequence[int], cards: list[_Card]) -> tuple[tuple[str, ...], ...]:
@@ -241,8 +241,8 @@ def _bonds(topology: Topology) -> list[tuple[int, int, Link]]:
 
 def _colors(topology: Topology) -> dict[str, str]:
     """A colour for each number of NVLinks."""
-    found = {link_word(link): link.count for _, _, link in _bonds(topology)}
-    ranked = sorted(found, key=lambda name: -found[name])
+    counts = {link_word(link): link.count for _, _, link in _bonds(topology)}
+    ranked = sorted(counts, key=lambda name: -counts[name])
     return {name: _LINKS[min(i, len(_LINKS) - 1)] for i, name in enumerate(ranked)}
 
 

@@ -76,7 +76,7 @@ def table(topology: Topology) -> str:
 
 def peer_table(access: PeerAccess) -> str:
     """Which GPUs may copy straight to which, as aligned text that ends with a newline."""
-    rows = [[f"GPU{gpu}", *words] for gpu, words in zip(access.gpus, access.words, strict=True)]
+    rows = [[f"GPU{gpu}", *row] for gpu, row in zip(access.gpus, access.words, strict=True)]
     used = [f"  {key:<3}  {meaning}" for key, meaning in P2P_WORDS.items() if any(key in row for row in access.words)]
     title = f"May these GPUs copy straight to each other? ({access.source})"
     header = ["", *(f"GPU{gpu}" for gpu in access.gpus)]

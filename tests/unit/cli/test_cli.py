@@ -445,9 +445,9 @@ def test_how_hosts_are_reached_comes_from_options_and_open_mpis_variable(capsys,
         with pytest.raises(ZeroDivisionError):
             cli.main(["run", "-np", "1", *words, *PROGRAM])
     plain, ours = asked
-    assert (plain.reach.options, plain.reach.silence_s, plain.driver_timeout_s) == ((), 30, 10)
-    assert ours.reach.agent == ("/bin/enter", "-q")
-    assert (ours.reach.options, ours.reach.silence_s, ours.driver_timeout_s) == (("Port=2222", "User=me"), 4, 60)
+    assert (plain.ssh.options, plain.ssh.silence_s, plain.driver_timeout_s) == ((), 30, 10)
+    assert ours.ssh.agent == ("/bin/enter", "-q")
+    assert (ours.ssh.options, ours.ssh.silence_s, ours.driver_timeout_s) == (("Port=2222", "User=me"), 4, 60)
 
 
 def test_what_others_said_stands_below_the_line(capsys, monkeypatch):

@@ -8,7 +8,7 @@ from launch.errors import HostError
 from launch.machine.condition import Setting
 from launch.machine.topology import Interface
 from launch.placement import findings
-from launch.placement.findings import common_findings, errors_first, folder_findings, from_error, odd_ones
+from launch.placement.findings import common_findings, errors_first, find_outliers, folder_findings, from_error
 from launch.placement.network import SharedNetwork
 from launch.probe.host_facts import HostFacts
 from tests.unit.machines import SOFTWARE, condition, machine, with_ports
@@ -36,7 +36,7 @@ def network(**odd):
 
 def found(facts, *, shared=None, ranks=None, given=(), software=True):
     shared = shared or network()
-    return list(map(str, common_findings(facts, shared=shared, ranks=ranks or {}, given=given, software=software)))
+    return list(map(str, common_findings(facts, shared=shared, ranks=ranks or {}, exports=given, software=software)))
 
 
 def with_software(**changes):
@@ -102,7 +102,7 @@ def test_other_code_is_an_error_and_another_commit_of_the_same_code_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "problem"),
     [
         (
             {"mtu": 9000},
@@ -111,9 +111,9 @@ def test_other_code_is_an_error_and_another_commit_of_the_same_code_a_warning():
         ({"speed_mbps": 1000}, "warning: h2: eth2 runs at 1000 Mb/s, on h1, h3 25000 Mb/s: `ethtool eth2` there"),
     ],
 )
-def test_another_mtu_or_speed_on_the_shared_network(changes, says):
+def test_another_mtu_or_speed_on_the_shared_network(changes, problem):
     (line,) = found(three(), shared=network(h2=changes))
-    assert line.startswith(says)
+    assert line.startswith(problem)
     unknown = dict.fromkeys(changes)
     assert found(three(), shared=network(h2=unknown)) == []
 
@@ -134,7 +134,7 @@ def test_locked_memory_counts_where_there_is_infiniband():
 
 
 @pytest.mark.parametrize(
-    ("free", "ranks", "says"),
+    ("free", "ranks", "problem"),
     [
         (64, 1, None),
         (64, 2, "warning: h1: /dev/shm has 64 MiB free, its ranks need 128: --ipc=host or --shm-size=8g"),
@@ -142,13 +142,13 @@ def test_locked_memory_counts_where_there_is_infiniband():
         (None, 1, "error: h1: there is no /dev/shm: "),
     ],
 )
-def test_room_in_dev_shm_is_counted_by_rank(free, ranks, says):
+def test_room_in_dev_shm_is_counted_by_rank(free, ranks, problem):
     lines = found(three(h1=condition(shm_free_mib=free)), ranks={"h1": ranks, "h2": 8, "h3": 8})
-    assert [line[: len(says or "")] for line in lines] == ([says] if says else [])
+    assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
 
 
 @pytest.mark.parametrize(
-    ("odd", "says"),
+    ("odd", "problem"),
     [
         (
             condition(sees_token=False),
@@ -161,13 +161,13 @@ def test_room_in_dev_shm_is_counted_by_rank(free, ranks, says):
         (with_folder(0, writable=False), None),  # a run may have its folder elsewhere
     ],
 )
-def test_disks_of_a_run(odd, says):
+def test_disks_of_a_run(odd, problem):
     lines = found(three(h2=odd))
-    assert [line[: len(says or "")] for line in lines] == ([says] if says else [])
+    assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
 
 
 @pytest.mark.parametrize(
-    ("odd", "says"),
+    ("odd", "problem"),
     [
         (
             with_folder(0, writable=False),
@@ -178,9 +178,9 @@ def test_disks_of_a_run(odd, says):
         (with_folder(1, writable=False), None),  # it is read alone
     ],
 )
-def test_folders_of_a_training(odd, says):
+def test_folders_of_a_training(odd, problem):
     lines = list(map(str, folder_findings(three(h2=odd))))
-    assert [line[: len(says or "")] for line in lines] == ([says] if says else [])
+    assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
 
 
 def test_a_data_folder_that_no_host_has_is_no_fault():
@@ -224,16 +224,16 @@ def test_all_findings_of_all_hosts_are_told_at_once():
 
 
 def test_the_value_of_most_is_the_usual_one_and_of_equals_the_first():
-    assert odd_ones({}) == odd_ones({"a": "1", "b": "1"}) == []
-    (odd,) = odd_ones({"a": "1", "b": "2", "c": "2"})
+    assert find_outliers({}) == find_outliers({"a": "1", "b": "1"}) == []
+    (odd,) = find_outliers({"a": "1", "b": "2", "c": "2"})
     assert odd == (("a",), "1", "2", ("b", "c"))
-    (odd,) = odd_ones({"a": "1", "b": "2"})
+    (odd,) = find_outliers({"a": "1", "b": "2"})
     assert (odd.hosts, odd.usual) == (("b",), "1")
-    assert len(odd_ones({"a": "1", "b": "2", "c": "3"})) == 2
+    assert len(find_outliers({"a": "1", "b": "2", "c": "3"})) == 2
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "remedy"),
+    ("error", "problem", "remedy"),
     [
         ("host h1: its host key is unknown: connect by hand", "its host key is unknown", "connect by hand"),
         ("host h1: when it was asked, it said: a: b", "when it was asked, it said: a: b", "try it there by hand"),
@@ -245,10 +245,10 @@ def test_the_value_of_most_is_the_usual_one_and_of_equals_the_first():
         ),
     ],
 )
-def test_an_error_is_a_finding_with_a_remedy(error, says, remedy):
+def test_an_error_is_a_finding_with_a_remedy(error, problem, remedy):
     made = from_error(HostError(error), ["h1"], "reached")
     assert (made.severity, made.hosts, made.about) == ("error", ("h1",), "reached")
-    assert made.says == says
+    assert made.problem == problem
     assert made.remedy.startswith(remedy)
 
 

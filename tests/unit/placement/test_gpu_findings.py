@@ -36,7 +36,7 @@ def test_of_hosts_with_nothing_wrong_nothing_is_said():
 
 
 @pytest.mark.parametrize(
-    ("odd", "slots", "says"),
+    ("odd", "slots", "problem"),
     [
         (machine(0), 4, "error: h2: there is no GPU, but on h1: look at `nvidia-smi` there, or leave the host out"),
         (machine(2), 4, "error: h2: 2 of 2 GPUs are free for 4 ranks: list it as h2:2, or free the others"),
@@ -78,9 +78,9 @@ def test_of_hosts_with_nothing_wrong_nothing_is_said():
         (with_gpu(1, unusable="outside your CUDA_VISIBLE_DEVICES"), 3, None),
     ],
 )
-def test_gpus_that_are_missing_busy_ill_or_slowed(odd, slots, says):
+def test_gpus_that_are_missing_busy_ill_or_slowed(odd, slots, problem):
     lines = of({"h1": machine(), "h2": odd}, h1=4, h2=slots)
-    assert [line[: len(says or "")] for line in lines] == ([says] if says else [])
+    assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
 
 
 def test_a_busy_gpu_that_is_needed_is_an_error_too():
@@ -112,7 +112,7 @@ def test_unlike_models_are_told_on_one_host_and_between_hosts():
 
 
 @pytest.mark.parametrize(
-    ("topology", "words", "says"),
+    ("topology", "words", "problem"),
     [
         (wired("NV", count=12, gbps=240.0), "NVLink", None),
         (machine(1), "-", None),
@@ -126,11 +126,11 @@ def test_unlike_models_are_told_on_one_host_and_between_hosts():
         ),
     ],
 )
-def test_links_are_nvlink_fast_pcie_or_a_finding_with_a_remedy(topology, words, says):
+def test_links_are_nvlink_fast_pcie_or_a_finding_with_a_remedy(topology, words, problem):
     assert links(topology) == words
     lines = of({"h1": topology})
-    assert len(lines) == (says is not None)
-    assert all(line.startswith(f"warning: h1: {says}") for line in lines)
+    assert len(lines) == (problem is not None)
+    assert all(line.startswith(f"warning: h1: {problem}") for line in lines)
 
 
 def test_nvlink_between_some_pairs_is_told_as_such():
@@ -149,7 +149,7 @@ def rated(topology, gbps):
 
 
 @pytest.mark.parametrize(
-    ("odd", "says"),
+    ("odd", "problem"),
     [
         (rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0), []),
         (
@@ -173,15 +173,15 @@ def rated(topology, gbps):
         ),
     ],
 )
-def test_ports_of_adapters(odd, says):
+def test_ports_of_adapters(odd, problem):
     sound = rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0)
     lines = of({"h1": sound, "h2": sound, "h3": odd})
-    assert [line[: len(start)] for line, start in zip(lines, says, strict=True)] == says
+    assert [line[: len(start)] for line, start in zip(lines, problem, strict=True)] == problem
     assert of({"h1": sound, "h2": sound, "h3": odd}, given=["NCCL_IB_DISABLE"]) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "gpus", "says"),
+    ("changes", "gpus", "problem"),
     [
         ({}, 4, []),
         (
@@ -197,9 +197,9 @@ def test_ports_of_adapters(odd, says):
         ),
     ],
 )
-def test_what_a_training_lacks(changes, gpus, says):
+def test_what_a_training_lacks(changes, gpus, problem):
     own = condition(software=replace(SOFTWARE, **changes))
     facts = {"h1": HostFacts(host="h1", hostname="h1", topology=machine(gpus), condition=own)}
     lines = list(map(str, training_findings(facts)))
-    assert [line[: len(start)] for line, start in zip(lines, says, strict=True)] == says
+    assert [line[: len(start)] for line, start in zip(lines, problem, strict=True)] == problem
     assert training_findings({"h1": replace(facts["h1"], condition=None)}) == []

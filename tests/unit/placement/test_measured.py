@@ -5,7 +5,7 @@ import pytest
 
 from launch.errors import SelectionError, TopologyError
 from launch.machine.topology import Gpu, Link, Topology
-from launch.placement.measured import GpuLinks, gains, in_words, read, with_measured
+from launch.placement.measured import GpuLinks, describe_gain, gains, read, with_measured
 from launch.placement.selection import select
 
 
@@ -42,7 +42,7 @@ def test_what_check_has_written_is_read():
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "problem"),
     [
         ("", "f.json: it is not from hvdlaunch check --bandwidth --json: measure them"),
         ("[1]", "f.json: it is not from hvdlaunch check"),
@@ -56,10 +56,10 @@ def test_what_check_has_written_is_read():
         (written(links({(0, 1): "fast"})), "expected float or null, found 'fast'"),
     ],
 )
-def test_other_texts_are_refused(text, says):
+def test_other_texts_are_refused(text, problem):
     with pytest.raises(TopologyError) as error:
         read(text, name="f.json")
-    assert says in str(error.value)
+    assert problem in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -118,7 +118,7 @@ def test_gpus_that_were_not_measured_are_not_chosen():
 
 
 @pytest.mark.parametrize(
-    ("measured", "host", "says"),
+    ("measured", "host", "problem"),
     [
         ([links({}, host="h2")], "h1", None),  # by UUID
         ([links({}, host="h2"), links({}, host="h1", uuids=False)], "h2", None),
@@ -128,13 +128,13 @@ def test_gpus_that_were_not_measured_are_not_chosen():
         ([links({}, uuids=False), links({}, host="h2", uuids=False)], None, "a test may be any of these: h1, h2"),
     ],
 )
-def test_the_right_host_is_found(measured, host, says):
-    if says is None:
+def test_the_right_host_is_found(measured, host, problem):
+    if problem is None:
         assert with_measured(topology(), measured, host).measured
         return
     with pytest.raises(TopologyError) as error:
         with_measured(topology(), measured, host)
-    assert says in str(error.value)
+    assert problem in str(error.value)
 
 
 def test_a_host_without_gpus_needs_no_measurements():
@@ -145,11 +145,12 @@ def test_a_host_without_gpus_needs_no_measurements():
 def test_what_the_choice_gains():
     speeds = {(0, 2): 20.0, (1, 2): 20.0, (1, 3): 20.0, (0, 3): 20.0, (0, 1): 5.0, (2, 3): 10.0}
     two, four = gains(with_measured(topology(), [links(speeds)]))
-    assert in_words(two) == (
+    assert describe_gain(two) == (
         "the best measured ring of 2 GPUs is 0-2 at 20 GB/s, 4.00 times PCI order, 0-1 at 5, "
         "and 4.00 times the worst, 0-1 at 5"
     )
     assert (
-        in_words(four) == "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
+        describe_gain(four)
+        == "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
     )
     assert gains(with_measured(topology(1), [links({}, size=1)])) == ()

@@ -35,20 +35,18 @@ def here(monkeypatch):
     monkeypatch.setattr(probed, "is_local", lambda host: host == "me")
 
 
-def ask_for(reach, *hosts):
-    found = probed.ask_hosts(
-        hosts, reach=reach, mpirun=FOUR, python="python", folder="/", gpus=True, driver_timeout_s=60
-    )
+def ask_for(ssh, *hosts):
+    found = probed.probe_hosts(hosts, ssh=ssh, mpirun=FOUR, python="python", folder="/", gpus=True, driver_timeout_s=60)
     return probed.all_usable(found)
 
 
 def test_hosts_with_another_mpi_are_refused_by_name():
-    reach = Reached(h1=FOUR, h2=FIVE, h3=None)
-    assert {host: facts.host for host, facts in ask_for(reach, "h1", "me").items()} == {"h1": "h1", "me": "me"}
+    ssh = Reached(h1=FOUR, h2=FIVE, h3=None)
+    assert {host: facts.host for host, facts in ask_for(ssh, "h1", "me").items()} == {"h1": "h1", "me": "me"}
     with pytest.raises(HostError, match=r"^host h2: /bin/mpirun is Open MPI 5.0, here it is Open MPI 4.0: install"):
-        ask_for(reach, "h1", "h2")
+        ask_for(ssh, "h1", "h2")
     with pytest.raises(HostError, match=r"^host h3: /bin/mpirun is missing, here it is Open MPI 4.0: install"):
-        ask_for(reach, "h3", "me")
+        ask_for(ssh, "h3", "me")
 
 
 def test_all_hosts_that_cannot_be_used_are_named_at_once_with_each_reason_once():
@@ -67,19 +65,19 @@ def test_all_hosts_that_cannot_be_used_are_named_at_once_with_each_reason_once()
 
 
 def test_a_host_may_take_as_long_as_its_driver_and_some_seconds():
-    reach = Reached(h1=FOUR)
-    ask_for(reach, "h1")
-    ((words, timeout_s),) = reach.asked
+    ssh = Reached(h1=FOUR)
+    ask_for(ssh, "h1")
+    ((words, timeout_s),) = ssh.asked
     assert words == ["python", "-P", "-m", "launch.probe.host_facts", "/bin/mpirun", "gpus", "60"]
     assert 60 < timeout_s < 70
 
 
 def test_a_look_is_asked_in_the_same_connection_and_must_be_answered():
-    reach = Reached(h1=FOUR)
+    ssh = Reached(h1=FOUR)
     look = Look(folders=("/shared/my runs", "/data"), token=None)
-    refused = ask_for_any(reach, "h1", look=look)["h1"]
+    refused = ask_for_any(ssh, "h1", look=look)["h1"]
     assert "its report.condition: expected one with 2 folders, found 0" in str(refused)
-    ((words, _),) = reach.asked
+    ((words, _),) = ssh.asked
     assert words[-5:] == ["none", "60", "", "/shared/my runs", "/data"]
 
 
@@ -88,17 +86,17 @@ def test_another_mpi_may_be_one_of_the_facts():
     assert [found[host].mpi for host in ("h1", "h2")] == [FIVE, None]
 
 
-def ask_for_any(reach, *hosts, look=None):
+def ask_for_any(ssh, *hosts, look=None):
     where = {"python": "python", "folder": "/", "gpus": False, "driver_timeout_s": 60}
-    return probed.ask_hosts(hosts, reach=reach, mpirun=FOUR, look=look, any_version=True, **where)
+    return probed.probe_hosts(hosts, ssh=ssh, mpirun=FOUR, look=look, any_version=True, **where)
 
 
 def test_other_hosts_are_not_bound_by_the_gpus_that_are_visible_here(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    reach = Reached(h1=FOUR, h2=FOUR)
-    there = ask_for(reach, "h1", "h2")
+    ssh = Reached(h1=FOUR, h2=FOUR)
+    there = ask_for(ssh, "h1", "h2")
     assert {host: len(answer.topology.gpus) for host, answer in there.items()} == {"h1": 4, "h2": 4}
-    assert {tuple(words[-2:]) for words, _ in reach.asked} == {("gpus", "60")}
+    assert {tuple(words[-2:]) for words, _ in ssh.asked} == {("gpus", "60")}
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.5"])
@@ -113,10 +111,10 @@ def test_an_address_of_the_documentation_is_not_local(monkeypatch):
 
 
 def test_the_first_host_that_does_not_answer_is_silent():
-    reach = Reached(h1=FOUR, h2=None, h3=None)
-    assert probed.silent_host(["me", "h1", "h3", "h2", "h3"], reach) == "h3"
-    assert probed.silent_host(["me", "h1"], reach) is None
-    assert probed.silent_host([], reach) is None
+    ssh = Reached(h1=FOUR, h2=None, h3=None)
+    assert probed.silent_host(["me", "h1", "h3", "h2", "h3"], ssh) == "h3"
+    assert probed.silent_host(["me", "h1"], ssh) is None
+    assert probed.silent_host([], ssh) is None
 
 
 def test_at_most_64_hosts_are_asked_at_a_time():

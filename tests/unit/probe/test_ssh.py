@@ -2,7 +2,7 @@ import pytest
 
 from launch.errors import HostError
 from launch.probe import srun, ssh
-from launch.probe.ssh import Ssh, agent_of, why_not
+from launch.probe.ssh import UNANSWERED, Ssh, agent_of, explain_failure
 from launch.process import Answer
 
 # The texts of OpenSSH 9.2 and of bash.
@@ -55,7 +55,7 @@ UNKNOWN = "No ED25519 host key is known for h2 and you have requested strict che
     ],
 )
 def test_each_trouble_of_ssh_has_its_line_and_remedy(err, line):
-    reason = why_not(Answer(status=255, out="", err=err), host="h2", python="/venv/python", folder="/my runs")
+    reason = explain_failure(Answer(status=255, out="", err=err), host="h2", python="/venv/python", folder="/my runs")
     assert reason.startswith(line)
     assert "\n" not in reason
     assert "{" not in reason.replace("{words}", "")
@@ -75,8 +75,8 @@ def answered(monkeypatch):
 
 
 def test_a_host_is_asked_strictly_and_the_users_options_come_first(answered):
-    reach = Ssh(options=("StrictHostKeyChecking=accept-new", "Port=2222"))
-    assert reach.ask("h2", ["python", "-m", "x y"], "/my runs", mark="mark ", timeout_s=5) == "7"
+    ssh = Ssh(options=("StrictHostKeyChecking=accept-new", "Port=2222"))
+    assert ssh.ask("h2", ["python", "-m", "x y"], "/my runs", mark="mark ", timeout_s=5) == "7"
     assert answered["words"][:5] == ["ssh", "-o", "StrictHostKeyChecking=accept-new", "-o", "Port=2222"]
     assert answered["words"][5:-2] == [
         *("-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=5"),
@@ -87,10 +87,10 @@ def test_a_host_is_asked_strictly_and_the_users_options_come_first(answered):
 
 @pytest.mark.parametrize(("silence_s", "every_s"), [(30, 8), (4, 1), (1, 1), (4.5, 2), (600, 150)])
 def test_no_silence_that_is_shorter_ends_a_link(silence_s, every_s):
-    reach = Ssh(silence_s=silence_s)
-    assert reach.sign_every_s == every_s
-    assert f"ServerAliveInterval={every_s}" in reach.arguments
-    assert every_s * ssh.UNANSWERED >= silence_s
+    ssh = Ssh(silence_s=silence_s)
+    assert ssh.sign_every_s == every_s
+    assert f"ServerAliveInterval={every_s}" in ssh.arguments
+    assert every_s * UNANSWERED >= silence_s
 
 
 def test_the_whole_text_of_a_refused_login_is_kept_and_none_of_a_program_there(answered):
@@ -105,11 +105,11 @@ def test_the_whole_text_of_a_refused_login_is_kept_and_none_of_a_program_there(a
 
 
 def test_an_agent_of_open_mpi_reaches_hosts_without_the_options_of_ssh(answered):
-    reach = Ssh(agent=("/opt/enter", "-q"), options=("Port=2222",))
-    assert reach.reaches("h2")
+    ssh = Ssh(agent=("/opt/enter", "-q"), options=("Port=2222",))
+    assert ssh.reaches("h2")
     assert answered["words"] == ["/opt/enter", "-q", "-o", "Port=2222", "h2", "true"]
     answered["answer"] = Answer(status=255, out="", err="")
-    assert not reach.reaches("h2")
+    assert not ssh.reaches("h2")
     assert "BatchMode=yes" in Ssh(agent=("/usr/local/bin/ssh", "-4")).arguments
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.rank import forwarder
-from launch.rank.forwarder import CHUNK_BYTES, HELD_S, PACKET_BYTES, Line, Log, Streams, Words, marked, new_log
+from launch.rank.forwarder import CHUNK_BYTES, HELD_S, PACKET_BYTES, Line, Log, RankOutput, Streams, marked, new_log
 
 OUT, ERR = 101, 102
 SEEN_OUT, SEEN_ERR, LOG = 201, 202, 301
@@ -51,7 +51,7 @@ def clock(monkeypatch):
 
 def words(rank=0, *, show_all=False, request="/nowhere/rank.show"):
     request = None if rank == 0 or show_all else request
-    return Words(STREAMS, Log(LOG), rank, show_all=show_all, request=request)
+    return RankOutput(STREAMS, Log(LOG), rank, show_all=show_all, request=request)
 
 
 def test_rank_0_is_seen_as_it_comes_on_its_own_streams(files, clock):

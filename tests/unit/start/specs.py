@@ -17,8 +17,8 @@ HOROVODRUN = "/opt/venv/bin/horovodrun"
 TRAIN = ("python", "-m", "hvdtrain.effnet", "--data", "digits")
 
 
-def launcher(mpi=MPI4, horovodrun=None, reach=SSH):
-    return Launcher(python="/opt/venv/bin/python", mpi=mpi, horovodrun=horovodrun, reach=reach)
+def launcher(mpi=MPI4, horovodrun=None, ssh=SSH):
+    return Launcher(python="/opt/venv/bin/python", mpi=mpi, horovodrun=horovodrun, ssh=ssh)
 
 
 def plan(where=None, **changes):
@@ -50,5 +50,5 @@ def plan(where=None, **changes):
     return replace(plain, **changes)
 
 
-def rendered(mpi=MPI4, *, horovodrun=None, reach=SSH, **changes):
-    return render(plan(**changes), launcher(mpi, horovodrun, reach))
+def rendered(mpi=MPI4, *, horovodrun=None, ssh=SSH, **changes):
+    return render(plan(**changes), launcher(mpi, horovodrun, ssh))

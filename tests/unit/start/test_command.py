@@ -139,8 +139,8 @@ def test_what_every_command_has(name):
     assert ("--allow-run-as-root" in words) is started.plan.as_root
     assert option(words, "-x") == ([] if started.launcher.horovodrun else list(started.plan.exports))
     if started.plan.network:
-        reach = parameters["prte_if_include" if started.launcher.mpi.version[0] == 5 else "oob_tcp_if_include"]
-        assert reach == started.plan.daemon_networks
+        ssh = parameters["prte_if_include" if started.launcher.mpi.version[0] == 5 else "oob_tcp_if_include"]
+        assert ssh == started.plan.daemon_networks
         assert started.plan.network in (parameters.get("btl_tcp_if_include"), *option(words, "--network-interfaces"))
     assert ("--prefix" in words) is bool(started.launcher.horovodrun and started.plan.network)
 
@@ -174,8 +174,8 @@ def test_other_launchers_are_refused_with_their_path(mpi):
 @pytest.mark.parametrize(("mpi", "version"), [(MPI4, "rsh"), (MPI5, "ssh")])
 @pytest.mark.parametrize("horovodrun", [None, HOROVODRUN])
 def test_mpirun_reaches_hosts_as_hvdlaunch_does(mpi, version, horovodrun):
-    def parameters(reach):
-        return mca(inner(rendered(mpi, where=THREE, horovodrun=horovodrun, reach=reach).argv))
+    def parameters(ssh):
+        return mca(inner(rendered(mpi, where=THREE, horovodrun=horovodrun, ssh=ssh).argv))
 
     found = parameters(Ssh(options=("StrictHostKeyChecking=accept-new",), silence_s=4))
     assert found[f"plm_{version}_args"].startswith("-o StrictHostKeyChecking=accept-new -o BatchMode=yes ")

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.errors import CommandError
-from launch.start.environment import MAX_NAMED, SECRET, exported, inherited, left_behind
+from launch.start.environment import MAX_NAMED, SECRET, exported, inherited, note_left_behind
 from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, THREE, rendered
 
 ALLOWED = {
@@ -93,12 +93,12 @@ def test_one_line_names_what_ranks_on_several_hosts_do_not_get():
     noise += ("XDG_SEAT", "CUDA_VISIBLE_DEVICES", "BASH_FUNC_x%%", "SHLVL", *OF_A_PROCESS)
     session = dict.fromkeys(noise, "s3cret")
     environment = {**ALLOWED, **session, "odd\x1bname": "x"}
-    assert left_behind(environment, exported(environment, ())) is None
+    assert note_left_behind(environment, exported(environment, ())) is None
     environment |= {"MY_DATA": "s3cret", "WANDB_API_KEY": "s3cret", "HVDTRAIN_TOKEN": "s3cret"}
     environment["https_proxy"] = "http://me:s3cret@proxy:3128"
-    assert left_behind(environment, exported(environment, ("WANDB_API_KEY",))) == (
+    assert note_left_behind(environment, exported(environment, ("WANDB_API_KEY",))) == (
         "the ranks do not get HVDTRAIN_TOKEN, MY_DATA, https_proxy (has a password): give those that the program needs "
         "with -x NAME"
     )
     many = {f"MY_{i:02}": "s3cret" for i in range(20)}
-    assert f"MY_{MAX_NAMED - 1:02} and {20 - MAX_NAMED} more: give" in left_behind(many, ())
+    assert f"MY_{MAX_NAMED - 1:02} and {20 - MAX_NAMED} more: give" in note_left_behind(many, ())

@@ -39,13 +39,13 @@ def world(monkeypatch):
     }
     questions = []
 
-    def ask_hosts(names, **how):
+    def probe_hosts(names, **how):
         questions.append((names, how))
         return {name: answers[name] for name in names}
 
     monkeypatch.setattr(facts, "find", paths.get)
     monkeypatch.setattr(facts, "read_mpi", lambda _: MPI)
-    monkeypatch.setattr(facts, "ask_hosts", ask_hosts)
+    monkeypatch.setattr(facts, "probe_hosts", probe_hosts)
     monkeypatch.setattr(facts, "is_local", lambda host: host == "localhost")
     monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].interfaces)
     monkeypatch.setattr(facts.shutil, "which", lambda program, **_: None if program == "missing" else f"/bin/{program}")

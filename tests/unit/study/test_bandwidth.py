@@ -87,7 +87,7 @@ def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys)
     assert not any(asked.check for asked, _ in world.started)
     assert {own["MPIEXEC_TIMEOUT"] for _, own in world.started} == {"305", "310"}
     assert [own["HVDLAUNCH_JOB"] for _, own in world.started] == ["mine-h1", "mine-h2", "mine-all"]
-    assert [(one.hosts, one.says) for one in found.findings] == [
+    assert [(one.hosts, one.problem) for one in found.findings] == [
         (("h1", "h2"), "GPUs 0 and 2 exchange 16MB at 4 GB/s, links of the same kind (PIX) 20")
     ]
     assert found.status == 0
@@ -161,7 +161,8 @@ def test_a_signal_ends_it(world):
 
 def test_nothing_is_started_where_a_host_has_an_error_or_has_no_other(world):
     bad = replace(
-        checked(["h1"]), findings=(bandwidth.Finding(severity="error", hosts=("h1",), about="x", says="y", remedy="z"),)
+        checked(["h1"]),
+        findings=(bandwidth.Finding(severity="error", hosts=("h1",), about="x", problem="y", remedy="z"),),
     )
     found = bandwidth.with_bandwidth(bad, request(hosts=hosts(h1=4)), {}, nccl_debug=False)
     assert [str(one) for one in found.findings][1:] == ["warning: h1: it was not measured: mend the errors first"]
@@ -181,7 +182,7 @@ def test_nccls_log_is_kept_and_read(world):
     assert folder == Path.cwd() / "logs" / environment["HVDLAUNCH_JOB"]
     assert len(list(folder.iterdir())) == 4
     assert {one.about for one in found.findings} == {"NCCL"}
-    assert "GPUs 0 and 2 (PIX) talk over SHM, not P2P" in {one.says for one in found.findings}
+    assert "GPUs 0 and 2 (PIX) talk over SHM, not P2P" in {one.problem for one in found.findings}
     assert f"h1: NCCL 2.21.5+cuda12.4: 2 channels, SHM on a host, ring 0-1-2-3; its logs are in {folder}" in check.text(
         found
     )

@@ -27,11 +27,11 @@ def world(monkeypatch):
             condition=condition(),
         )
 
-    def ask_hosts(names, **how):
+    def probe_hosts(names, **how):
         asked.append((list(names), how))
         return {name: found[name] for name in names}
 
-    monkeypatch.setattr(check, "ask_hosts", ask_hosts)
+    monkeypatch.setattr(check, "probe_hosts", probe_hosts)
     monkeypatch.setattr(check, "is_local", lambda host: host in ("h1", "localhost"))
     monkeypatch.setattr(check, "launcher_of", lambda _: type("Launcher", (), {"mpi": MPI}))
     found["localhost"] = replace(found["h1"], host="localhost")
@@ -52,7 +52,7 @@ def test_hosts_with_nothing_wrong(world, tmp_path):
     ((names, how),) = world[1]
     assert names == ["h1", "h2", "h3"]
     assert how["look"].folders == (str(tmp_path / "runs"), "/data")
-    assert how["reach"].options == ("ConnectTimeout=4",)
+    assert how["ssh"].options == ("ConnectTimeout=4",)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -72,7 +72,7 @@ def test_all_faults_of_all_hosts_are_told_and_an_error_is_status_1(world, tmp_pa
         ("error", ("h2",), "MPI"),
         ("warning", ("h1",), "shared folder"),
     ]
-    assert all(one.says and one.remedy for one in result.findings)
+    assert all(one.problem and one.remedy for one in result.findings)
     lines = check.text(result).splitlines()
     assert lines[-1] == "3 hosts: 4 errors, 1 warning"
     cells = [line.split() for line in lines]
@@ -88,7 +88,7 @@ def test_hosts_whose_code_is_not_that_of_this_machine_are_told_where_no_host_dif
         found[name] = replace(found[name], other_version="0123456789ab")
     (finding,) = checked(tmp_path).findings
     assert (finding.severity, finding.hosts, finding.about) == ("error", ("h2", "h3"), "project")
-    assert finding.says.startswith("it has version '0123456789ab' of the project, here it is")
+    assert finding.problem.startswith("it has version '0123456789ab' of the project, here it is")
     odd = condition(software=replace(SOFTWARE, code="0ther"))
     found["h3"] = replace(found["h3"], condition=odd)
     assert [one.hosts for one in checked(tmp_path).findings] == [("h3",), ("h2",)]
@@ -101,19 +101,19 @@ def test_warnings_alone_are_status_0(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "problem"),
     [
         ({"hostname": "node1"}, "h1 and h2 are the same host, node1"),
         ({"topology": machine()}, "the hosts share no network"),
     ],
 )
-def test_hosts_that_do_not_meet_are_an_error_and_the_rest_is_told_all_the_same(world, tmp_path, changes, says):
+def test_hosts_that_do_not_meet_are_an_error_and_the_rest_is_told_all_the_same(world, tmp_path, changes, problem):
     found, _ = world
     found["h2"] = replace(found["h2"], **changes)
     found["h3"] = replace(found["h3"], condition=condition(software=replace(SOFTWARE, torch=None)))
     result = checked(tmp_path)
     assert [one.about for one in result.findings if one.severity == "error"] == ["network", "torch"]
-    assert result.findings[0].says.startswith(says)
+    assert result.findings[0].problem.startswith(problem)
 
 
 def test_one_host_is_checked_too(world, tmp_path):
@@ -137,15 +137,15 @@ def test_inside_an_image_the_software_of_the_hosts_does_not_count(world, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "problem"),
     [
         ({"ranks_per_replica": 3}, "--ranks-per-replica 3: "),
         ({"gpus": (0, 1)}, "--gpus names 2 for the 4 ranks on host h1"),
         ({"gpus": (0, 1), "hosts": None, "ranks_per_replica": 4}, "--ranks-per-replica 4"),
     ],
 )
-def test_what_a_run_would_refuse_on_whatever_hosts_is_refused_before_any_is_asked(world, tmp_path, changes, says):
-    with pytest.raises(PlacementError, match=says):
+def test_what_a_run_would_refuse_on_whatever_hosts_is_refused_before_any_is_asked(world, tmp_path, changes, problem):
+    with pytest.raises(PlacementError, match=problem):
         checked(tmp_path, **{"np": None, "hosts": hosts(h1=4, h2=4), **changes})
     assert world[1] == []
 
@@ -157,12 +157,14 @@ def test_only_gpus_that_the_option_names_count(world, tmp_path):
         found[name] = replace(found[name], topology=replace(found[name].topology, gpus=gpus))
     result = checked(tmp_path, np=None, hosts=hosts(h1=2, h2=2), gpus=(0, 1))
     assert [(one.hosts, one.about) for one in result.findings] == [(("h2",), "GPUs"), (("h2",), "GPU health")]
-    assert "1 of 4 GPUs are free for 2 ranks" in {one.says for one in result.findings}
+    assert "1 of 4 GPUs are free for 2 ranks" in {one.problem for one in result.findings}
     found["localhost"] = replace(found["h1"], host="localhost", topology=machine(0))
     bare = checked(tmp_path, np=None, hosts=None, gpus=(0,))
-    assert [(one.severity, one.says) for one in bare.findings] == [("error", "there is no GPU, but --gpus names some")]
+    assert [(one.severity, one.problem) for one in bare.findings] == [
+        ("error", "there is no GPU, but --gpus names some")
+    ]
     absent = checked(tmp_path, np=None, hosts=hosts(h3=1), gpus=(7,))
-    assert [one.says for one in absent.findings] == ["0 of 4 GPUs are free for 1 ranks"]
+    assert [one.problem for one in absent.findings] == ["0 of 4 GPUs are free for 1 ranks"]
 
 
 def test_variables_of_this_shell_reach_all_ranks(world, tmp_path):
@@ -177,8 +179,11 @@ def test_variables_of_this_shell_reach_all_ranks(world, tmp_path):
 
 
 def test_the_users_own_patience_with_ssh_wins_and_another_program_gets_no_option_of_ours():
-    assert check.impatient(Ssh(options=("ConnectTimeout=9",))).options == ("ConnectTimeout=9", "ConnectTimeout=4")
-    assert check.impatient(Ssh(agent=("enter",))).options == ()
+    assert check.with_connect_timeout(Ssh(options=("ConnectTimeout=9",))).options == (
+        "ConnectTimeout=9",
+        "ConnectTimeout=4",
+    )
+    assert check.with_connect_timeout(Ssh(agent=("enter",))).options == ()
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -6,7 +6,7 @@ from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Link, Topology
 from launch.placement.measured import read
 from launch.study.bandwidth import jobs
-from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, blamed, from_report, slow_ones
+from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, from_report, slow_endpoints, slow_ones
 
 SIZES = (2**10, 2**20, 2**24)
 
@@ -49,7 +49,7 @@ def test_a_host_with_a_slow_network_is_named_and_its_pairs_are_not(count):
     rates = {f"h{number}": 0.1 for number in range(1, count + 1)} | {"h2": 0.025}
     (slow,) = slow_ones(found(pairs=pairs_of(rates)))
     assert slow.hosts == ("h2",)
-    assert slow.says == "with every other host it exchanges 16MB at 0.025 GB/s or less, others reach 0.1"
+    assert slow.problem == "with every other host it exchanges 16MB at 0.025 GB/s or less, others reach 0.1"
     assert "ethtool" in slow.remedy
 
 
@@ -61,7 +61,7 @@ def test_two_slow_hosts_of_five():
 def test_a_slow_pair_is_named_where_its_hosts_are_fast_with_others():
     pairs = pairs_of(dict.fromkeys(("h1", "h2", "h3", "h4"), 1.0)) | {("h2", "h3"): speeds(0.3)}
     (slow,) = slow_ones(found(pairs=pairs))
-    assert (slow.hosts, slow.says) == (("h2",), "with h3 it exchanges 16MB at 0.3 GB/s, others reach 1")
+    assert (slow.hosts, slow.problem) == (("h2",), "with h3 it exchanges 16MB at 0.3 GB/s, others reach 1")
 
 
 def test_alike_ones_and_a_single_pair_are_not_slow():
@@ -74,22 +74,24 @@ def test_pairs_are_compared_at_a_size_that_all_have():
     """On a slow network the largest sizes are left out."""
     pairs = pairs_of({"h1": 1.0, "h2": 1.0, "h3": 1.0}) | {("h1", "h3"): speeds(0.1, SIZES[:2])}
     (slow,) = slow_ones(found(pairs=pairs))
-    assert slow.says == "with h3 it exchanges 1MB at 0.1 GB/s, others reach 1"
+    assert slow.problem == "with h3 it exchanges 1MB at 0.1 GB/s, others reach 1"
 
 
 def test_a_slow_host_by_itself():
     hosts = {"h1": speeds(10.0), "h2": speeds(10.0), "h3": speeds(4.0)}
     (slow,) = slow_ones(found(hosts=hosts))
-    assert (slow.hosts, slow.says) == (("h3",), "its own ranks sum 16MB at 4 GB/s, the median of all hosts is 10")
+    assert (slow.hosts, slow.problem) == (("h3",), "its own ranks sum 16MB at 4 GB/s, the median of all hosts is 10")
 
 
 def test_a_slow_link_and_a_slow_gpu_are_named():
     topologies = {"h1": machine(), "h2": machine()}
     (slow,) = slow_ones(found(links={"h1": links_of({(1, 2): 8.0}), "h2": links_of({})}, topologies=topologies))
-    assert (slow.hosts, slow.says) == (("h1",), "GPUs 1 and 2 exchange 16MB at 8 GB/s, links of the same kind (PIX) 20")
+    assert slow.hosts == ("h1",)
+    assert all(fact in slow.problem for fact in ("GPUs 1 and 2", "16MB", "8 GB/s", "PIX", "20"))
     third = {(0, 3): 5.0, (1, 3): 5.0, (2, 3): 6.0}
     (slow,) = slow_ones(found(links={"h1": links_of(third), "h2": links_of({})}, topologies=topologies))
-    assert (slow.hosts, slow.says) == (("h1",), "every link of GPU 3 is slower than its like, at most 6 GB/s at 16MB")
+    assert slow.hosts == ("h1",)
+    assert all(fact in slow.problem for fact in ("every link of GPU 3", "6 GB/s", "16MB"))
 
 
 def test_links_of_other_kinds_are_not_compared():
@@ -107,9 +109,9 @@ def test_links_of_other_kinds_are_not_compared():
 
 def test_who_is_to_blame():
     pairs = [("a", "b"), ("a", "c"), ("b", "c")]
-    assert blamed({("a", "c"), ("b", "c")}, pairs) == (["c"], [])
-    assert blamed({("a", "c")}, pairs) == ([], [("a", "c")])
-    assert blamed({("a", "b")}, [("a", "b")]) == ([], [("a", "b")])
+    assert slow_endpoints({("a", "c"), ("b", "c")}, pairs) == (["c"], [])
+    assert slow_endpoints({("a", "c")}, pairs) == ([], [("a", "c")])
+    assert slow_endpoints({("a", "b")}, [("a", "b")]) == ([], [("a", "b")])
 
 
 def test_a_report_is_read():

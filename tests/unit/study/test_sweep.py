@@ -17,7 +17,7 @@ from launch.start.environment import exported
 from launch.start.request import RunRequest
 from launch.study import sweep
 from launch.study.sweep import Study
-from launch.supervise.failure import in_one_line
+from launch.supervise.failure import summary_line
 from launch.supervise.run import RunResult
 from tests.unit.machines import request
 
@@ -401,5 +401,5 @@ def test_of_a_ranks_last_words_one_line_is_kept():
     explanation = (
         "rank 1 on a ended with status 1; its last words:\n    Traceback\n    OSError: full\n    /run/rank-1.err"
     )
-    assert in_one_line(explanation) == "rank 1 on a ended with status 1: OSError: full"
-    assert in_one_line("host b no longer answers") == "host b no longer answers"
+    assert summary_line(explanation) == "rank 1 on a ended with status 1: OSError: full"
+    assert summary_line("host b no longer answers") == "host b no longer answers"

@@ -5,8 +5,8 @@ import pytest
 
 from launch.placement.slots import place
 from launch.supervise import failure, rank_logs
-from launch.supervise.failure import explain, first_failed, in_one_line, read_traces
-from launch.supervise.mpirun_output import Story
+from launch.supervise.failure import explain, first_failed, read_traces, summary_line
+from launch.supervise.mpirun_output import MpirunOutput
 from launch.supervise.rank_logs import Logs
 from launch.supervise.report import read_report
 from tests.unit.machines import hosts, machine
@@ -23,7 +23,7 @@ def hosts_answer(monkeypatch):
     monkeypatch.setattr(failure, "silent_host", lambda *_: None)
 
 
-def story_of(stderr):
+def output_of(stderr):
     return fed(stderr)[0]
 
 
@@ -39,37 +39,40 @@ def folder_with(folder, report=None, **errors):
 
 def test_a_status_is_explained_by_rank_and_host(slots):
     nowhere = Path("/nonexistent/report.json")
-    assert explain(3, story_of(STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
+    assert explain(3, output_of(STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
     assert (
-        explain(137, story_of(KILLED), slots, read_report(nowhere))
+        explain(137, output_of(KILLED), slots, read_report(nowhere))
         == "rank 2 on h2 died of signal 9 (Killed), perhaps out of memory"
     )
-    assert explain(1, Story({"h1", "h2"}), slots, read_report(nowhere)) == "the launcher ended with status 1"
+    assert explain(1, MpirunOutput({"h1", "h2"}), slots, read_report(nowhere)) == "the launcher ended with status 1"
     strange = STATUS_3.replace(b"],2]", b"],7]")
-    assert explain(3, story_of(strange), slots, read_report(nowhere)) == "the launcher ended with status 3"
+    assert explain(3, output_of(strange), slots, read_report(nowhere)) == "the launcher ended with status 3"
 
 
 def test_a_lost_host_is_named_with_its_ranks(slots, monkeypatch):
     nowhere = Path("/nonexistent/report.json")
-    assert explain(205, story_of(CLOSED), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
+    assert explain(205, output_of(CLOSED), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
     lost = CLOSED.replace(b"h2", b"h1")
-    assert explain(205, story_of(lost), slots, read_report(nowhere)) == "host h1 no longer answers; it had ranks 0, 1"
+    assert explain(205, output_of(lost), slots, read_report(nowhere)) == "host h1 no longer answers; it had ranks 0, 1"
     monkeypatch.setattr(failure, "silent_host", lambda *_: "h2")
-    assert explain(205, Story({"h1", "h2"}), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
-    assert explain(3, story_of(STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
+    assert (
+        explain(205, MpirunOutput({"h1", "h2"}), slots, read_report(nowhere))
+        == "host h2 no longer answers; it had rank 2"
+    )
+    assert explain(3, output_of(STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
 
 
 def test_a_host_that_ssh_calls_by_another_name_is_found(slots, monkeypatch, tmp_path):
     nowhere = Path("/nonexistent/report.json")
     alias = CLOSED.replace(b"h2", b"203.0.113.5")
-    assert explain(205, story_of(alias), slots, read_report(nowhere)) == "the launcher ended with status 205"
-    assert explain(3, story_of(alias + STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
+    assert explain(205, output_of(alias), slots, read_report(nowhere)) == "the launcher ended with status 205"
+    assert explain(3, output_of(alias + STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
     report = folder_with(tmp_path, rank_0=b"ValueError: its own ssh ended")
-    assert explain(1, story_of(alias), slots, read_report(report)).startswith(
+    assert explain(1, output_of(alias), slots, read_report(report)).startswith(
         "rank 0 on h1 ended the run with status 1; its last"
     )
     monkeypatch.setattr(failure, "silent_host", lambda *_: "h2")
-    assert explain(205, story_of(alias), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
+    assert explain(205, output_of(alias), slots, read_report(nowhere)) == "host h2 no longer answers; it had rank 2"
 
 
 def test_the_last_words_of_the_first_failing_rank_are_shown(slots, tmp_path):
@@ -80,7 +83,7 @@ def test_the_last_words_of_the_first_failing_rank_are_shown(slots, tmp_path):
         rank_2=b"",
         rank_x=b"not ours",
     )
-    line, *words = explain(1, story_of(STATUS_3), slots, read_report(report)).splitlines()
+    line, *words = explain(1, output_of(STATUS_3), slots, read_report(report)).splitlines()
     assert line == "rank 1 on h1 ended the run with status 1; its last words:"
     assert words == [
         *[f"    line {i}" for i in range(19, 30)],
@@ -91,14 +94,14 @@ def test_the_last_words_of_the_first_failing_rank_are_shown(slots, tmp_path):
 
 def test_its_banner_and_its_error_file_make_one_line(slots, tmp_path):
     report = folder_with(tmp_path, rank_2=b"MPI_ERR_INTERN: internal error")
-    assert explain(3, story_of(STATUS_3), slots, read_report(report)).startswith(
+    assert explain(3, output_of(STATUS_3), slots, read_report(report)).startswith(
         "rank 2 on h2 ended with status 3; its last words:\n"
     )
 
 
 def test_what_the_program_has_said_is_not_said_again(slots, tmp_path):
     report = folder_with(tmp_path, report={"run_folder": "x", "said": "hvdtrain: --lr 0 is wrong"})
-    assert explain(2, story_of(STATUS_3), slots, read_report(report)) is None
+    assert explain(2, output_of(STATUS_3), slots, read_report(report)) is None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_what_the_program_has_said_is_not_said_again(slots, tmp_path):
 )
 def test_errors_about_another_ranks_end_come_second(tmp_path, secondary):
     folder_with(tmp_path, rank_0=secondary, rank_10=b"OutOfMemoryError", rank_2=b"ValueError")
-    story = Story({"h1", "h2"})
+    story = MpirunOutput({"h1", "h2"})
     for first in (2, 10, 0):
         assert first_failed(story, read_traces(tmp_path / "ranks", 11)) == first
         (tmp_path / "ranks" / f"rank-{first}.err").unlink()
@@ -121,7 +124,7 @@ def at(folder, **places):
 
 
 def line(status, stderr, slots, report):
-    return in_one_line(explain(status, story_of(stderr), slots, read_report(report)))
+    return summary_line(explain(status, output_of(stderr), slots, read_report(report)))
 
 
 def test_a_kill_may_be_for_want_of_memory_and_says_where(slots, tmp_path):
@@ -174,14 +177,14 @@ BY_RANK = {rank: STATUS_3.replace(b"],2]", b"],%d]" % rank) for rank in range(3)
 def test_a_rank_whose_own_work_hangs_is_named_with_its_stack(slots, tmp_path):
     report = folder_with(tmp_path, rank_1=FIRED)
     at(tmp_path, rank_0="step 7 waiting", rank_1="step 7 working", rank_2="step 7 waiting")
-    explanation = explain(1, story_of(BY_RANK[1]), slots, read_report(report))
+    explanation = explain(1, output_of(BY_RANK[1]), slots, read_report(report))
     assert explanation.splitlines() == [
         "rank 1 on h1 hung at step 7: no progress for 0:01:00; it stood here:",
         '      File "/my/data.py", line 88, in __getitem__',
         '      File "/my/main.py", line 5 in <module>',
         f"    {tmp_path}/ranks/rank-1.err",
     ]
-    assert in_one_line(explanation) == "rank 1 on h1 hung at step 7: no progress for 0:01:00"
+    assert summary_line(explanation) == "rank 1 on h1 hung at step 7: no progress for 0:01:00"
     at(tmp_path, rank_1="step 7 reading")
     hung = "rank 1 on h1 hung at step 7 while reading: no progress for 0:01:00"
     assert line(1, BY_RANK[1], slots, report) == hung
@@ -253,13 +256,13 @@ def test_a_crash_shows_the_stack_of_the_thread_that_crashed(slots, tmp_path):
         b"Thread 0x00007f", b"Current thread 0x00007f"
     )
     report = folder_with(tmp_path, rank_0=crash)
-    explanation = explain(139, story_of(KILLED_OF_5), slots, read_report(report)).splitlines()
+    explanation = explain(139, output_of(KILLED_OF_5), slots, read_report(report)).splitlines()
     assert explanation[0] == "rank 0 on h1 died of signal 11 (Segmentation fault); it stood here:"
     assert explanation[1:-1] == ['      File "/lib/threading.py", line 1, in wait']
 
 
 def test_nothing_said_is_no_line():
-    assert in_one_line("") == ""
+    assert summary_line("") == ""
 
 
 @pytest.fixture
@@ -283,7 +286,7 @@ TRACEBACK = b"epoch 1\nTraceback (most recent call last):\n\tFile x\nValueError:
 def test_of_any_program_the_end_of_its_log_is_shown(slots, logs):
     nowhere = Path("/nonexistent/report.json")
     told = logs(rank_0=b"not it", rank_2=TRACEBACK)
-    explanation = explain(3, story_of(STATUS_3), slots, read_report(nowhere), logs=told)
+    explanation = explain(3, output_of(STATUS_3), slots, read_report(nowhere), logs=told)
     assert explanation.splitlines() == [
         "rank 2 on h2 ended with status 3; its last words:",
         "    epoch 1",
@@ -292,26 +295,26 @@ def test_of_any_program_the_end_of_its_log_is_shown(slots, logs):
         r"    ValueError: \x1b[2Jfirst",
         f"    {told.file(2)}",
     ]
-    assert in_one_line(explanation) == r"rank 2 on h2 ended with status 3: ValueError: \x1b[2Jfirst"
-    killed = explain(137, story_of(KILLED), slots, read_report(nowhere), logs=told)
+    assert summary_line(explanation) == r"rank 2 on h2 ended with status 3: ValueError: \x1b[2Jfirst"
+    killed = explain(137, output_of(KILLED), slots, read_report(nowhere), logs=told)
     assert killed.startswith("rank 2 on h2 died of signal 9 (Killed), perhaps out of memory; its last words:\n")
-    silent = explain(3, story_of(BY_RANK[1]), slots, read_report(nowhere), logs=told)
+    silent = explain(3, output_of(BY_RANK[1]), slots, read_report(nowhere), logs=told)
     assert silent == "rank 1 on h1 ended with status 3"
 
 
 def test_a_rank_that_has_left_last_words_of_its_own_is_not_quoted_from_its_log(slots, tmp_path, logs):
     report = folder_with(tmp_path, rank_2=b"ValueError: its own")
     told = logs(rank_2=TRACEBACK)
-    assert "its own" in in_one_line(explain(3, story_of(STATUS_3), slots, read_report(report), logs=told))
+    assert "its own" in summary_line(explain(3, output_of(STATUS_3), slots, read_report(report), logs=told))
     (tmp_path / "ranks" / "rank-2.err").write_bytes(b"")
     at(tmp_path, rank_2="step 7 working")
-    explanation = explain(3, story_of(STATUS_3), slots, read_report(report), logs=told)
+    explanation = explain(3, output_of(STATUS_3), slots, read_report(report), logs=told)
     assert explanation.startswith("rank 2 on h2 ended with status 3 at step 7; its last words:\n    epoch 1\n")
 
 
 def test_a_line_without_end_is_shown_in_part(slots, logs):
     told = logs(rank_2=b"x" * 100_000)
-    _, end, _ = explain(3, story_of(STATUS_3), slots, read_report(Path("/nonexistent")), logs=told).splitlines()
+    _, end, _ = explain(3, output_of(STATUS_3), slots, read_report(Path("/nonexistent")), logs=told).splitlines()
     assert end == "    " + "x" * 500
 
 
@@ -319,7 +322,7 @@ def test_where_a_program_has_crashed_in_python_it_is_shown_where_it_stood(slots,
     crash = b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
     crash += b'  File "a.py"\n\nmore'
     told = logs(rank_0=crash)
-    explanation = explain(139, story_of(KILLED_OF_5), slots, read_report(Path("/nonexistent")), logs=told)
+    explanation = explain(139, output_of(KILLED_OF_5), slots, read_report(Path("/nonexistent")), logs=told)
     assert explanation.splitlines()[:2] == [
         "rank 0 on h1 died of signal 11 (Segmentation fault); it stood here:",
         '      File "a.py"',

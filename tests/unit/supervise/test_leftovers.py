@@ -67,16 +67,16 @@ def test_each_host_says_how_many_or_why_not(monkeypatch):
             return "3"
 
     monkeypatch.setattr(leftovers, "is_local", lambda host: host == "localhost")
-    ours = {"reach": Reached(), "python": "python", "folder": "/here"}
+    ours = {"ssh": Reached(), "python": "python", "folder": "/here"}
     assert leftovers.end_on(["localhost", "h1", "h2"], "my job", **ours) == {"localhost": 0, "h1": 3, "h2": silent}
     assert leftovers.end_on([], "my job", **ours) == {}
 
 
 @pytest.mark.parametrize("answer", ["", "three", "-1", "3.5", "9" * 5000, "\x1b[31m3"])
 def test_an_answer_that_is_no_number_names_the_host(monkeypatch, answer):
-    reach = SimpleNamespace(ask=lambda *_, **__: answer)
+    ssh = SimpleNamespace(ask=lambda *_, **__: answer)
     monkeypatch.setattr(leftovers, "is_local", lambda _: False)
-    found = leftovers.end_on(["h1"], "my job", reach=reach, python="python", folder="/here")["h1"]
+    found = leftovers.end_on(["h1"], "my job", ssh=ssh, python="python", folder="/here")["h1"]
     assert isinstance(found, HostError)
     assert str(found).startswith("host h1: ")
     assert str(found).isprintable()

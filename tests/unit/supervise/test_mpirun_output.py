@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.mpirun_output import Story
+from launch.supervise.mpirun_output import MpirunOutput
 
 DASHES = b"-" * 74 + b"\n"
 
@@ -96,7 +96,7 @@ INVALID = framed(
 
 def fed(*chunks):
     """The story of these chunks, and all that came out."""
-    story = Story({"h1", "h2"})
+    story = MpirunOutput({"h1", "h2"})
     return story, b"".join(map(story.feed, chunks)) + story.flush()
 
 
@@ -139,7 +139,7 @@ def test_what_only_follows_from_a_cause_comes_out_where_no_cause_was_found():
 
 @pytest.mark.parametrize("stderr", [NO_SLOTS, INVALID, INVALID + NO_SLOTS, framed("PRTE is new and strange"), REFUSED])
 def test_messages_that_are_not_understood_come_out(stderr):
-    story = Story({"h1", "h2"})
+    story = MpirunOutput({"h1", "h2"})
     out = story.feed(stderr)
     assert out + story.flush() == stderr
     assert len(stderr) - len(out) <= len(DASHES)
@@ -168,7 +168,7 @@ def test_lines_of_dashes_of_ranks_do_not_hide_a_banner(rulers):
 )
 def test_a_line_that_is_not_whole_comes_out_at_once(stderr):
     for before in (b"", DASHES):
-        story = Story({"h1", "h2"})
+        story = MpirunOutput({"h1", "h2"})
         out = story.feed(before) + story.feed(stderr)
         if stderr == b"C":  # it could become ssh's Connection to
             out += story.feed(b"lass\r")
@@ -193,7 +193,7 @@ def test_what_mpirun_says_of_a_busy_machine_is_swallowed(plm):
 
 def test_a_long_message_that_never_ends_comes_out():
     stderr = DASHES + b"mpirun is\n" + b"talkative\n" * 60
-    story = Story({"h1", "h2"})
+    story = MpirunOutput({"h1", "h2"})
     assert stderr.startswith(out := story.feed(stderr))
     assert out.count(b"\n") == 62
 
@@ -217,7 +217,7 @@ def chunked(data, text):
 @given(pieces=st.lists(PIECES, max_size=20), data=st.data())
 def test_what_ranks_print_comes_out_unchanged_and_in_order(pieces, data):
     stderr = b"".join(pieces)
-    story = Story({"h1", "h2"})
+    story = MpirunOutput({"h1", "h2"})
     out = b""
     for heard in (chunks := chunked(data, stderr)):
         out += story.feed(heard)
@@ -245,7 +245,7 @@ def test_what_ranks_print_around_banners_comes_out_without_them(before, between,
 
 
 def test_what_a_ranks_own_ssh_says_is_the_ranks_and_no_lost_host():
-    story = Story({"h1", "h2"})
+    story = MpirunOutput({"h1", "h2"})
     stderr = b"Connection to data.example closed by remote host.\n"
     assert story.feed(stderr) + story.flush() == stderr
     assert (story.lost, story.gone) == (None, None)

@@ -7,8 +7,8 @@ from launch.errors import ProcessError
 from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Link, Nic, Port, Topology
 from launch.placement.slots import place
-from launch.supervise.nccl import run_logged, summary, surprises, with_log
-from launch.supervise.nccl_log import read_folder, read_rank, together, way_of
+from launch.supervise.nccl import run_logged, summary, unexpected_transport, with_log
+from launch.supervise.nccl_log import merge_logs, read_folder, read_rank, way_of
 from tests.unit.supervise.nccl_logs import INFINIBAND, NVLINK, OLD, SOCKETS, rank_log
 
 NV, SYS, SELF = Link(kind="NV", count=1), Link(kind="SYS"), Link(kind="X")
@@ -30,18 +30,18 @@ def ring_of_nvlinks(size, *, ports=()):
 
 
 def log_of(texts):
-    return together([read_rank(text, max_ranks=64) for text in texts.values()])
+    return merge_logs([read_rank(text, max_ranks=64) for text in texts.values()])
 
 
-def judged(texts, topologies, **slots):
+def evaluate_findings(texts, topologies, **slots):
     hosts = [Host(name=name, slots=count) for name, count in slots.items()]
     placed = place(hosts, topologies, np=sum(slots.values()), gpus="auto", binding="none")
     log = log_of(texts)
-    return summary(log, placed), surprises(log, placed, topologies)
+    return summary(log, placed), unexpected_transport(log, placed, topologies)
 
 
 def test_one_host_over_nvlink_is_as_expected():
-    said, wrong = judged(NVLINK, {"h1": ring_of_nvlinks(4)}, h1=4)
+    said, wrong = evaluate_findings(NVLINK, {"h1": ring_of_nvlinks(4)}, h1=4)
     assert said == "NCCL 2.21.5+cuda12.4: 2 channels, P2P/CUMEM on a host, ring 0-1-2-3"
     assert wrong == []
 
@@ -97,25 +97,25 @@ def test_a_text_without_a_communicator_is_no_log(text):
 
 def test_two_hosts_over_infiniband_and_over_tcp():
     topologies = {name: ring_of_nvlinks(2, ports=(UP,)) for name in ("h1", "h2")}
-    said, wrong = judged(INFINIBAND, topologies, h1=2, h2=2)
+    said, wrong = evaluate_findings(INFINIBAND, topologies, h1=2, h2=2)
     assert "P2P/IPC on a host, NET/IB/GDRDMA between hosts" in said
     assert wrong == []
-    said, wrong = judged(SOCKETS, topologies, h1=2, h2=2)
+    said, wrong = evaluate_findings(SOCKETS, topologies, h1=2, h2=2)
     assert "NET/Socket between hosts" in said
-    assert [(one.hosts, one.says) for one in wrong] == [(("h1",), "it talks to h2 over TCP though mlx5_0:1 is up")]
+    assert [(one.hosts, one.problem) for one in wrong] == [(("h1",), "it talks to h2 over TCP though mlx5_0:1 is up")]
     down = {name: ring_of_nvlinks(2, ports=(DOWN,)) for name in ("h1", "h2")}
-    assert judged(SOCKETS, down, h1=2, h2=2)[1] == []
+    assert evaluate_findings(SOCKETS, down, h1=2, h2=2)[1] == []
 
 
 def test_shared_memory_where_nvlink_is_there():
     texts = {rank: text.replace("P2P/CUMEM/read", "SHM/direct/direct") for rank, text in NVLINK.items()}
-    _, wrong = judged(texts, {"h1": ring_of_nvlinks(4)}, h1=4)
-    assert {one.says for one in wrong} == {
+    _, wrong = evaluate_findings(texts, {"h1": ring_of_nvlinks(4)}, h1=4)
+    assert {one.problem for one in wrong} == {
         f"GPUs {a} and {b} (NV1) talk over SHM, not P2P" for a, b in ((0, 1), (1, 2), (2, 3), (0, 3))
     }
     apart = ring_of_nvlinks(4)
     sys_alone = replace(apart, links=tuple(tuple(SELF if a is SELF else SYS for a in row) for row in apart.links))
-    assert judged(texts, {"h1": sys_alone}, h1=4)[1] == []
+    assert evaluate_findings(texts, {"h1": sys_alone}, h1=4)[1] == []
 
 
 def test_a_ring_off_nvlink_and_too_few_channels():
@@ -125,8 +125,8 @@ def test_a_ring_off_nvlink_and_too_few_channels():
         topology,
         links=tuple(tuple(replace(link, count=2 * link.count) for link in row) for row in topology.links),
     )
-    _, wrong = judged(texts, {"h1": double}, h1=4)
-    assert [one.says for one in wrong] == [
+    _, wrong = evaluate_findings(texts, {"h1": double}, h1=4)
+    assert [one.problem for one in wrong] == [
         "NCCL's ring 0-2-1-3 leaves NVLink between ranks 0 and 2, the planned one, 0-1-2-3, does not",
         "NCCL has 1 channels where 2 rings share no NVLink",
     ]
@@ -134,8 +134,8 @@ def test_a_ring_off_nvlink_and_too_few_channels():
 
 def test_warnings_and_ranks_without_a_log():
     texts = {0: rank_log(0, 2, [[0, 1]], {}, warn="NET/IB : Got async event : port error")}
-    _, wrong = judged(texts, {"h1": ring_of_nvlinks(2)}, h1=2)
-    assert [one.says for one in wrong] == [
+    _, wrong = evaluate_findings(texts, {"h1": ring_of_nvlinks(2)}, h1=2)
+    assert [one.problem for one in wrong] == [
         "NCCL warned: NET/IB : Got async event : port error",
         "there is no log of NCCL from rank 1",
     ]

@@ -61,7 +61,7 @@ def reached(answer):
 def test_a_host_is_asked_for_the_log_of_its_rank(tmp_path):
     (tmp_path / "rank-3.log").write_text("of an earlier run, here\n")
     there = reached(json.dumps("its end"))
-    logs = Logs(folder=tmp_path, python="/bin/python", reach=there)
+    logs = Logs(folder=tmp_path, python="/bin/python", ssh=there)
     assert logs.end(slot("h9.invalid")) == "its end"
     assert there.asked == [
         ("h9.invalid", ["/bin/python", "-P", "-m", "launch.supervise.rank_logs", str(tmp_path / "rank-3.log")])
@@ -73,5 +73,5 @@ def test_a_host_is_asked_for_the_log_of_its_rank(tmp_path):
 
 @pytest.mark.parametrize("answer", [HostError("host h2: no route to it"), "", "{", "[" * 100_000, "9" * 5000])
 def test_a_host_that_does_not_tell_costs_nothing(tmp_path, answer):
-    logs = Logs(folder=tmp_path, python="python", reach=reached(answer))
+    logs = Logs(folder=tmp_path, python="python", ssh=reached(answer))
     assert logs.end(slot("h9.invalid")) == ""

@@ -128,7 +128,7 @@ class World:
             raise end
         return end
 
-    def ask_hosts(self, names, *, reach, mpirun, python, folder, gpus, driver_timeout_s, look):
+    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, look):
         assert (mpirun, python, gpus) == (MPI, "python", self.on_gpus)
         self.asked.append(list(names))
         plain = {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
@@ -139,7 +139,7 @@ class World:
             for name, facts in plain.items()
         }
 
-    def end_on(self, names, job, *, reach, python, folder):
+    def end_on(self, names, job, *, ssh, python, folder):
         assert job == "job"
         why = {name: HostError(f"host {name}: no route\nto it") for name in self.silent}
         return {name: why.get(name, self.left.pop(name, 0)) for name in names}
@@ -156,7 +156,7 @@ def world(monkeypatch):
     made = World()
     for name in ("prepare", "run"):
         monkeypatch.setattr(restarts, name, getattr(made, name))
-    for name in ("prepare", "ask_hosts", "end_on"):
+    for name in ("prepare", "probe_hosts", "end_on"):
         monkeypatch.setattr(fleet, name, getattr(made, name))
     monkeypatch.setattr(fleet, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
     return made

@@ -79,7 +79,7 @@ PREPARED = SimpleNamespace(
     plan=SimpleNamespace(
         network=None, elastic=False, slots=[SimpleNamespace(rank=rank, host="h1") for rank in range(3)]
     ),
-    launcher=SimpleNamespace(reach=SimpleNamespace(ask=lambda *_, **__: '""'), python="python"),
+    launcher=SimpleNamespace(ssh=SimpleNamespace(ask=lambda *_, **__: '""'), python="python"),
 )
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
