@@ -61,14 +61,15 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
 
 
 class HorovodSync(WireSync):
-    """`hvd.DistributedOptimizer`; the sums begin in backward, as gradients come."""
+    """`hvd.DistributedOptimizer`; the sums begin in backward, as gradients come, unless ranks share cores."""
 
     def __init__(
         self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext, shares_cores: bool
     ) -> None:
         """`wait_context` is entered while this rank waits for others.
 
-        A rank that `shares_cores` with what it waits for leaves them its core: Horovod's own wait keeps it busy.
+        If the rank `shares_cores` with Horovod's thread, this would take them from backward, and Horovod's own wait
+        would take them from the thread: then gradients are sent after backward, and the rank looks at the sums.
         """
         self._named = list(model.named_parameters())
         self._trainable = [parameter for _, parameter in self._named if parameter.requires_grad]
@@ -85,7 +86,8 @@ class HorovodSync(WireSync):
 
     def expect(self, backward_passes: int) -> None:
         # with a pass that never comes the hooks send nothing
-        self._optimizer.set_backward_passes_per_step(backward_passes if self.overlap else backward_passes + 1)
+        overlap = self.overlap and not self._shares_cores
+        self._optimizer.set_backward_passes_per_step(backward_passes if overlap else backward_passes + 1)
 
     def finish(self) -> None:
         self._send_rest()

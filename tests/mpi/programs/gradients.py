@@ -21,6 +21,7 @@ HASHED = 100
 def sync_of(model: nn.Module, **options: Any) -> GradientSync:
     """The gradients' sums, which may be an optimizer's."""
     sync = comm.gradient_sync(model, **{"compression": sys.argv[2], "reducer": sys.argv[3], **options})
+    sync._shares_cores = False  # Horovod's hooks send, as on GPUs
     sync.wrap(torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.0))
     return sync
 

@@ -50,6 +50,7 @@ def batch(count: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Step:
     sync = comm.gradient_sync(model, compression="none", reducer=REDUCER)
+    sync._shares_cores = False  # Horovod's hooks send, as on GPUs
     return step_over(model, optimizer=optimizer, comm=comm, sync=sync, **options)
 
 
@@ -59,6 +60,7 @@ def one_step(step: Step, *, lr: float = 0.1, seed: int = 0) -> None:
 
 def sync_of(model: nn.Module, **options: Any) -> GradientSync:
     sync = comm.gradient_sync(model, reducer=REDUCER, **options)
+    sync._shares_cores = False
     sync.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     return sync
 
