@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from hvdtrain.ranks.sync import WireSync
 from hvdtrain.ranks.wire import Wire
 
+# Of the first bucket: sums begin early in the backward pass. DDP's has as much.
+FIRST_BUCKET_MB = 1.0
+
 BroadcastNames = Callable[[list[str]], list[str]]  # rank 0's
 BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; what it returns waits for the sum
 
@@ -98,7 +101,7 @@ class BucketSync(WireSync):
         for bucket in self._buckets:
             if bucket.wait is None:  # a part of it has had fewer passes, or no gradient at all
                 self._send(bucket)
-        for bucket in self._buckets:
+        for bucket in reversed(self._buckets):  # with the last sum the others have mostly come: one wait
             assert bucket.wait is not None
             bucket.wait()
             bucket.wait = None
@@ -108,7 +111,8 @@ class BucketSync(WireSync):
         """Give the parts their places. All ranks do this in the same step: that of their first gradients."""
         remaining = [name for name in reversed(self._new_parts) if name not in self._arrival_order]  # as in backward
         order = [self._new_parts[name] for name in self._broadcast_names([*self._arrival_order, *remaining])]
-        for parts in _group_parts(order, self._bucket_bytes):
+        first_bytes = min(FIRST_BUCKET_MB * 2**20, self._bucket_bytes)
+        for parts in _group_parts(order, first_bytes, self._bucket_bytes):
             self._buckets.append(_make_bucket(f"gradients.{len(self._buckets)}", parts, self._wire))
         self._new_parts.clear()
         self._arrival_order.clear()
@@ -141,7 +145,7 @@ def _move_gradients(parts: Sequence[_Part]) -> None:
         torch._foreach_copy_(views, gradients)
 
 
-def _group_parts(parts: Iterable[_Part], bucket_bytes: float) -> list[list[_Part]]:
+def _group_parts(parts: Iterable[_Part], first_bytes: float, bucket_bytes: float) -> list[list[_Part]]:
     """In this order, but each type and device for itself: as many together as fit, and at least one."""
     groups: list[list[_Part]] = []
     open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[_Part], float]] = {}  # with the bytes that are left
@@ -149,7 +153,7 @@ def _group_parts(parts: Iterable[_Part], bucket_bytes: float) -> list[list[_Part
         kind = (part.parameter.dtype, part.parameter.device)
         current, bytes_left = open_groups.get(kind, ([], -1.0))
         if part.parameter.nbytes > bytes_left:
-            current, bytes_left = [], bucket_bytes
+            current, bytes_left = [], bucket_bytes if groups else first_bytes
             groups.append(current)
         current.append(part)
         open_groups[kind] = (current, bytes_left - part.parameter.nbytes)

@@ -174,7 +174,7 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
     [
         ({}, {}),
         ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3, "bucket_mb": None}),
-        ({"compression": "fp16", "fusion_threshold_mb": 8.0}, {"compression": "fp16", "bucket_mb": 8.0}),
+        ({"compression": "fp16", "fusion_threshold_mb": 16.0}, {"compression": "fp16", "bucket_mb": 16.0}),
         ({"deterministic": True}, {"bucket_mb": 0.0}),
         ({"precision": "fp16"}, {"loss_is_scaled": True}),
     ],
@@ -185,7 +185,7 @@ def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
         "loss_is_scaled": False,
         "reducer": "bucket",
         "groups": None,
-        "bucket_mb": 25.0,
+        "bucket_mb": 8.0,
     }
     assert assembled(**settings).step.slots.comm.syncs == [{**usual, **told}]
 

@@ -77,11 +77,11 @@ SIZE, TUNED = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"
 @pytest.mark.parametrize(
     ("words", "environment", "bucket_mb", "warning"),
     [
-        ("", {}, 25.0, None),
+        ("", {}, 8.0, None),
         ("", {SIZE: str(64 * 2**20)}, 64.0, None),
         ("", {SIZE: "524288.0"}, 0.5, None),  # as horovodrun's configuration file may lead to
         ("", {SIZE: "0", TUNED: "0"}, 0.0, None),
-        ("--fusion-threshold-mb 8", {SIZE: str(64 * 2**20)}, 8.0, None),
+        ("--fusion-threshold-mb 16", {SIZE: str(64 * 2**20)}, 16.0, None),
         ("--reducer horovod", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, None),
         ("", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, f"{TUNED}: no effect with --reducer bucket, "),
         ("--deterministic", {SIZE: "9", TUNED: "1"}, 0.0, f"{SIZE}, {TUNED}: no effect with --deterministic, "),
@@ -89,10 +89,10 @@ SIZE, TUNED = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"
         (
             "--elastic",
             {TUNED: "1"},
-            25.0,
+            8.0,
             f"{TUNED}: no effect with --reducer bucket, whose buckets have one size. U",
         ),
-        ("--compression powersgd:2", {SIZE: "9"}, 25.0, f"{SIZE}: no effect with --compression powersgd:2, "),
+        ("--compression powersgd:2", {SIZE: "9"}, 8.0, f"{SIZE}: no effect with --compression powersgd:2, "),
     ],
 )
 def test_horovods_environment_is_obeyed_or_named(words, environment, bucket_mb, warning):
