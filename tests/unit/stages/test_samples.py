@@ -59,6 +59,7 @@ def batch_of(inputs):
     return {**named, "labels": torch.tensor([2, 0, 1])}
 
 
+@pytest.mark.parametrize("is_padded", [True, False])
 @pytest.mark.parametrize(
     ("kind", "used"),
     [
@@ -67,8 +68,10 @@ def batch_of(inputs):
         ("classify", [{"mask"}, {"mask", "labels"}]),
     ],
 )
-def test_stages_get_what_they_use_and_compute_what_the_whole_computes(kind, used):
+def test_stages_get_what_they_use_and_compute_what_the_whole_computes(kind, used, is_padded):
     model, blocks, inputs = MODELS[kind]()
+    if not is_padded:
+        inputs = tuple(value[:, :0] if value.dtype == torch.bool else value for value in inputs)
     model.eval()
     batch, hidden, task = batch_of(inputs), None, Known()
     (first, samples), *others = stages_of(blocks, (0, 1, len(blocks) - 1))
