@@ -1,5 +1,5 @@
 # make train | train-bert | test | test-changed | test-slow | test-long | test-elastic | test-cluster | image | test-image |
-#      lint | design | board | bench | book-table | soak | wheels | lock | setup | clean
+#      lint | design | board | bench | book-table | gpu-day | soak | wheels | lock | setup | clean
 SHELL := /bin/bash
 # Without a GPU, or with several, 2 ranks train; a rank needs a GPU for itself.
 GPUS = $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
@@ -15,7 +15,7 @@ VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
 LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
 
-.PHONY: setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table soak wheels lock clean
+.PHONY: setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-day soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
@@ -91,6 +91,10 @@ book-table: setup
 		echo "recipe $$recipe" && hvdlaunch sweep -np $$(seq -s, $(NP)) --seeds $(SEEDS) $(AS_ROOT) $(SWEEP) -- \
 			python -m hvdtrain.effnet --recipe $$recipe $(ARGS) || exit; \
 	done
+
+# What is claimed of GPUs, in stages of under ten minutes that go on where they were cut off. DAY="learn b7" names some.
+gpu-day: setup
+	$(VENV) python bench/gpu_day.py $(DAY)
 
 # Five minutes of killing ranks: what it costs, and whether the weights are those of an undisturbed run.
 soak: setup
