@@ -78,11 +78,15 @@ def figures_of(folder: Path, strike: Strike, kind: str, *, hangs: bool) -> Figur
     fault = f"{kind}@rank1:step{STRIKES_AT}" if kind else ""
     with Watched(folder, ranks=2, options=["--restarts", "1"], program=PROGRAM, words=ENDLESS, fault=fault) as job:
         struck_s, at = strike(job)
-        explained = job.until(lambda: job.newest_line("hvdlaunch: rank ") or job.newest_line("hvdlaunch: all ranks "))
+        explained = job.until(
+            lambda: job.newest_line("hvdlaunch: error: rank ") or job.newest_line("hvdlaunch: error: deadlock: ")
+        )
         on_again_s = job.until(lambda: job.goes_on(1, after=at))
         job.process.terminate()
         assert job.process.wait(60) == 0
-        restart = re.search(r"from step (\d+)$", job.until(lambda: job.newest_line("hvdlaunch: restart 1 ")).text)
+        restart = re.search(
+            r"from step (\d+)$", job.until(lambda: job.newest_line("hvdlaunch: warning: restart 1 ")).text
+        )
         assert restart
         return Figures(
             noticed_s=explained.at_s - struck_s - (HANG_S if hangs else 0.0),
@@ -128,7 +132,7 @@ def clean(seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder, Watched(Path(folder), ranks=2, words=ENDLESS) as job:
         while time.monotonic() < job.started_s + seconds and job.process.poll() is None:
             time.sleep(0.5)
-        alarms = [line.text for line in job.lines if line.text.startswith("hvdlaunch: rank ")]
+        alarms = [line.text for line in job.lines if line.text.startswith("hvdlaunch: error: rank ")]
         at = job.at(0)
         print(f"clean run of {seconds:g} s, {at.step if at else 0} steps: {len(alarms)} false alarms {alarms}")
 

@@ -71,7 +71,7 @@ def main() -> None:
         took_s = time.monotonic() - job.started_s
         assert job.process.returncode == 0, job.lines[-1].text
         result, weights = job.result(), job.weights()
-        restarts = sum(line.text.startswith("hvdlaunch: restart ") for line in job.lines)
+        restarts = sum(line.text.startswith("hvdlaunch: warning: restart ") for line in job.lines)
     same = len(expected) == 1 and weights == expected
     print(f"{result['steps']} steps on {RANKS} ranks in {took_s:.0f} s, {kills} kills, {restarts} restarts")
     print(f"goodput {result['train_time_s'] / took_s:.0%}")

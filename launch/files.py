@@ -14,7 +14,7 @@ def read_text(file: Path) -> str:
     with file.open("rb") as stream:
         mode = os.fstat(stream.fileno()).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            raise ValueError("it is a device: give a file")
+            raise ValueError("it is a device: pass a file")
         return text_of(stream)
 
 

@@ -97,7 +97,7 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
                     both.unregister(key.fileobj)
                 output[key.fileobj] += chunk  # type: ignore[index]
             if sum(map(len, output.values())) > MAX_BYTES:
-                raise ProcessError(f"{name} printed more than {MAX_BYTES >> 20} MiB, which is no answer")
+                raise ProcessError(f"{name} printed more than {MAX_BYTES >> 20} MiB, which is too much")
     return bytes(output[process.stdout]), bytes(output[process.stderr])
 
 

@@ -34,15 +34,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except LaunchError as error:
         below = (f"    {harmless(line)}".rstrip() for line in error.details)
-        print("\n".join([f"hvdlaunch: {in_one_line(error)}", *below]), file=sys.stderr)
+        print("\n".join([f"hvdlaunch: error: {in_one_line(error)}", *below]), file=sys.stderr)
         sys.exit(error.status)
     except OSError as error:
         if error.filename is not None:  # no stream has one
-            print(f"hvdlaunch: {in_one_line(LaunchError(f'{error.filename}: {error.strerror}'))}", file=sys.stderr)
+            print(f"hvdlaunch: error: {harmless(str(error.filename))}: {error.strerror}", file=sys.stderr)
             sys.exit(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
-            print(f"hvdlaunch: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            print(f"hvdlaunch: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -27,9 +27,9 @@ def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None
     for word in dict.fromkeys(_options_of(arguments)):
         meant = next((option for option in MEANT.get(word, ()) if option in options), None)
         if meant is not None and word not in options:
-            wrong.append(f"{word} is no option here: write {meant}")
+            wrong.append(f"{word} is unknown: write {meant}")
         elif word in NUMBER_OF_HOSTS and "-H" in options:
-            wrong.append(f"{word} is no option here: name the hosts, as in -H node1,node2")
+            wrong.append(f"{word} is unknown: name the hosts, as in -H node1,node2")
     if (hosts := _hosts_in_several_words(arguments)) is not None:
         wrong.append(f"-H takes one word: write -H {hosts}")
     return "; ".join(wrong) or None

@@ -49,7 +49,7 @@ def gpus(options: argparse.Namespace) -> int:
         if topology.source == SOURCE:
             print(f"hvdlaunch: {unseen_by_nvidia_smi(['this host'])}", file=sys.stderr, flush=True)
     if not topology.gpus:
-        raise LaunchError("no GPU found on this host: give a saved topology with --topology FILE")
+        raise LaunchError("no GPU found on this host: pass a saved topology with --topology FILE")
     if links := measured_links(options):
         topology = with_measured(topology, links)
     if options.gpus != "all":

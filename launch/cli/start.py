@@ -28,21 +28,21 @@ def run(options: argparse.Namespace) -> int:
     if options.topology and not (options.dry_run or options.sbatch):
         raise CommandError("--topology is for plan, --dry-run and --sbatch: a run asks its hosts")
     if options.sbatch is not None and options.dry_run:
-        raise CommandError("--sbatch and --dry-run: neither starts anything, give one of them")
+        raise CommandError("--sbatch and --dry-run: neither starts anything. Use only one.")
     if options.sbatch is not None and options.hostfile == "-":
-        raise CommandError("--hostfile -: the job has no such input: write it to a file, or give -H")
+        raise CommandError("--hostfile -: the job has no such input: write it to a file, or use -H")
     if options.measured == "-" and (options.sbatch is not None or options.mpijob is not None):
         raise CommandError("--measured -: the job has no such input: write it to a file that its hosts have")
     if options.sbatch_options and options.sbatch is None:
         raise CommandError("--sbatch-option is for the script that --sbatch FILE writes: add that")
     if options.sbatch is not None and options.mpijob is not None:
-        raise CommandError("--sbatch and --mpijob: give one of them")
+        raise CommandError("--sbatch and --mpijob: use only one")
     if options.mpijob is not None and options.dry_run:
-        raise CommandError("--mpijob and --dry-run: neither starts anything, give one of them")
+        raise CommandError("--mpijob and --dry-run: neither starts anything. Use only one.")
     if options.mpijob_options and options.mpijob is None:
         raise CommandError("--mpijob-option is for the job that --mpijob FILE writes: add that")
     if not 0 <= options.grace_s < math.inf:
-        raise CommandError(f"--grace-s {options.grace_s:g}: give a number of seconds, at least 0")
+        raise CommandError(f"--grace-s {options.grace_s:g}: pass a number of seconds, at least 0")
     policy = _restart_policy(options)
     if options.nccl_debug and (options.dry_run or policy is not None):
         raise CommandError("--nccl-debug looks at one run that is started: leave --dry-run and --restarts out")
@@ -177,9 +177,9 @@ def _topologies(specifications: Collection[str]) -> dict[str, Topology]:
     for word in specifications:
         host, file = word.split("=", 1) if "=" in word else ("localhost", word)
         if not file or [named.name for named in from_option(host)] != [host]:
-            raise CommandError(f"--topology {word!r}: give HOST=FILE, one host")
+            raise CommandError(f"--topology {word!r}: pass HOST=FILE, one host")
         if host in topologies:
-            raise CommandError(f"--topology {word!r}: {host} has one already, give each host once")
+            raise CommandError(f"--topology {word!r}: {host} has one already: name each host once")
         text, name = read(file)
         topologies[host] = read_topology(text, name=name)
     return topologies
@@ -203,18 +203,18 @@ def _require_leave_of_root(options: argparse.Namespace) -> None:
 
 def _remind_root(options: argparse.Namespace, remedy: str) -> None:
     if _is_root_without_leave(options):
-        print(f"hvdlaunch: {remedy}", file=sys.stderr, flush=True)
+        print(f"hvdlaunch: note: {remedy}", file=sys.stderr, flush=True)
 
 
 def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | None:
     if options.restarts < 0:
-        raise CommandError(f"--restarts {options.restarts}: give a number of at least 0")
+        raise CommandError(f"--restarts {options.restarts}: pass a number of at least 0")
     if options.grow and not options.elastic:
         raise CommandError("--grow is for ranks that outlive others: add --elastic")
     if options.min_np is not None and not (options.restarts or options.elastic):
         raise CommandError("--min-np is for a run that is started again: add --restarts N, or --elastic")
     if options.min_np is not None and options.np is not None and options.min_np > options.np:
-        raise CommandError(f"--min-np {options.min_np}: give a number from 1 to -np, which is {options.np}")
+        raise CommandError(f"--min-np {options.min_np}: pass a number from 1 to -np, which is {options.np}")
     if not options.restarts:
         return None
     min_np = options.min_np or (1 if options.elastic else None)

@@ -11,7 +11,7 @@ MOST_SECONDS = 86_400
 def count(text: str) -> int:
     """A whole number of at least 1."""
     if not re.fullmatch("0*[1-9][0-9]{0,30}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
@@ -50,7 +50,7 @@ def seconds(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 1 <= number <= MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 1 to {MOST_SECONDS}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to {MOST_SECONDS}")
     return number
 
 
@@ -66,5 +66,5 @@ def ssh_option(text: str) -> str:
 def image(text: str) -> str:
     """The path of an image."""
     if text.startswith("-"):  # apptainer would take it for an option of its own
-        raise argparse.ArgumentTypeError(f"{text!r} is no image: give its path, as in ./image.sif")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an image: pass its path, such as ./image.sif")
     return text

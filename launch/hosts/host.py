@@ -33,7 +33,7 @@ class Entry:
 def parse_slots(where: str, text: str) -> int:
     """A number of slots from 1 to MAX_SLOTS; HostfileError, with `where`, for anything else."""
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MAX_SLOTS:
-        raise error_at(where, text, f"is no number of slots; write a whole number from 1 to {MAX_SLOTS}")
+        raise error_at(where, text, f"is not a number of slots; write an integer from 1 to {MAX_SLOTS}")
     return int(text)
 
 
@@ -42,11 +42,11 @@ def parse_name(where: str, text: str) -> str:
     if "@" in text:
         raise error_at(where, text, "names a user; write the host alone and put the user into ~/.ssh/config")
     if ":" in text:
-        raise error_at(where, text, "is no host name; an IPv6 address needs a name in /etc/hosts or ~/.ssh/config")
+        raise error_at(where, text, "is not a host name; an IPv6 address needs a name in /etc/hosts or ~/.ssh/config")
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", text):
-        raise error_at(where, text, "is no host name; use letters, digits, '-', '_' and '.', no '-' or '.' in front")
+        raise error_at(where, text, "is not a host name; use letters, digits, '-', '_' and '.', no '-' or '.' in front")
     if len(text) > 253 or not all(1 <= len(label) <= 63 for label in text.split(".")):
-        raise error_at(where, text, "is no host name; use 1 to 63 characters between two dots and 253 in all")
+        raise error_at(where, text, "is not a host name; use 1 to 63 characters between two dots and 253 in all")
     return text
 
 

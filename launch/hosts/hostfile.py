@@ -101,7 +101,7 @@ def write_rankfile(ranks: Iterable[tuple[int, str, Sequence[int]]]) -> str:
 
 def _lines_of_words(text: str, name: str) -> Iterator[tuple[str, list[str]]]:
     if len(text) > MAX_CHARACTERS:
-        raise HostfileError(f"{name}:1: {len(text)} characters are no hostfile; at most {MAX_CHARACTERS}")
+        raise HostfileError(f"{name}:1: {len(text)} characters are too many for a hostfile; at most {MAX_CHARACTERS}")
     for number, line in enumerate(text.split("\n"), 1):
         where = f"{name}:{number}"
         if len(line) > MAX_LINE_CHARACTERS:
@@ -160,17 +160,17 @@ def _rankfile(lines: list[tuple[str, list[str]]]) -> Iterator[Entry]:
             case ["rank", number, "=", name, "slot" | "slots", "=", cores] if re.fullmatch("[0-9]{1,9}", number):
                 rank, host = int(number), Host(name=parse_name(where, name), slots=1)
             case _:
-                raise error_at(where, " ".join(tokens), "is no line of a rankfile; write rank 0=host slot=0-3")
+                raise error_at(where, " ".join(tokens), "is not a line of a rankfile; write rank 0=host slot=0-3")
         # Without `socket:` Open MPI takes a * for core 0, and 4.1 takes p1 (physical) for core 0 as well.
         if len(cores) > MAX_CORE_LIST_CHARACTERS or not all(map(_are_cores, re.split("[,;]", cores))):
             at_most = f"in at most {MAX_CORE_LIST_CHARACTERS} characters"
-            raise error_at(where, cores, f"are no cores that Open MPI reads; write 0-3,8 or socket:core {at_most}")
+            raise error_at(where, cores, f"are not cores that Open MPI can read; write 0-3,8 or socket:core {at_most}")
         if rank in by_rank:
             raise error_at(where, number, f"is a rank that {by_rank[rank].where} has already; number them 0, 1, 2...")
         by_rank[rank] = Entry(where=where, host=host)
     for expected, rank in enumerate(sorted(by_rank)):
         if rank != expected:
-            raise error_at(by_rank[rank].where, str(rank), f"is a rank and {expected} is none; number them 0, 1, 2...")
+            raise error_at(by_rank[rank].where, str(rank), f"is a rank but {expected} is missing; number them from 0")
         yield by_rank[rank]
 
 
@@ -206,7 +206,7 @@ def _toml_host(where: str, table: dict[str, Any]) -> Entry:
         raise error_at(where, key, "is not understood; a host has name, slots and max_slots")
     name = table.get("name")
     if not isinstance(name, str):
-        raise error_at(where, str(name), 'is no host name; write name="a"')
+        raise error_at(where, str(name), 'is not a host name; write name="a"')
     if "slots" not in table:
         raise error_at(where, name, "has no slots; write slots=8")
     counts = {key: parse_slots(where, repr(table[key])) for key in ("slots", "max_slots") if key in table}

@@ -60,11 +60,11 @@ def _bounds(where: str, text: str) -> tuple[int, int, int]:
     """First, last and the width to fill with zeros of `7`, `8-11` or `08-11`."""
     ends = parse_range(text)
     if ends is None:
-        raise error_at(where, text, "is no range; write 01-03 or 7, the smaller number first")
+        raise error_at(where, text, "is not a range; write 01-03 or 7, the smaller number first")
     first, last = ends
     padded = any(len(number) > 1 and number[0] == "0" for number in (first, last))
     if padded and len(first) != len(last):
-        raise error_at(where, text, "is no range; write both numbers equally wide, as in 01-10")
+        raise error_at(where, text, "is not a range; write both numbers equally wide, as in 01-10")
     return int(first), int(last), len(first)
 
 
@@ -78,5 +78,5 @@ def _tasks(text: str, hosts: int) -> list[int]:
         # Never more than one too many, however large x is.
         counts += [parse_slots(where, match[1])] * min(int(match[2] or 1), hosts + 1 - len(counts))
     if len(counts) != hosts:
-        raise error_at(where, text, f"does not fit {hosts} hosts; give one number for each, as in 2(x3),1")
+        raise error_at(where, text, f"does not fit {hosts} hosts; pass one number for each, such as 2(x3),1")
     return counts

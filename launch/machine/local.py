@@ -74,7 +74,7 @@ def _within_time(read: Callable[[], Topology | None], timeout_s: float) -> Topol
         return answer.result(timeout_s)
     except TimeoutError:
         raise ProcessError(
-            f"NVML gave no answer in {timeout_s:g} s: see whether nvidia-smi does, and give a longer --driver-timeout-s"
+            f"NVML did not respond within {timeout_s:g} s. Check nvidia-smi, or raise --driver-timeout-s."
         ) from None
 
 

@@ -26,7 +26,7 @@ class Software:
     mpi4py: str | None
     numpy: str | None
     tokenizers: str | None
-    horovod_has_nccl: bool | None  # None: there is no Horovod
+    horovod_has_nccl: bool | None  # None: Horovod is not installed
     nccl: str | None  # the one that comes with torch
     cuda: str | None  # for which torch was built
     driver: str | None  # of the GPUs

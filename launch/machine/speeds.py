@@ -51,7 +51,7 @@ def speeds_of_model(gpu_name: str | None) -> Speeds:
     speeds = speeds_by_name(gpu_name)
     if speeds is None:
         raise TopologyError(
-            f"GPU name {gpu_name!r}: no link speeds are known for it; give a model such as 'A100', 'H100' or "
+            f"GPU name {gpu_name!r}: no link speeds are known for it; pass a model such as 'A100', 'H100' or "
             "'RTX 4090', or leave the name out"
         )
     return speeds

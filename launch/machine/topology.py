@@ -165,7 +165,7 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
             if entry.startswith("MIG-"):
                 raise ProcessError(f"CUDA_VISIBLE_DEVICES names {short(entry)}, a slice of a GPU in MIG mode: {MIG}")
             raise ProcessError(
-                f"CUDA_VISIBLE_DEVICES names {entry!r}, which is no GPU of this host: give indices or UUIDs of "
+                f"CUDA_VISIBLE_DEVICES names {entry!r}, which is not a GPU of this host: pass indices or UUIDs of "
                 "`nvidia-smi -L`, or unset it"
             )
         inside |= set(matches)
@@ -219,7 +219,7 @@ def position(topology: Topology, index: int) -> int:
         if gpu.index == index:
             return place
     indices = core_list(gpu.index for gpu in topology.gpus) or "none"
-    raise TopologyError(f"{topology.source}: there is no GPU {index}; there are: {indices}")
+    raise TopologyError(f"{topology.source}: unknown GPU {index}; its GPUs are {indices}")
 
 
 def has_switch(topology: Topology) -> bool:

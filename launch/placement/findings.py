@@ -47,7 +47,7 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.severity}: {named(self.hosts)}: {self.problem}: {self.remedy}"
+        return f"{self.severity}: {named(self.hosts)}: {self.problem}. {self.remedy[:1].upper()}{self.remedy[1:]}."
 
 
 class Outlier(NamedTuple):
@@ -127,8 +127,8 @@ def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def from_error(error: LaunchError, hosts: Sequence[str], about: str) -> Finding:
     """An error about these hosts as a finding."""
     text = str(error).removeprefix(f"host {hosts[0]}: ")
-    problem, _, remedy = text.rpartition(": ")
-    if not problem or " said: " in text:
+    problem, _, remedy = text[:-1].partition(". ") if text.endswith(".") else text.rpartition(": ")
+    if not (problem and remedy) or " said: " in text or text.startswith("the probe failed"):
         problem, remedy = text, "try it there by hand, or leave the host out"
     return Finding(severity="error", hosts=tuple(hosts), about=about, problem=problem, remedy=remedy)
 
@@ -243,7 +243,7 @@ def _limits(
                 remedy="`* - memlock unlimited` in /etc/security/limits.conf, --ulimit memlock=-1 for a container",
             )
         if shm is None or shm < needed:
-            free = f"there is no {SHM}" if shm is None else f"{SHM} has {shm} MiB free, its ranks need {needed}"
+            free = f"{SHM} does not exist" if shm is None else f"{SHM} has {shm} MiB free, its ranks need {needed}"
             yield Finding(
                 severity="warning" if shm else "error",
                 hosts=(host,),

@@ -56,7 +56,7 @@ def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
         "Horovod": [own.horovod for own in software.values()],
     }.items():
         if set(versions) == {None}:
-            findings += [_error(host, name, f"there is no {name}", SETUP) for host in software]
+            findings += [_error(host, name, f"{name} is not installed", SETUP) for host in software]
     for host, own in software.items():
         if facts[host].topology.gpus and own.horovod_has_nccl is False:
             remedy = "install the CUDA toolkit that torch was built for (nvcc on PATH), then `make setup` there"
@@ -103,12 +103,12 @@ def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int], *, mu
     for host, topology in topologies.items():
         free = sum(gpu.unusable is None for gpu in topology.gpus)
         if not with_gpus and not must:
-            remedy = "look at `nvidia-smi` there, or give --gpus none if that is meant"
-            yield _warning(host, "GPUs", "there is no GPU, ranks would run on CPUs", remedy)
+            remedy = "look at `nvidia-smi` there, or pass --gpus none if that is meant"
+            yield _warning(host, "GPUs", "no GPU, ranks would run on CPU", remedy)
         elif not topology.gpus:
             remedy = "look at `nvidia-smi` there, or leave the host out"
             where = f"on {named(with_gpus)}" if with_gpus else "--gpus names some"
-            yield _error(host, "GPUs", f"there is no GPU, but {where}", remedy)
+            yield _error(host, "GPUs", f"no GPU, but {where}", remedy)
         elif free < slots.get(host, 0):
             remedy = f"list it as {host}:{free}, or free the others" if free else "free some, or leave the host out"
             problem = f"{free} of {len(topology.gpus)} GPUs are free for {slots[host]} ranks"
@@ -170,7 +170,7 @@ def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
     up = [host for host, rate in rates.items() if rate != "down"]
     for host in topologies:
         if up and host not in up:
-            remedy = f"mend its adapter, or `export {TCP_ALONE}=1` here for TCP on all"
+            remedy = f"fix its adapter, or `export {TCP_ALONE}=1` here for TCP on all"
             yield _error(host, "NIC port", f"no InfiniBand or RoCE port is up, but on {named(up)}", remedy)
     for odd in find_outliers({host: rates[host] for host in up}):
         yield Finding(

@@ -23,13 +23,13 @@ def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -
         if shared
     )
     drawbacks = _places((drawback, host, gpu) for host, gpu, _ in chosen for drawback in gpu.drawbacks)
-    lines = [f"{places}: {what}" for what, places in (in_use | drawbacks).items()]
+    lines = [f"warning: {places}: {what}" for what, places in (in_use | drawbacks).items()]
     if by_text := dict.fromkeys(host for host, _, _ in chosen if topologies[host].source == SOURCE):
         lines.append(unseen_by_nvidia_smi(list(by_text)))
     models = _places((harmless(gpu.name), host, gpu) for host, gpu, _ in chosen if gpu.name is not None)
     if len(models) > 1:
         unlike = "; ".join(f"{name} ({places})" for name, places in models.items())
-        lines.append(f"unlike GPUs, and each step waits for the slowest: {unlike}")
+        lines.append(f"warning: unlike GPUs, each step waits for the slowest: {unlike}")
     return tuple(lines)
 
 
@@ -58,7 +58,7 @@ def _cores(topology: Topology) -> float:
 def unseen_by_nvidia_smi(hosts: Sequence[str]) -> str:
     """What is not known of the GPUs of hosts that NVML has not told of."""
     missed = "memory that hidden processes use, slow PCIe links, displays and missing P2P are not looked at"
-    return f"{_listed(hosts)}: nvidia-smi has told of the GPUs, since there is no NVML: {missed}"
+    return f"note: {_listed(hosts)}: NVML is not available, GPU facts come from nvidia-smi: {missed}"
 
 
 def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
         for gpu in topology.gpus
         if gpu.unusable and gpu.unusable != OUTSIDE
     )
-    return tuple(f"{places}: {why}, left out" for why, places in reasons.items())
+    return tuple(f"note: {places}: {why}, not used" for why, places in reasons.items())
 
 
 def _places(facts: Iterable[tuple[str, str, Gpu]]) -> dict[str, str]:

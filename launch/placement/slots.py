@@ -64,7 +64,7 @@ def place(
     if not on_cpus and len(with_gpus) < len(used):
         bare = next(host for host in used if host not in with_gpus)
         what = f"{with_gpus[0]} has" if with_gpus else "--gpus asks for some"
-        raise PlacementError(f"host {bare} has no GPU, but {what}: leave it out, or give --gpus none")
+        raise PlacementError(f"host {bare} has no GPU, but {what}: leave it out, or pass --gpus none")
     require_enough_named(gpus, share)
     slots: list[RankSlot] = []
     for host, ranks in share.items():
@@ -105,7 +105,7 @@ def with_slots(
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         remedy = "--per-host N, the number of ranks on the CPUs of each host"
         remedy = remedy if listed else "-np N, the number of ranks to run on CPUs"
-        raise PlacementError(f"{why} on {unknown[0]}{more}: give {remedy}")
+        raise PlacementError(f"{why} on {unknown[0]}{more}: pass {remedy}")
 
     def filled(slots: Mapping[str, int]) -> tuple[Host, ...]:
         new = (
@@ -133,7 +133,7 @@ def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None
     if np > room:
         places = ", ".join(f"{host.name} {host.slots}" for host in hosts)
         raise PlacementError(
-            f"-np {np} is more than the {room} slots there are ({places}): "
+            f"-np {np} exceeds the {room} available slots ({places}): "
             f"{_more_room(hosts, np, max(1, ranks_per_replica or 1))}"
         )
     share: dict[str, int] = {}
@@ -147,7 +147,7 @@ def _more_room(hosts: Sequence[Host], np: int, group: int) -> str:
     """The remedy where the hosts have too few slots for `np` ranks, of which each `group` is on one host."""
     each = -(-np // (len(hosts) * group)) * group if hosts else 0
     if any(host.counted for host in hosts) or not 0 < each <= MAX_SLOTS:
-        return "give more hosts or slots"
+        return "name more hosts or slots"
     return f"write {to_option(replace(host, slots=each) for host in hosts)}"
 
 
@@ -166,12 +166,12 @@ def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host],
     if ranks_per_replica < 1:
         raise PlacementError(f"{option}: a replica has at least one rank")
     if np % ranks_per_replica:
-        raise PlacementError(f"{option}: -np {np} is no multiple of it, give one that is")
+        raise PlacementError(f"{option}: -np {np} is not a multiple of it: pass one that is")
     for host in hosts:
         if host.slots % ranks_per_replica:
             raise PlacementError(
-                f"{option}: the {host.slots} slots of host {host.name} are no multiple of it, but each replica is to "
-                "be on one host: give it other slots with -H"
+                f"{option}: the {host.slots} slots of host {host.name} are not a multiple of it, but each replica is "
+                "on one host: give it other slots with -H"
             )
 
 
@@ -198,7 +198,7 @@ def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collecti
     slices = f"; MIG: {MIG}" if IN_MIG_MODE in unusable.values() else ""
     return (
         f"host {host} has {free} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
-        f"start fewer ranks there, or give --gpus none{slices}"
+        f"start fewer ranks there, or pass --gpus none{slices}"
     )
 
 

@@ -157,7 +157,7 @@ def facts_from_json(
 def other_version(host: str, their_version: object, ours: str) -> HostError:
     """The error about a host whose code of the project is another one than here."""
     other = "an older version" if their_version is None else f"version {short(their_version)}"
-    return HostError(f"host {host}: it has {other} of the project, here it is {ours!r}: install the same there as here")
+    return HostError(f"host {host}: it has {other} of the project, here it is {ours!r}: install the same version there")
 
 
 def _check(report: Report, look: Look | None) -> None:
@@ -185,7 +185,7 @@ def main(mpirun: str, gpus: str, driver_timeout_s: str, token: str | None = None
     try:
         facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus", driver_timeout_s=float(driver_timeout_s), look=look)
     except LaunchError as error:
-        sys.exit(f"hvdlaunch: {error}")
+        sys.exit(f"hvdlaunch: error: {error}")
     print(f"{MARK}{facts_to_json(facts)}", flush=True)
 
 

@@ -38,7 +38,7 @@ def combine_errors(refused: Mapping[str, LaunchError], *, of: int) -> LaunchErro
     for first, *others in alike.values():
         same = f"; the same on {', '.join(others)}" if others else ""
         details += [f"{refused[first]}{same}", *(f"    {line}" for line in refused[first].details)]
-    line = f"{len(refused)} of {of} hosts cannot be used: {', '.join(refused)}: mend them, or leave them out"
+    line = f"{len(refused)} of {of} hosts cannot be used: {', '.join(refused)}: fix them, or leave them out"
     return HostError(line, details)
 
 

@@ -4,6 +4,7 @@ The twin for Slurm is such a program, launch.probe.srun.
 """
 
 import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,28 +24,30 @@ REACH_TIMEOUT_S = 4.0  # to see whether a host is there at all
 SSH_FAILED = 255  # ssh's own status, all others are the program's there
 MAX_DETAILS = 100  # lines
 
-NOT_OURS = "it is no node of this Slurm allocation: name one of its nodes, or give --ssh-option BatchMode=yes for ssh"
+NOT_OURS = (
+    "it is not a node of this Slurm allocation. Name one of its nodes, or pass --ssh-option BatchMode=yes to use ssh."
+)
 # Part of a text on standard error -> the line for the user.
 TROUBLES = {
     "hvdlaunch: ": "{last}",  # first: it may quote any of the others
-    "Connection refused": "ssh is refused: start sshd there, or name another host",
-    "Could not resolve hostname": "unknown host name: correct -H, or give it an address in /etc/hosts or ~/.ssh/config",
-    "IDENTIFICATION HAS CHANGED": "its host key is not the one in known_hosts: if the host was really replaced, "
+    "Connection refused": "connection refused. Start sshd on {host}, or name another host.",
+    "Could not resolve hostname": "unknown host name. Correct -H, or add {host} to /etc/hosts or ~/.ssh/config.",
+    "IDENTIFICATION HAS CHANGED": "its host key has changed. If the host was really replaced, run "
     "`ssh-keygen -R {host}` and connect to it once by hand",
-    "Host key verification failed": "its host key is unknown: connect to it once by hand, `ssh {host}`, to accept it",
-    "Permission denied": "ssh asks for a password: copy a key there, with `ssh-copy-id {host}`",
-    "timed out": "ssh gets no answer: see whether the host and its sshd are well",
-    "not responding": "ssh gets no answer: see whether the host and its sshd are well",
-    "No route to host": "no route to it: see whether the host is up",
-    "Network is unreachable": "its network cannot be reached from here",
+    "Host key verification failed": "its host key is unknown. Run `ssh {host}` once to accept it.",
+    "Permission denied": "ssh asks for a password. Copy your key: `ssh-copy-id {host}`",
+    "timed out": "ssh to {host} timed out. Check that the host is up and sshd is running.",
+    "not responding": "ssh to {host} timed out. Check that the host is up and sshd is running.",
+    "No route to host": "no route to {host}. Check that the host is up.",
+    "Network is unreachable": "the network of {host} is unreachable from this machine",
     "Invalid node name": NOT_OURS,
     "node configuration is not available": NOT_OURS,
-    "Invalid job id": "the Slurm job of this shell has ended: `unset SLURM_JOB_ID`, or start from one that runs",
-    "positional arguments but": "it has an older version of the project: install the same there as here",
-    "No module named": "{python} there has no hvdlaunch: install the project there as here",
-    "cd: ": "it has no folder {folder}: share this folder with the host, or start from one that both have",
-    "not found": "it has no {python}: install the project there at the same path as here",
-    "No such file": "it has no {python}: install the project there at the same path as here",
+    "Invalid job id": "the Slurm job of this shell has ended. `unset SLURM_JOB_ID`, or start inside a running job.",
+    "positional arguments but": "it has an older version of the project. Install the same version there.",
+    "No module named": "{python} cannot import hvdlaunch. Install the same version there.",
+    "cd: ": "{folder} does not exist on {host}. Mount it there, or start from a directory both hosts have.",
+    "not found": "{python} does not exist. Install the project on {host} at the same path.",
+    "No such file": "{python} does not exist. Install the project on {host} at the same path.",
 }
 
 
@@ -112,7 +115,10 @@ def agent_of(environment: Mapping[str, str], options: Sequence[str]) -> tuple[st
 def explain_failure(answer: Answer, *, host: str, python: str, folder: str) -> str:
     """Why there was no answer, in one line, by what ssh or the program there wrote to standard error."""
     last = (answer.err.strip() or f"ended with status {answer.status} without a word").splitlines()[-1]
+    last = re.sub("^hvdlaunch: (error: )?", "", last)
     for sign, meaning in TROUBLES.items():
         if sign in answer.err:
-            return meaning.format(host=host, python=python, folder=folder, last=last.removeprefix("hvdlaunch: "))
-    return f"when it was asked, it said: {last}"
+            return meaning.format(
+                host=host, python=python, folder=folder, last=re.sub("^hvdlaunch: (error: )?", "", last)
+            )
+    return f"the probe failed: {last}"

@@ -93,7 +93,7 @@ def require_planned_place(slot: dict[str, Any]) -> None:
     if hostname != slot["hostname"] or local_rank != slot["local_rank"]:
         refuse(
             f"rank {slot['rank']} was planned as local rank {slot['local_rank']} on {slot['hostname']} but is local "
-            f"rank {local_rank} on {hostname}: give every host its own name, once, in -H"
+            f"rank {local_rank} on {hostname}: list every host once in -H, under its own name"
         )
 
 
@@ -149,11 +149,11 @@ def hold_gpus(slots: list[dict[str, Any]]) -> None:
         os.set_inheritable(file, True)  # by the program; a child of it has the file and not the lock
         holder = lock(file)
         if holder is not None:
-            run = "another run of yours" + (f", pid {holder}" if holder else "")
+            run = "another run of yours" + (f" (pid {holder})" if holder else "")
             gpu = f"GPU {slot['gpu']} of {slot['host']}"
-            line = f"{gpu} was taken meanwhile by {run}: start it again, and it takes others, if some are free"
+            line = f"{gpu} was claimed by {run} after planning. Run the command again for other free GPUs."
             with contextlib.suppress(OSError), open(os.environ.get("HVDLAUNCH_REPORT", ""), "x") as report:  # noqa: PTH123
-                json.dump({"said": f"hvdlaunch: {line}"}, report)  # so that the launcher adds no line
+                json.dump({"said": f"hvdlaunch: error: {line}"}, report)  # so that the launcher adds no line
             refuse(line, TAKEN)
     os.close(folder)
 
@@ -171,7 +171,7 @@ def lock_folder() -> int | None:
     facts = None if folder is None else os.fstat(folder)
     if facts is None or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         print(
-            f"hvdlaunch: {LOCKS} on {socket.gethostname()} is no folder of yours alone: GPUs are not locked",
+            f"hvdlaunch: warning: {LOCKS} on {socket.gethostname()} is not private to you: GPUs are not locked",
             file=sys.stderr,
             flush=True,
         )
@@ -222,7 +222,8 @@ def keep_output(slot: dict[str, Any]) -> int:
     except OSError as error:
         if slot["local_rank"] == 0:
             why = f"{folder} on {slot['host']} cannot be written: {error.strerror}"
-            print(f"hvdlaunch: {why}: what its ranks write is shown, and not kept", file=sys.stderr, flush=True)
+            line = f"hvdlaunch: warning: {why}: the output of its ranks is shown but not kept"
+            print(line, file=sys.stderr, flush=True)
         return 2
     os.environ["HVDLAUNCH_LOGS"] = f"{os.getcwd()}/{folder}"  # noqa: PTH109
     if request is not None:
@@ -248,7 +249,7 @@ def die_with_parent() -> None:
 
 def refuse(message: str, status: int = 2) -> NoReturn:
     """One line, and the exit status."""
-    print(f"hvdlaunch: {message}", file=sys.stderr, flush=True)
+    print(f"hvdlaunch: error: {message}", file=sys.stderr, flush=True)
     sys.exit(status)
 
 

@@ -90,7 +90,7 @@ def argv(plan: Plan, launcher: Launcher) -> list[str]:
 def _outliving(plan: Plan, launcher: Launcher) -> list[str]:
     """What lets ranks outlive one that dies; CommandError where this MPI cannot, or newcomers would be on two hosts."""
     if launcher.horovodrun is not None:
-        raise CommandError("--elastic does not work with --launcher horovodrun: leave that out")
+        raise CommandError("--elastic does not work with --launcher horovodrun. Use only one.")
     if (launcher.mpi.name, launcher.mpi.version[0]) != ("Open MPI", 5):
         raise CommandError(
             f"--elastic: {launcher.mpi.path} is {launcher.mpi}, whose ranks do not outlive one that dies: MPI=5 make "
@@ -98,8 +98,8 @@ def _outliving(plan: Plan, launcher: Launcher) -> list[str]:
         )
     if plan.grow and len({slot.host for slot in plan.slots}) > 1:
         raise CommandError(
-            "--grow: with Open MPI 5.0.11 newcomers can join on one host alone: leave it out, or take one host; with "
-            "--restarts lost hosts come back when the run starts again"
+            "--grow: with Open MPI 5.0.11 replacement ranks can join on one host only: drop --grow, or use one host; "
+            "with --restarts lost hosts come back when the run starts again"
         )
     return ["--with-ft", "ulfm"]
 

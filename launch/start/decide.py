@@ -68,7 +68,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         remarks.append(behind)
     if request.network is not None and shared is None:
         why = "one host needs no network" if len(used) == 1 else "with --topology no host is asked"
-        remarks.append(f"--network {shown(request.network)} is not used: {why}")
+        remarks.append(f"note: --network {shown(request.network)} is not used: {why}")
     meeting = rendezvous(slots[0].host, used, shared)
     return Plan(
         slots=slots,
@@ -114,7 +114,7 @@ def remarks_on(
     remarks = [] if too_many is None else [too_many]
     if slots[0].gpu is None:
         why = "--gpus none" if request.gpus == "none" else "no GPU found"
-        return [f"{why}: the ranks run on CPUs", *remarks]
+        return [f"note: {why}, running on CPU", *remarks]
     remarks += gpu_remarks(slots, topologies)
     if request.np is None and request.gpus == "all":
         remarks += left_out({host.name: topologies[host.name] for host in listed if not host.counted})
@@ -175,7 +175,7 @@ def refuse_errors(findings: Sequence[Finding]) -> None:
     if wrong:
         hosts = named(list(dict.fromkeys(host for finding in wrong for host in finding.hosts)))
         raise HostError(
-            f"this run would fail because of {hosts}: mend what follows, or start all the same with --no-check",
+            f"this run would fail because of {hosts}: fix what follows, or pass --no-check to start anyway",
             [str(finding) for finding in findings],
         )
 

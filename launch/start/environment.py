@@ -36,9 +36,7 @@ def require_plain_job(environment: Mapping[str, str]) -> None:
     """CommandError where HVDLAUNCH_JOB cannot be the name of a run folder."""
     job = environment.get("HVDLAUNCH_JOB")
     if job and not re.fullmatch(r"\w[\w.-]*", job):  # with a / it would lead out of runs/
-        raise CommandError(
-            f"HVDLAUNCH_JOB={shown(job)}: give a plain name, of letters, digits, '.', '_' and '-', or unset it"
-        )
+        raise CommandError(f"HVDLAUNCH_JOB={shown(job)}: use a name of letters, digits, '.', '_' and '-', or unset it")
 
 
 def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str, ...]:
@@ -46,7 +44,7 @@ def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str,
     for name in extra:
         if not NAME.fullmatch(name):
             raise CommandError(
-                f"-x {name.split('=')[0]!r}: give the name of a variable alone and set it in the environment, "
+                f"-x {name.split('=')[0]!r}: pass only the name of a variable and set it in the environment, "
                 "since every user of a machine can read its command lines"
             )
     if missing := [f"-x {name}" for name in extra if name not in environment]:
@@ -80,4 +78,4 @@ def note_left_behind(environment: Mapping[str, str], exports: Collection[str]) -
     shown_names = [f"{name} (has a password)" if name in secret else name for name in names]
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     listed = ", ".join(shown_names[:MAX_NAMED]) + more
-    return f"the ranks do not get {listed}: give those that the program needs with -x NAME"
+    return f"note: {listed} not passed to the ranks. Add -x NAME for those your program needs."

@@ -90,7 +90,7 @@ def launcher_of(request: RunRequest) -> Launcher:
         )
     horovodrun = find("horovodrun") if request.launcher == "horovodrun" else None
     if request.launcher == "horovodrun" and horovodrun is None:
-        raise CommandError("no horovodrun on PATH: activate the project's environment, or give --launcher mpirun")
+        raise CommandError("no horovodrun on PATH: activate the project's environment, or use --launcher mpirun")
     return Launcher(python=sys.executable, mpi=installed, horovodrun=horovodrun, ssh=request.ssh)
 
 
@@ -138,7 +138,7 @@ def own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
 def _image(request: RunRequest, missing: Collection[str]) -> Image | None:
     image = request.apptainer
     if image is not None and not Path(image).exists():
-        raise CommandError(f"--apptainer {image}: there is no such image")
+        raise CommandError(f"--apptainer {image}: no such image")
     if image is None or "apptainer" in missing:
         return None
 

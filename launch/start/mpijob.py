@@ -193,7 +193,7 @@ def workers(np: int, per_host: int | None) -> tuple[Host, ...]:
     """The pods with ranks, as hosts, each with as many; CommandError where they are not full."""
     slots = per_host or np
     if np % slots:
-        raise CommandError(f"--per-host {slots}: -np {np} is no multiple of it, but Kubernetes makes all pods alike")
+        raise CommandError(f"--per-host {slots}: -np {np} is not a multiple of it, but Kubernetes makes all pods alike")
     return tuple(Host(name=f"worker-{number}", slots=slots) for number in range(np // slots))
 
 

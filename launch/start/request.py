@@ -95,7 +95,7 @@ def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapp
     require_plain_job(environment)
     exported(environment, request.exports)
     if request.elastic and request.ranks_per_replica is not None:
-        raise CommandError("--elastic does not work with --ranks-per-replica: leave one of them out")
+        raise CommandError("--elastic does not work with --ranks-per-replica. Use only one.")
     known = hosts or (Host(name="any", slots=max(request.np or 1, 1), counted=request.np is not None),)
     if not all(host.counted for host in known):
         return

@@ -88,10 +88,10 @@ def parse_options(assignments: Sequence[str]) -> dict[str, str | None]:
         plain = re.fullmatch("[a-z][a-z-]*", key) and value.isascii() and value.isprintable()
         if not plain or (equals and not value):
             raise CommandError(
-                f"--sbatch-option {shown(word)}: give KEY=VALUE, or KEY alone, as sbatch --help spells it without --"
+                f"--sbatch-option {shown(word)}: pass KEY=VALUE, or only KEY, as sbatch --help spells it without --"
             )
         if key in options:
-            raise CommandError(f"--sbatch-option {key} is there twice: give it once")
+            raise CommandError(f"--sbatch-option {key} is repeated: pass it once")
         options[key] = value if equals else None
     return options
 

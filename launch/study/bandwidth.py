@@ -44,7 +44,7 @@ def with_bandwidth(
     facts = {name: own for name, own in checked.hosts.items() if own is not None}
     topologies = {name: own.topology for name, own in facts.items()}
     if checked.status:
-        skipped = _finding("warning", tuple(facts), "it was not measured", "mend the errors first")
+        skipped = _finding("warning", tuple(facts), "it was not measured", "fix the errors first")
         return replace(checked, findings=errors_first([*checked.findings, skipped]))
     names = listed(request, environment) or own_hosts(request, topologies)
     hosts = with_slots(names, topologies, np=1, gpus=request.gpus)
@@ -56,7 +56,7 @@ def with_bandwidth(
         if host not in {used.name for used in hosts}
     ]
     if not (planned := jobs(hosts)):
-        remedy = "give its slots, as in -H localhost:2"
+        remedy = "pass its slots, such as -H localhost:2"
         findings.append(
             _finding("error", tuple(facts), "it was not measured: one rank has no other to sum with", remedy)
         )
@@ -130,7 +130,8 @@ def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: boo
     wrong: list[Finding] = []
     if log:
         result, nccl_log = run_logged(prepared, out=STDERR)
-        measured = replace(measured, nccl=(*measured.nccl, f"{', '.join(names)}: {lines_of(nccl_log, prepared)[0]}"))
+        line = lines_of(nccl_log, prepared)[0].removeprefix("note: ")
+        measured = replace(measured, nccl=(*measured.nccl, f"{', '.join(names)}: {line}"))
         wrong += unexpected_transport(nccl_log, slots, prepared.plan.topologies) if nccl_log is not None else []
     else:
         result = run(prepared, out=STDERR)

@@ -88,7 +88,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     print(drawn.err, end="", flush=True, file=sys.stderr)
     missing = sum(why_no_result(rows[key]) is not None for key in planned)
     if missing:
-        _say(f"{missing} of {len(planned)} runs have no result: the same command tries them again")
+        _say(f"error: {missing} of {len(planned)} runs have no result. Run the same command again to retry them.")
     return 1 if missing or drawn.status else 0
 
 
@@ -97,14 +97,14 @@ def check(study: Study) -> None:
     if study.seeds < 1:
         raise CommandError(f"--seeds {study.seeds}: at least 1 run of each size is needed")
     if study.price_per_gpu_hour is not None and not 0 <= study.price_per_gpu_hour < math.inf:
-        raise CommandError(f"--price-per-gpu-hour {study.price_per_gpu_hour:g}: give a number of at least 0")
+        raise CommandError(f"--price-per-gpu-hour {study.price_per_gpu_hour:g}: pass a number of at least 0")
     for option, percent in (("target-accuracy", study.target_accuracy), ("min-efficiency", study.min_efficiency)):
         if percent is not None and not 1 < percent <= 100:
-            raise CommandError(f"--{option} {percent:g}: give percent, more than 1 and at most 100, as in 95")
+            raise CommandError(f"--{option} {percent:g}: pass a percentage above 1 and up to 100, such as 95")
     if study.max_accuracy_loss is not None and not 0 <= study.max_accuracy_loss <= 100:
-        raise CommandError(f"--max-accuracy-loss {study.max_accuracy_loss:g}: give percentage points, 0 to 100")
+        raise CommandError(f"--max-accuracy-loss {study.max_accuracy_loss:g}: pass percentage points, 0 to 100")
     if study.name is not None and re.fullmatch(r"[A-Za-z0-9][\w.-]*", study.name, re.ASCII) is None:
-        raise CommandError(f"--name {study.name!r}: give one folder's name, of letters, digits, '.', '_' and '-'")
+        raise CommandError(f"--name {study.name!r}: pass one folder's name, of letters, digits, '.', '_' and '-'")
 
 
 def settings(study: Study) -> dict[str, Any]:
@@ -130,11 +130,11 @@ def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CommandError(f"{file} cannot be continued ({error!r}): give another --name, or move it away") from error
+        raise CommandError(f"{file} cannot be continued ({error!r}): choose another --name, or move it away") from error
     for key, now in settings(study).items():
         if was[key] != now:
             before = shlex.join(map(str, was[key])) if isinstance(was[key], list) else was[key]
-            raise CommandError(f"{file} is a study with another {key}, {before}: give another --name")
+            raise CommandError(f"{file} is a study with another {key}, {before}: choose another --name")
     return rows
 
 
@@ -178,13 +178,14 @@ def _run_once(
         if not rows:
             raise
         line, details = in_one_line(error), [harmless(detail) for detail in error.details]
-        _say("\n".join([f"np {np} seed {seed} cannot be started: {line}", *(f"    {detail}" for detail in details)]))
+        below = [f"    {detail}" for detail in details]
+        _say("\n".join([f"error: np {np} seed {seed} cannot be started: {line}", *below]))
         why = "; ".join([line, *map(str.strip, details)])
         return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
     row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
     reason = why_no_result(row)
     if row.status == 0 and reason is not None:
-        _say(f"np {np} seed {seed} has no result: {reason}")
+        _say(f"warning: np {np} seed {seed} has no result: {reason}")
     return replace(row, why=reason), result.stopped
 
 
@@ -196,7 +197,7 @@ def why_no_result(row: Row) -> str | None:
         return "the program told no run folder: it must write it, as hvdtrain does, to the file in HVDLAUNCH_REPORT"
     reason = _read_json(Path(row.run_folder) / "result.json").get("exit_reason")
     if reason is None:
-        return f"there is no result.json with an exit_reason in {row.run_folder}"
+        return f"no result.json with an exit_reason in {row.run_folder}"
     return None if reason == "finished" else f"it ended before it was finished: {reason}"
 
 
@@ -214,7 +215,7 @@ def _warn_seed_ignored(row: Row, printed: set[str]) -> None:
     seed = None if row.run_folder is None else _read_json(Path(row.run_folder) / "config.json").get("seed")
     if seed not in (None, row.seed):
         line = f"the program takes seed {seed} for every run, their spread means nothing: leave it out of its options"
-        _print_once(f"sweep: {line}", printed)
+        _print_once(f"sweep: warning: {line}", printed)
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def draw(file: Path) -> Answer:
     try:
         return ask([sys.executable, "-m", "hvdtrain.compare", "--sweep", str(file)], timeout_s=DRAW_S)
     except ProcessError as error:
-        return Answer(status=1, out="", err=f"sweep: no table: {error}\n")
+        return Answer(status=1, out="", err=f"sweep: error: no table: {error}\n")
 
 
 @contextlib.contextmanager

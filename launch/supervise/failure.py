@@ -64,7 +64,7 @@ def explain(
     traces = {} if report.run_folder is None else read_traces(Path(report.run_folder) / "ranks", len(slots))
     rank = first_failed(output, traces)
     if rank is None or rank >= len(slots):
-        return f"the launcher ended with status {status}"
+        return f"the launcher exited with status {status}"
     if (trace := traces.get(rank)) is not None and (fired := WATCHDOG.search(trace.words)) is not None:
         return _hung(rank, fired["after"], slots, traces)
     if logs is not None and (trace is None or not trace.words) and (end := logs.end(slots[rank])):
@@ -127,8 +127,8 @@ def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int,
         why = "it hangs, was stopped, or its host is silent" if len(late) == 1 else many
         reading = "while reading: " if all(other in traces and traces[other].read for other in late) else ""
         return f"{_all_named(late, slots)} did not arrive{at} ({reading}{why})"
-    why = f": no progress for {after}; their collectives differ, or one was stopped in there"
-    return _with_tail(f"all ranks wait for each other, {_named(rank, slots)}", trace, why)
+    why = f": no progress for {after}; they may be in different collectives, or one was stopped"
+    return _with_tail(f"deadlock: all ranks are waiting in a collective, {_named(rank, slots)}", trace, why)
 
 
 def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:

@@ -70,9 +70,9 @@ class Fleet:
                 why = in_one_line(error)
             if time.monotonic() + pause_s(times) > end:
                 break
-            self._say_once(f"{why}; waiting up to {WAIT_S:g} s")
+            self._say_once(f"note: {why}. Waiting up to {WAIT_S:g} s for enough hosts.")
             time.sleep(pause_s(times))
-        say(f"{why}; after {WAIT_S:g} s it ends here")
+        say(f"error: {why}. Gave up after waiting {WAIT_S:g} s.")
         return None
 
     def _prepare(
@@ -91,7 +91,7 @@ class Fleet:
         for name in unmeasured:
             del topologies[name]
             if name not in self._unmeasured:
-                say(f"{in_one_line(unmeasured[name])}; it is left out")
+                say(f"warning: {in_one_line(unmeasured[name])}; skipping this host")
         self._unmeasured = set(unmeasured)
         gpus: Literal["all", "none"] = "all" if self._on_gpus else "none"
         group = request.ranks_per_replica or 1
@@ -147,7 +147,7 @@ class Fleet:
                 continue
             before = self._backoffs.get(name)
             if before is None:
-                say(f"{in_one_line(answer)}; it is left out")
+                say(f"warning: {in_one_line(answer)}; skipping this host")
             times = 1 if before is None else before.times + 1
             self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
         usable = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
@@ -158,14 +158,14 @@ class Fleet:
         ended = end_on(names, self._job, ssh=self._request.ssh, python=self._python, folder=str(Path.cwd()))
         counts = {name: count for name, count in ended.items() if isinstance(count, int) and count}
         if counts:
-            say(f"{sum(counts.values())} of its processes still ran on {', '.join(counts)}: killed")
+            say(f"note: {sum(counts.values())} leftover processes killed on {', '.join(counts)}")
         return ended
 
     def _new_request(self) -> RunRequest:
         try:
             return self._read_request()
         except LaunchError as error:
-            self._say_once(f"{in_one_line(error)}; the hosts stay as they were")
+            self._say_once(f"warning: {in_one_line(error)}; keeping the previous hosts")
             return self._request
 
     def _say_once(self, line: str) -> None:

@@ -35,8 +35,8 @@ def end_on(hosts: Sequence[str], job: str, *, ssh: Ssh, python: str, folder: str
         except LaunchError as error:
             return error
         if not re.fullmatch("[0-9]{1,9}", answer):
-            number = f"{shown(answer)} is no number of processes that were ended"
-            return HostError(f"host {host}: {number}: install the project there as here")
+            number = f"{shown(answer)} is not a number of killed processes"
+            return HostError(f"host {host}: {number}: install the same version there")
         return int(answer)
 
     return at_once(end_there, hosts)

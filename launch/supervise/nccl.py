@@ -51,9 +51,9 @@ def lines_of(log: NcclLog | None, prepared: PreparedRun) -> list[str]:
     """What NCCL did, and what of it is unexpected."""
     folder, plan = log_folder(prepared), prepared.plan
     if log is None:
-        return [f"NCCL has left no log in {folder}: it was not used, or the hosts do not share that folder"]
+        return [f"warning: NCCL has left no log in {folder}: it was not used, or the hosts do not share that folder"]
     wrong = unexpected_transport(log, plan.slots, plan.topologies)
-    line = f"{summary(log, plan.slots)}{'' if wrong else ', as expected'}; its logs are in {folder}"
+    line = f"note: {summary(log, plan.slots)}{'' if wrong else ', as expected'}; its logs are in {folder}"
     return [line, *map(str, wrong)]
 
 
@@ -82,7 +82,7 @@ def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Ma
         findings.append(
             _finding(
                 slots[log.missing[0]].host if log.missing[0] < len(slots) else first,
-                f"there is no log of NCCL from rank {who}",
+                f"no NCCL log from rank {who}",
                 "start in a folder that all hosts share",
             )
         )

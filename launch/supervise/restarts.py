@@ -60,7 +60,7 @@ def run_with_restarts(
     first_np = len(prepared.plan.slots)
     min_np = first_np if policy.min_np is None else policy.min_np
     if min_np > first_np:
-        raise CommandError(f"--min-np {min_np}: there is room for {first_np} ranks, give a number up to that")
+        raise CommandError(f"--min-np {min_np}: only {first_np} ranks fit: pass a number up to that")
     environment = {**environment, "HVDLAUNCH_JOB": prepared.environment["HVDLAUNCH_JOB"]}
     fleet = Fleet(read_request, request, prepared)
     tally, attempt = Tally(), 0
@@ -74,11 +74,11 @@ def run_with_restarts(
                 fleet.clean(prepared)
             if status == NO_PROGRESS:
                 say(
-                    f"{MAX_RESTARTS_WITHOUT_PROGRESS} restarts in a row brought no new checkpoint: "
-                    f"it ends here, with status {NO_PROGRESS}"
+                    f"error: {MAX_RESTARTS_WITHOUT_PROGRESS} restarts in a row made no progress (no new checkpoint): "
+                    f"giving up with status {NO_PROGRESS}"
                 )
             elif status not in FINAL and not result.stopped:
-                say(f"--restarts {policy.restarts}: no more is left")
+                say(f"error: all {policy.restarts} restarts are used up (--restarts {policy.restarts})")
             return status
         attempt += 1
         following = fleet.next_run(
@@ -126,7 +126,7 @@ def restart_line(prepared: PreparedRun, tally: Tally, result: RunResult, policy:
     ranks = "1 rank" if len(prepared.plan.slots) == 1 else f"{len(prepared.plan.slots)} ranks"
     start = "no checkpoint was saved yet" if tally.checkpoint is None else f"from step {tally.checkpoint}"
     why = result.why or f"status {result.status}"
-    return f"restart {tally.failures} of {policy.restarts} after: {why}; {ranks} on {where}, {start}"
+    return f"warning: restart {tally.failures} of {policy.restarts} after: {why}; {ranks} on {where}, {start}"
 
 
 def _say_new(remarks: Iterable[str], printed: set[str]) -> None:

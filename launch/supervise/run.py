@@ -89,13 +89,13 @@ def _result(prepared: PreparedRun, status: int | None, output: MpirunOutput, rep
     why: str | None
     if preempted and report.explanation is None:
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
-        line = f"stopped and saved{at}: HVDLAUNCH_JOB={job} before the same command goes on from there"
+        line = f"note: stopped and saved{at}. To resume, run the same command with HVDLAUNCH_JOB={job} before it."
     elif status and (stops.by is None or stops.saving):
         ssh = prepared.launcher.ssh
         logs = Logs(folder=Path.cwd() / FOLDER / job, python=prepared.launcher.python, ssh=ssh)
         line = explain(status, output, prepared.plan.slots, report, ssh, logs=logs)
     if line is not None:
-        _show(f"hvdlaunch: {line}\n".encode())
+        _show(f"hvdlaunch: {'error: ' if status else ''}{line}\n".encode())
     if stops.by is not None and status != 0:
         status, why = 128 + stops.by, f"stopped by {stops.by.name}"
     else:

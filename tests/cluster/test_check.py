@@ -49,7 +49,7 @@ def test_all_faults_of_all_hosts_are_named_at_once(cluster: MakeCluster, tmp_pat
         ("warning", "h2", "NCCL_IB_DISABLE"),
     }
     assert "its host key is unknown: connect to it once by hand, `ssh h3`" in found["error", "h3", "reached"]
-    assert "no route to it" in found["error", "h4", "reached"]
+    assert "no route to h2" in found["error", "h4", "reached"]
     assert "commit fffffffff" in found["error", "h2", "project"]
     assert f"the MTU of {hosts.nic('h2')} is 1400, on h1 1500" in found["warning", "h2", "MTU"]
     assert [host for host, facts in document["hosts"].items() if facts is None] == ["h3", "h4"]
@@ -73,7 +73,7 @@ def test_a_run_on_hosts_that_differ_ends_before_it_starts_unless_nobody_is_to_lo
     done, _ = hvdlaunch(hosts, start, tmp_path, "h1:1,h2:1", *program)
     assert done.returncode == 2
     assert one_line(done.stderr) == (
-        "hvdlaunch: this run would fail because of h2: mend what follows, or start all the same with --no-check"
+        "hvdlaunch: error: this run would fail because of h2: fix what follows, or pass --no-check to start anyway"
     )
     below = [line.split(": ")[:2] for line in done.stderr.splitlines() if line.startswith("    ")]
     assert below == [["    error", "h2"], ["    warning", "h2"]]

@@ -60,5 +60,5 @@ def test_a_whole_host_is_lost_and_the_run_starts_again_on_the_other(started, tmp
     getattr(hosts, fault)("h2")
     result = finished(job, errors, tmp_path)
     assert (result["exit_reason"], result["np"], result["hosts"], result["resumed"]) == ("finished", 2, ["h1"], 1)
-    assert "hvdlaunch: restart 1 of 2 after: host h2 no longer answers; it had ranks 2, 3" in errors.read_text()
+    assert "restart 1 of 2 after: host h2 no longer answers; it had ranks 2, 3" in errors.read_text()
     nothing_left(hosts, ("h1", "outside"), within_s=15)

@@ -43,5 +43,5 @@ def test_a_host_that_is_lost_ends_the_run_and_is_named(cluster, tmp_path, env, f
         assert started.wait(60) not in (0, 2)
     assert time.monotonic() - began < 15
     said = errors.read_text().replace("\0", "")  # one of its daemon's own, which no terminal shows
-    assert one_line(said) == "hvdlaunch: host h2 no longer answers; it had rank 2"
+    assert one_line(said) == "hvdlaunch: error: host h2 no longer answers; it had rank 2"
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=15)

@@ -130,12 +130,12 @@ def test_ranks_on_several_nodes_train_together_and_nothing_is_left(slurm: Callab
         (
             ["-np", "2", "-H", "h1:1,h3:1", "--", "true"],
             2,
-            "hvdlaunch: host h3: it is no node of this Slurm allocation: ",
+            "hvdlaunch: error: host h3: it is not a node of this Slurm allocation. ",
         ),
         (
             ["-np", "2", "--", "sh", "-c", "exit $((3 * OMPI_COMM_WORLD_RANK))"],
             3,
-            "hvdlaunch: rank 1 on h2 ended with status 3",
+            "hvdlaunch: error: rank 1 on h2 ended with status 3",
         ),
     ],
     ids=["a-node-of-others", "a-rank-that-fails"],

@@ -76,7 +76,9 @@ def finish(folder: Path, job: Started) -> None:
 
 
 def restarts(folder: Path) -> list[str]:
-    return [line for line in (folder / "errors").read_text().splitlines() if line.startswith("hvdlaunch: restart ")]
+    return [
+        line for line in (folder / "errors").read_text().splitlines() if line.startswith("hvdlaunch: warning: restart ")
+    ]
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
@@ -92,7 +94,7 @@ def test_a_host_dies_and_the_others_go_on(cluster, tmp_path, launcher):
     (line,) = restarts(tmp_path)
     step = attempts(tmp_path)[1]["from"]
     assert line == (
-        "hvdlaunch: restart 1 of 5 after: host h1 no longer answers; it had ranks 0, 1; 2 ranks on h2:1,h3:1, "
+        "hvdlaunch: warning: restart 1 of 5 after: host h1 no longer answers; it had ranks 0, 1; 2 ranks on h2:1,h3:1, "
         f"from step {step}"
     )
     assert step >= 5
@@ -111,7 +113,7 @@ def test_a_silent_host_is_left_out_and_taken_back(cluster, tmp_path):
         trains(tmp_path, 2)
         finish(tmp_path, job)
     assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2"], ["h1", "h1"], ["h1", "h1", "h2"]]
-    assert "hvdlaunch: host h2: ssh gets no answer" in (tmp_path / "errors").read_text()
+    assert "hvdlaunch: error: host h2: ssh to h2 timed out" in (tmp_path / "errors").read_text()
     nothing_left(hosts, ALL[:2], within_s=5)
 
 
@@ -126,7 +128,9 @@ def test_hosts_are_added_and_taken_away_in_the_hostfile(cluster, tmp_path):
         trains(tmp_path, 1)
         finish(tmp_path, job)
     assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2"], ["h3", "h3", "h1"]]
-    assert restarts(tmp_path)[0].startswith("hvdlaunch: restart 1 of 5 after: rank 2 on h2 died of signal 9 (Killed)")
+    assert restarts(tmp_path)[0].startswith(
+        "hvdlaunch: warning: restart 1 of 5 after: rank 2 on h2 died of signal 9 (Killed)"
+    )
 
 
 def test_with_too_few_hosts_it_waits_and_a_signal_ends_the_wait(cluster, tmp_path):
@@ -161,7 +165,7 @@ def test_sigterm_saves_and_leaves_nothing_on_any_host(cluster, tmp_path):
         trains(tmp_path, 0)
         job.terminate()
         assert job.wait(10) == 0
-    assert f"hvdlaunch: stopped and saved at step {saved(tmp_path)}: " in (tmp_path / "errors").read_text()
+    assert f"hvdlaunch: note: stopped and saved at step {saved(tmp_path)}. " in (tmp_path / "errors").read_text()
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=5)
 
 
@@ -170,5 +174,5 @@ def test_what_a_rank_has_left_on_another_host_is_ended_before_the_restart(cluste
     script = "[ $(hostname) = h1 ] && exec sleep 100; setsid sleep 300 & sleep 0.5; exit 9"
     with running(hosts, tmp_path, "-np", "2", "-H", "h1:1,h2:1", "--", "sh", "-c", script) as job:
         assert job.wait(60) == 5
-    assert (tmp_path / "errors").read_text().count("hvdlaunch: 1 of its processes still ran on h2: killed\n") == 4
+    assert (tmp_path / "errors").read_text().count("hvdlaunch: 1 leftover processes killed on h2\n") == 4
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=2)

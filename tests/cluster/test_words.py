@@ -20,7 +20,7 @@ def test_each_host_keeps_its_logs_and_a_failed_rank_is_quoted(cluster: MakeClust
     assert kept == {"outside": "", "h1": "I am 0\nI am 1\n", "h2": "I am 2\n"}
     file = hosts.run("h2", ["sh", "-c", f"ls {HERE}/logs/*/rank-2.log"]).stdout.strip()
     assert done.stderr.splitlines()[-3:] == [
-        "hvdlaunch: rank 2 on h2 ended with status 3; its last words:",
+        "hvdlaunch: error: rank 2 on h2 ended with status 3; its last words:",
         "    I am 2",
         f"    {file}",
     ]

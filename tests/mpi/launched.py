@@ -15,8 +15,8 @@ from tests.mpi import forks
 from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
 
 PLACE = [sys.executable, str(PROGRAMS / "place.py"), "."]
-ON_CPUS = "hvdlaunch: --gpus none: the ranks run on CPUs"
-NO_NVML = "hvdlaunch: localhost: nvidia-smi has told of the GPUs, since there is no NVML: "
+ON_CPUS = "hvdlaunch: note: --gpus none, running on CPU"
+NO_NVML = "hvdlaunch: note: localhost: NVML is not available, GPU facts come from nvidia-smi: "
 LAUNCHERS = ("mpirun", "horovodrun")
 
 

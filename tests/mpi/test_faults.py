@@ -18,7 +18,7 @@ INTERVAL = 5  # steps between checkpoints
 TRAIN = ["python", *EFFNET, *QUICK[:-1], "2", "--run", "r", "--checkpoint-every-steps", str(INTERVAL)]
 ONE_EPOCH = ("--epochs", "1")  # the last word counts
 HERE = socket.gethostname()
-RANK_1 = "hvdlaunch: rank 1 on localhost"
+RANK_1 = "hvdlaunch: error: rank 1 on localhost"
 HANG_S = 2  # for --hang-timeout-s; a first step, a save or an evaluation may take ten times as long
 
 
@@ -94,7 +94,9 @@ def test_a_rank_that_raises_leaves_its_traceback(tmp_path, ranks):
     done = finished(tmp_path, argv(program=TRAIN), HVDTRAIN_FAULT=fault)
     assert done.returncode == 1, done.stderr
     (line,) = ours(done)
-    named = re.fullmatch(r"hvdlaunch: rank ([01]) on localhost ended with status 1 at step 7; its last words:", line)
+    named = re.fullmatch(
+        r"hvdlaunch: error: rank ([01]) on localhost ended with status 1 at step 7; its last words:", line
+    )
     assert named
     first, *trace = words_of(tmp_path, named[1]).splitlines()
     assert first == f"hvdtrain: rank {named[1]} on {HERE} failed at step 7: RuntimeError: injected fault {fault}"
@@ -109,7 +111,7 @@ def test_a_rank_that_dies_while_it_saves(tmp_path, rank):
     done = finished(tmp_path, argv(program=TRAIN), HVDTRAIN_FAULT=f"kill@rank{rank}:save2")
     assert done.returncode == 137, done.stderr
     printed = "; its last words:" if rank == 0 else ""  # the end of its log: of the two it alone has printed
-    assert ours(done) == [f"hvdlaunch: rank {rank} on localhost {KILLED} at step 10 while saving{printed}"]
+    assert ours(done) == [f"hvdlaunch: error: rank {rank} on localhost {KILLED} at step 10 while saving{printed}"]
     found, passed_over = checkpoint.find_newest(run_folder(tmp_path) / "checkpoints")
     assert passed_over == []
     assert found.step in (5, 10)
@@ -133,7 +135,7 @@ def test_a_rank_that_hangs(tmp_path, fault, said):
     done = finished(tmp_path, argv(program=[*TRAIN, "--hang-timeout-s", str(HANG_S)]), HVDTRAIN_FAULT=fault)
     assert done.returncode == 1, done.stderr
     culprit = int(fault[fault.index("@rank") + 5])
-    assert ours(done) == [f"hvdlaunch: rank {culprit} on localhost {said}"]
+    assert ours(done) == [f"hvdlaunch: error: rank {culprit} on localhost {said}"]
     if said == STOPPED:  # the one who waited has noticed
         assert words_of(tmp_path, 1 - culprit).startswith(f"Timeout (0:00:0{HANG_S}.500000)!")
     else:
@@ -148,7 +150,7 @@ def test_all_ranks_hang_at_the_same_step(tmp_path):
     done = finished(tmp_path, argv(program=program), HVDTRAIN_FAULT="sleep@rankall:step7")
     assert done.returncode == 1, done.stderr
     (line,) = ours(done)
-    assert re.fullmatch(rf"hvdlaunch: rank [01] on localhost {HUNG}", line)
+    assert re.fullmatch(rf"hvdlaunch: error: rank [01] on localhost {HUNG}", line)
 
 
 @pytest.mark.slow
@@ -159,7 +161,7 @@ def test_the_rank_that_is_stopped_in_a_save_or_an_evaluation_is_named(tmp_path, 
     done = finished(tmp_path, argv(program=program), HVDTRAIN_FAULT=f"stop@rank0:{place}")
     assert done.returncode == 1, done.stderr
     late = f"did not arrive at step {step} (it hangs, was stopped, or its host is silent)"
-    assert ours(done) == [f"hvdlaunch: rank 0 on localhost {late}"]
+    assert ours(done) == [f"hvdlaunch: error: rank 0 on localhost {late}"]
     timeout = 10 * HANG_S if place == "save1" else HANG_S
     assert words_of(tmp_path, 1).startswith(f"Timeout (0:00:{timeout:02}.500000)!")
 
@@ -230,7 +232,7 @@ def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, 
     done = finished(tmp_path, argv("--restarts", "1", "-np", str(ranks), program=program), HVDTRAIN_FAULT=fault)
     assert done.returncode == 0, done.stderr
     lost_to = 10 if "eval1" in fault else 5
-    again = f"hvdlaunch: restart 1 of 1 after: rank 1 on localhost {why}; {ranks} ranks on localhost:{ranks}, "
+    again = f"hvdlaunch: warning: restart 1 of 1 after: rank 1 on localhost {why}; {ranks} ranks on localhost:{ranks}, "
     assert ours(done)[-1] == f"{again}from step {lost_to}"
     assert "resumed from runs/effnet/r/checkpoints/step-" in done.stdout + done.stderr
     assert weights(tmp_path, ranks) == clean(*setting)
@@ -247,7 +249,9 @@ def test_replicas_that_differ_go_on_from_a_checkpoint_before(tmp_path, clean):
     program = [*TRAIN, *ONE_EPOCH, "--check-replicas-every", "1"]
     done = finished(tmp_path, argv("--restarts", "1", program=program), HVDTRAIN_FAULT="bitflip@rank1:step7")
     assert done.returncode == 0, done.stderr
-    assert ours(done)[-1].startswith("hvdlaunch: restart 1 of 1 after: hvdtrain: replicas differ after step 7: rank 1")
+    assert ours(done)[-1].startswith(
+        "hvdlaunch: warning: restart 1 of 1 after: hvdtrain: replicas differ after step 7: rank 1"
+    )
     assert ours(done)[-1].endswith("from step 5")
     assert weights(tmp_path) == clean(*PLAIN)
 
@@ -265,6 +269,9 @@ def test_three_restarts_without_a_new_checkpoint_end_it_with_status_5(tmp_path):
     done = finished(tmp_path, argv("--restarts", "9", program=program), HVDTRAIN_FAULT="kill@rank1:step7")
     assert done.returncode == 5, done.stderr
     assert [line.partition(" after")[0] for line in ours(done) if "restart " in line] == [
-        *(f"hvdlaunch: restart {number} of 9" for number in (1, 2, 3)),
+        *(f"hvdlaunch: warning: restart {number} of 9" for number in (1, 2, 3)),
     ]
-    assert ours(done)[-1] == "hvdlaunch: 3 restarts in a row brought no new checkpoint: it ends here, with status 5"
+    assert (
+        ours(done)[-1]
+        == "hvdlaunch: error: 3 restarts in a row made no progress (no new checkpoint): giving up with status 5"
+    )

@@ -157,7 +157,7 @@ def test_an_image_whose_reading_never_ends(tmp_path, on_images, workers):
         assert job.wait(60) == 1
         wait_until(lambda: not left_in(tmp_path), 5)
     hung = rf"hung at step \d+ while reading: no progress for 0:00:{10 * READS_S};"
-    found = re.search(rf"^hvdlaunch: rank ([01]) on localhost {hung}", said(tmp_path), re.M)
+    found = re.search(rf"^hvdlaunch: error: rank ([01]) on localhost {hung}", said(tmp_path), re.M)
     assert found, said(tmp_path)
     assert words_of(tmp_path, found[1]).startswith(f"Timeout (0:00:{10 * READS_S})!")
     assert "dataloader.py" in said(tmp_path)  # where it stood
@@ -200,7 +200,7 @@ def test_a_disk_that_stalls_for_longer_than_a_step_may_ends_nothing(tmp_path, on
 def test_where_images_are_read_a_rank_that_hangs_in_its_own_work_ends_the_run_as_soon(tmp_path, on_images):
     done = finished(tmp_path, argv(program=on_images), HVDTRAIN_FAULT="sleep@rank1:step9")
     assert done.returncode == 1, done.stderr
-    assert f"hvdlaunch: rank 1 on localhost hung at step 9: no progress for 0:00:0{READS_S};" in done.stderr
+    assert f"hvdlaunch: error: rank 1 on localhost hung at step 9: no progress for 0:00:0{READS_S};" in done.stderr
 
 
 @pytest.mark.slow
@@ -226,7 +226,7 @@ def test_a_loader_worker_that_is_killed(tmp_path, on_images):
         rank = psutil.Process(rank_pids(run_folder(tmp_path))[1])
         worker = next(one for one in rank.children() if "spawn_main" in " ".join(one.cmdline()))
         worker.kill()
-        again = "hvdlaunch: restart 1 of 1 after: rank 1 on localhost ended with status 1 at step "
+        again = "hvdlaunch: warning: restart 1 of 1 after: rank 1 on localhost ended with status 1 at step "
         wait_until(lambda: again in said(tmp_path), 60)
         wait_until(lambda: "resumed from" in said(tmp_path), 60)
         resumed = int(re.search(r"resumed from .*step-(\d+)", said(tmp_path))[1])
@@ -269,7 +269,7 @@ def test_a_rank_that_is_killed_by_its_memory_limit(tmp_path, monkeypatch, little
         rank.resume()
         assert job.wait(60) == 137, said(tmp_path)
         wait_until(lambda: not left_in(tmp_path), 5)
-    line = "hvdlaunch: rank 1 on localhost died of signal 9 (Killed), perhaps out of memory, at step 8"
+    line = "hvdlaunch: error: rank 1 on localhost died of signal 9 (Killed), perhaps out of memory, at step 8"
     assert line in said(tmp_path).splitlines()
     assert newest(tmp_path) == 5
 

@@ -30,7 +30,7 @@ def test_a_rank_that_stalls_inside_its_group_is_named_and_the_run_ends(tmp_path,
     program = [sys.executable, *EFFNET, *TRAIN, "2", "--run", "r", "--hang-timeout-s", "8"]
     done = finished(tmp_path, argv("-np", "4", program=program), HVDTRAIN_FAULT=fault)
     assert done.returncode != 0
-    assert f"hvdlaunch: rank {fault[fault.index('@rank') + 5]} on localhost {said}" in lines(done)
+    assert f"hvdlaunch: error: rank {fault[fault.index('@rank') + 5]} on localhost {said}" in lines(done)
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def test_launches_at_once_take_different_gpus(tmp_path, nvidia_smi):
         assert done.returncode == 2
         (line,) = lines(done)
         why = f"busy: pid {places[0]['pid']}, another run of yours"
-        assert line == f"hvdlaunch: GPU 0 of host localhost cannot be used ({why}): choose others with --gpus"
+        assert line == f"hvdlaunch: error: GPU 0 of host localhost cannot be used ({why}): choose others with --gpus"
     told = json.loads(finished(tmp_path, argv("gpus", "-k", "2", "--json")).stdout)
     assert told["gpus"] == [0, 3]
 
@@ -204,12 +204,12 @@ def test_a_lost_race_for_a_gpu_ends_in_one_line_and_a_restart_takes_others(tmp_p
     pid = int(other.read_text())
     os.kill(pid, signal.SIGKILL)
     first, *more = lines(done)
-    taken = f"GPU 3 of localhost was taken meanwhile by another run of yours, pid {pid}: start it again"
-    assert first == f"hvdlaunch: {taken}, and it takes others, if some are free"
+    taken = f"GPU 3 of localhost was claimed by another run of yours (pid {pid}) after planning. Run the command again"
+    assert first == f"hvdlaunch: error: {taken}, and it takes others, if some are free"
     if not restarts:
         assert (done.returncode, more) == (75, [])
         return
-    assert (done.returncode, [line[:38] for line in more]) == (0, ["hvdlaunch: restart 1 of 1 after: hvdla"])
+    assert (done.returncode, [line[:38] for line in more]) == (0, ["hvdlaunch: warning: restart 1 of 1 after: hvdla"])
     assert {f"{OURS}33" in one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks(tmp_path)} == {False}
 
 
@@ -256,7 +256,7 @@ def test_nsight_systems_starts_each_rank_with_a_report_of_its_own(tmp_path, laun
 def test_without_nsight_systems_nothing_is_started(tmp_path):
     done = finished(tmp_path, argv("--nsys", program=PLACE))
     assert done.returncode == 2
-    assert done.stderr.startswith("hvdlaunch: --nsys: no nsys on this host")
+    assert done.stderr.startswith("hvdlaunch: error: --nsys: no nsys on this host")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.glob("rank-*"))
 
@@ -356,7 +356,7 @@ def test_another_mpi_in_the_image_is_refused_before_ranks_start(tmp_path, apptai
     done = finished(tmp_path, argv("--apptainer", "image.sif", program=PLACE))
     assert done.returncode == 2
     (line,) = lines(done)
-    assert line.startswith(f"hvdlaunch: --apptainer image.sif: inside is {named}, outside Open MPI")
+    assert line.startswith(f"hvdlaunch: error: --apptainer image.sif: inside is {named}, outside Open MPI")
     assert len(record.read_text().splitlines()) == 1
     assert not ranks(tmp_path)
 
@@ -365,5 +365,5 @@ def test_a_missing_image_is_refused(tmp_path, apptainer):
     record = apptainer("mpirun (Open MPI) 4.1.8")
     done = finished(tmp_path, argv("--apptainer", "other.sif", program=PLACE))
     assert done.returncode == 2
-    assert lines(done) == ["hvdlaunch: --apptainer other.sif: there is no such image"]
+    assert lines(done) == ["hvdlaunch: error: --apptainer other.sif: no such image"]
     assert not record.exists()

@@ -34,7 +34,7 @@ def pending(pid):
 def test_a_failing_rank_is_named_in_one_line(tmp_path, launcher, how, status, said):
     done = finished(tmp_path, argv("--launcher", launcher, program=[*PLACE, "--end", "1", how]))
     assert done.returncode == status, done.stdout + done.stderr
-    assert lines(done) == [f"hvdlaunch: rank 1 on localhost {said}"]
+    assert lines(done) == [f"hvdlaunch: error: rank 1 on localhost {said}"]
 
 
 def test_a_failing_training_shows_the_tail_of_its_error_file(tmp_path):
@@ -42,10 +42,10 @@ def test_a_failing_training_shows_the_tail_of_its_error_file(tmp_path):
     done = finished(tmp_path, argv(program=["python", *EFFNET, *QUICK, "--run", "r"]), HVDTRAIN_FAULT=fault)
     assert done.returncode == 1, done.stdout + done.stderr
     said = done.stderr.splitlines()
-    at = [number for number, line in enumerate(said) if line.startswith("hvdlaunch: rank ")]
+    at = [number for number, line in enumerate(said) if line.startswith("hvdlaunch: error: rank ")]
     assert len(at) == 1, done.stderr
     rank = 1
-    assert said[at[0]] == f"hvdlaunch: rank {rank} on localhost ended with status 1 at step 3; its last words:"
+    assert said[at[0]] == f"hvdlaunch: error: rank {rank} on localhost ended with status 1 at step 3; its last words:"
     tail = said[at[0] + 1 :]
     assert len(tail) <= 13
     assert tail[-2].strip() == f"RuntimeError: injected fault {fault}"
@@ -111,7 +111,7 @@ def test_a_missing_launcher_is_named(tmp_path, launcher):
     done = finished(tmp_path, argv("--launcher", launcher, program=PLACE), PATH=str(tmp_path / "bin"))
     assert done.returncode == 2
     (line,) = lines(done)
-    assert line.startswith(f"hvdlaunch: no {launcher} on PATH")
+    assert line.startswith(f"hvdlaunch: error: no {launcher} on PATH")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_nothing_outlives_kill_9(tmp_path, launcher, victims):
         assert job.wait(timeout=1) == (-signal.SIGKILL if "hvdlaunch" in victims else 137)
     if victims == "mpirun":
         said = (tmp_path / "out").read_text().splitlines()  # horovodrun's shell says "Killed"
-        assert said[-1] == "hvdlaunch: the launcher ended with status 137"
+        assert said[-1] == "hvdlaunch: error: the launcher exited with status 137"
 
 
 def test_nothing_outlives_a_run_whose_rank_left_a_process(tmp_path):

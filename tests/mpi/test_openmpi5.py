@@ -44,7 +44,7 @@ def test_it_is_open_mpi_5_that_runs(tmp_path, path):
 def test_a_failing_rank_is_named_in_one_line(tmp_path, path, how, status, said):
     done = finished(tmp_path, argv(program=[*PLACE, "--end", "1", how]), PATH=path)
     assert done.returncode == status, done.stdout + done.stderr
-    assert lines(done) == [f"hvdlaunch: rank 1 on localhost {said}"]
+    assert lines(done) == [f"hvdlaunch: error: rank 1 on localhost {said}"]
 
 
 def test_all_are_seen_in_whole_lines(tmp_path, path):

@@ -36,7 +36,7 @@ def test_the_launchers_groups_must_be_the_stages(tmp_path):
 def test_the_stage_that_keeps_the_others_waiting_is_named(tmp_path, fault, said):
     done = finished(tmp_path, argv(*GROUPS, program=[*TRAIN, "--hang-timeout-s", "8"]), HVDTRAIN_FAULT=fault)
     assert done.returncode != 0
-    assert f"hvdlaunch: rank {fault[fault.index('@rank') + 5]} on localhost {said}" in lines(done)
+    assert f"hvdlaunch: error: rank {fault[fault.index('@rank') + 5]} on localhost {said}" in lines(done)
 
 
 # All stages of a replica, so that those of the other one come to Horovod's sums, each among its own replicas.
@@ -47,7 +47,7 @@ ASLEEP = "sleep@rank2:step7,sleep@rank3:step7"
 def test_a_replica_that_does_not_come_to_the_sums_is_ended_by_the_watchdog(tmp_path):
     done = finished(tmp_path, argv(*GROUPS, program=[*TRAIN, "--hang-timeout-s", "8"]), HVDTRAIN_FAULT=ASLEEP)
     assert done.returncode != 0
-    hung = r"hvdlaunch: rank [23] on localhost hung at step 7: no progress for 0:00:08; it stood here:"
+    hung = r"hvdlaunch: error: rank [23] on localhost hung at step 7: no progress for 0:00:08; it stood here:"
     assert any(re.fullmatch(hung, line) for line in lines(done))
 
 

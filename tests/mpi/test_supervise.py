@@ -16,6 +16,8 @@ AGAIN = ["--restarts", "5", "--min-np", "1"]
 ENDLESS = ["--until", "never"]
 KILLED = "rank 1 on localhost died of signal 9 (Killed), perhaps out of memory, at step 7"
 
+AGAIN = "hvdlaunch: warning: restart"
+
 
 def attempts(folder):
     """(ranks, the step that it goes on from) of every attempt."""
@@ -29,7 +31,7 @@ def saved(folder):
 
 
 def said(folder):
-    return [line for line in (folder / "out").read_text().splitlines() if "ranks run on CPUs" not in line]
+    return [line for line in (folder / "out").read_text().splitlines() if "running on CPU" not in line]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_asked_to_end_it_saves_and_the_same_command_goes_on(tmp_path, launcher, 
     wait_until(lambda: not left_in(tmp_path), 5)
     (line,) = said(tmp_path)
     step = saved(tmp_path)
-    assert line.startswith(f"hvdlaunch: stopped and saved at step {step}: HVDLAUNCH_JOB=")
+    assert line.startswith(f"hvdlaunch: note: stopped and saved at step {step}.")
     name = line.partition("HVDLAUNCH_JOB=")[2].split()[0]
     done = finished(tmp_path, argv(program=[*STEPS, "--steps", str(step + 2)]), HVDLAUNCH_JOB=name)
     assert done.returncode == 0, done.stderr
@@ -79,7 +81,7 @@ def test_a_run_that_starts_again_is_preempted_as_any_other(tmp_path):
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait(timeout=10) == 0
     assert attempts(tmp_path) == [(2, 0), (2, 5)]
-    assert said(tmp_path)[-1].startswith("hvdlaunch: stopped and saved at step ")
+    assert said(tmp_path)[-1].startswith("hvdlaunch: note: stopped and saved at step ")
     wait_until(lambda: not left_in(tmp_path), 5)
 
 
@@ -104,21 +106,24 @@ def test_after_a_failure_it_goes_on_from_the_newest_checkpoint(tmp_path, launche
     assert attempts(tmp_path) == [(2, 0), (2, 5)]
     told = lines(done)
     assert told[0].startswith(f"hvdlaunch: {why.partition(': Runtime')[0]}")
-    assert told[-1] == f"hvdlaunch: restart 1 of 5 after: {why}; 2 ranks on localhost:2, from step 5"
+    assert told[-1] == f"hvdlaunch: warning: restart 1 of 5 after: {why}; 2 ranks on localhost:2, from step 5"
 
 
 def test_three_restarts_that_bring_nothing_new_are_enough(tmp_path):
     done = finished(tmp_path, argv(*AGAIN, program=[*STEPS, "--fault", "0", "8", "1", "--always"]))
     assert done.returncode == 5, done.stderr
     assert attempts(tmp_path) == [(2, 0), (2, 5), (2, 5), (2, 5)]
-    assert lines(done)[-1] == "hvdlaunch: 3 restarts in a row brought no new checkpoint: it ends here, with status 5"
+    assert (
+        lines(done)[-1]
+        == "hvdlaunch: error: 3 restarts in a row made no progress (no new checkpoint): giving up with status 5"
+    )
     assert "restart 3 of 5" in lines(done)[-3]
 
 
 def test_the_last_restart_leaves_its_status(tmp_path):
     done = finished(tmp_path, argv("--restarts", "1", program=[*STEPS, "--fault", "0", "3", "7", "--always"]))
     assert done.returncode == 7, done.stderr
-    assert lines(done)[-1] == "hvdlaunch: --restarts 1: no more is left"
+    assert lines(done)[-1] == "hvdlaunch: error: all 1 restarts are used up (--restarts 1)"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +154,7 @@ def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse
     refused = [line for line in said(tmp_path) if "3 ranks do not divide 12" in line]
     assert refused == [
         "steps: 3 ranks do not divide 12",
-        "hvdlaunch: restart 1 of 1 after: steps: 3 ranks do not divide 12; 2 ranks on localhost:2, from step 5",
+        f"{AGAIN} 1 of 1 after: steps: 3 ranks do not divide 12; 2 ranks on localhost:2, from step 5",
     ]
 
 
@@ -157,7 +162,7 @@ def test_what_a_rank_leaves_behind_is_ended_before_the_restart(tmp_path):
     script = "setsid sleep 300 & echo $! > left; exit 9"
     done = finished(tmp_path, argv("-np", "1", "--restarts", "1", program=["bash", "-c", script]))
     assert done.returncode == 9, done.stderr
-    assert "hvdlaunch: 1 of its processes still ran on localhost: killed" in lines(done)
+    assert "hvdlaunch: 1 leftover processes killed on localhost" in lines(done)
 
 
 def test_nothing_outlives_hvdlaunch_and_its_keeper(tmp_path):

@@ -111,7 +111,7 @@ def test_seeds_reach_the_ranks_a_bad_size_is_a_row_and_a_repeat_runs_it_alone(tm
     again = sweep(tmp_path, *words)
     assert again.returncode == 1
     assert again.stderr.count("finished before") == 2
-    assert again.stderr.count(f"hvdlaunch: {why}") == 2
+    assert again.stderr.count(f"hvdlaunch: error: {why}") == 2
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

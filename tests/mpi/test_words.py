@@ -77,7 +77,7 @@ def test_the_last_words_of_a_rank_are_shown_whatever_the_program(tmp_path, fault
     done = finished(tmp_path, argv(program=python(script)), HVDLAUNCH_JOB="mine", PYTHONUNBUFFERED="")
     assert done.returncode == status, done.stderr
     first, *words, file = lines(done)
-    assert first == f"hvdlaunch: rank 1 on localhost {said}; its last words:"
+    assert first == f"hvdlaunch: error: rank 1 on localhost {said}; its last words:"
     assert r"    \x1b[31mword" in words
     assert fault == "kill" or "    ValueError: planted" in words
     assert file == f"    {log(tmp_path, 1)}"
@@ -159,7 +159,7 @@ def test_where_a_forwarder_is_killed_the_run_ends_and_does_not_hang(tmp_path):
         )
         rank_1.kill()
         assert job.wait(20) != 0
-    assert "hvdlaunch: rank 1 on localhost " in (tmp_path / "out").read_text()
+    assert "hvdlaunch: error: rank 1 on localhost " in (tmp_path / "out").read_text()
     wait_until(lambda: not left_in(tmp_path), 5)
 
 
@@ -179,6 +179,6 @@ def test_where_no_log_can_be_made_all_is_seen(tmp_path):
     done = finished(tmp_path, argv(program=["sh", "-c", SAYS]), HVDLAUNCH_JOB="mine")
     assert done.returncode == 0
     (line,) = (line for line in lines(done) if line.startswith("hvdlaunch: "))
-    assert re.fullmatch(r"hvdlaunch: logs/mine on localhost cannot be written: .*: what its ranks write is .*", line)
+    assert re.fullmatch(r"hvdlaunch: warning: logs/mine on localhost cannot be written: .*: .*", line)
     assert sorted(set(lines(done)) - {line}) == ["err 0", "err 1", "out 0", "out 1"]
     assert not list((tmp_path / "elsewhere").iterdir())

@@ -117,3 +117,8 @@ def condition(*, software=SOFTWARE, **changes):
         settings=(),
     )
     return replace(sound, **changes)
+
+
+def facts_of(findings):
+    """What each of these findings says, without the punctuation and capitals of a message."""
+    return [f"{one.severity}: {', '.join(one.hosts)}: {one.problem}: {one.remedy}" for one in findings]

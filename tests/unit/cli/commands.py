@@ -23,7 +23,7 @@ def refusal(capsys, *words):
     """The one line of a command that is refused, without its first word."""
     status, out, err = ended(capsys, *words)
     assert (status, out) == (2, "")
-    assert err.startswith("hvdlaunch: ")
+    assert err.startswith("hvdlaunch: error: ")
     assert err.endswith("\n")
     assert err.count("\n") == 1
-    return err.removeprefix("hvdlaunch: ").rstrip()
+    return err.removeprefix("hvdlaunch: error: ").rstrip()

@@ -33,27 +33,30 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         (("topo\nx",), "invalid choice: 'topo\\nx'"),
         (("--topo",), "no command: put run first; unrecognized arguments: --topo; see hvdlaunch run --help"),
         ((*TOPO, "a\nb"), "unrecognized arguments: a b; see hvdlaunch topo --help"),
-        (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: give a number of at least 0"),
+        (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: pass a number of at least 0"),
         (("run", "-np", "2", "--min-np", "1", *PROGRAM), "--min-np is for a run that is started again: add --restarts"),
         (
             ("run", "-np", "2", "--elastic", "--min-np", "3", *PROGRAM),
-            "--min-np 3: give a number from 1 to -np, which is 2",
+            "--min-np 3: pass a number from 1 to -np, which is 2",
         ),
         (("run", "-np", "2", "--grow", *PROGRAM), "--grow is for ranks that outlive others: add --elastic"),
         (
             ("run", "-np", "2", "--elastic", "--ranks-per-replica", "2", *PROGRAM),
-            "--elastic does not work with --ranks-per-replica: leave one of them out",
+            "--elastic does not work with --ranks-per-replica. Use only one.",
         ),
-        (("run", "-np", "2", "--restarts", "1", "--min-np", "0", *PROGRAM), "argument --min-np: '0' is no whole"),
+        (
+            ("run", "-np", "2", "--restarts", "1", "--min-np", "0", *PROGRAM),
+            "argument --min-np: '0' is not a positive integer",
+        ),
         (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "to -np, which is 2"),
-        (("run", "-np", "2", "--grace-s", "-1", *PROGRAM), "--grace-s -1: give a number of seconds, at least 0"),
+        (("run", "-np", "2", "--grace-s", "-1", *PROGRAM), "--grace-s -1: pass a number of seconds, at least 0"),
         (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf"),
         (("plan", "-np", "2", "--sbatch", "x", *PROGRAM), "unrecognized arguments: --sbatch; see hvdlaunch plan"),
         ((*TOPO, "--js"), "unrecognized arguments: --js"),
         ((*TOPO, "--pair", "0,1,2"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0,0"), "'0,0' is not a list of GPU indices, each once, as in 0,3"),
-        ((*TOPO, "--pair", "0,9"), "there is no GPU 9; there are: 0-3"),
+        ((*TOPO, "--pair", "0,9"), "unknown GPU 9; its GPUs are 0-3"),
         ((*TOPO, "--pair", "0;rm"), "'0;rm' is not a list of GPU indices"),
         (("topo", "--topology", "missing"), "missing cannot be read: No such file or directory"),
         (("topo", "--topology", "binary"), "binary cannot be read: it is not text"),
@@ -67,19 +70,19 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         (("gpus", "--topology", "pix4.txt", "-k", "-1"), "cannot choose -1 GPUs"),
         (("gpus", "--topology", "pix4.txt", "-k", "5"), "cannot choose 5 of 4 GPUs"),
         (("gpus", "--topology", "pix4.txt", "-k", "many"), "argument -k: invalid int value: 'many'"),
-        ((*GPUS, "--gpus", "1,7"), "pix4.txt: there is no GPU 7; there are: 0-3"),
+        ((*GPUS, "--gpus", "1,7"), "pix4.txt: unknown GPU 7; its GPUs are 0-3"),
         ((*GPUS, "--gpus", "3"), "cannot choose 2 of 4 GPUs, 1 are free (GPU 0: not named by --gpus"),
         ((*GPUS, "--gpus", "1,1"), "argument --gpus: '1,1' is not a list"),
         ((*GPUS, "--gpus", "none"), "argument --gpus: 'none' is not a list"),
         (("gpus", "--topology", "cpu.json", "-k", "1"), "no GPU found on this host"),
         (("hostfile",), "one of the arguments -H --hostfile --slurm-nodes is required"),
-        ((*HOSTFILE, "a;rm"), "-H: 'a;rm' is no host name"),
+        ((*HOSTFILE, "a;rm"), "-H: 'a;rm' is not a host name"),
         ((*HOSTFILE, "-oProxyCommand=x"), "argument -H: expected one argument"),
-        (("hostfile", "-H=-oProxyCommand=x"), "-H: '-oProxyCommand=x' is no host name"),
-        ((*HOSTFILE, "a,-oProxyCommand=x"), "-H: '-oProxyCommand=x' is no host name"),
-        ((*HOSTFILE, "$(x)"), "-H: '$(x)' is no host name"),
-        ((*HOSTFILE, "a\nb"), "-H: 'a\\nb' is no host name"),
-        ((*HOSTFILE, "a:x"), "-H: 'x' is no number of slots"),
+        (("hostfile", "-H=-oProxyCommand=x"), "-H: '-oProxyCommand=x' is not a host name"),
+        ((*HOSTFILE, "a,-oProxyCommand=x"), "-H: '-oProxyCommand=x' is not a host name"),
+        ((*HOSTFILE, "$(x)"), "-H: '$(x)' is not a host name"),
+        ((*HOSTFILE, "a\nb"), "-H: 'a\\nb' is not a host name"),
+        ((*HOSTFILE, "a:x"), "-H: 'x' is not a number of slots"),
         ((*HOSTFILE, "a", "--hostfile", "hosts.toml"), "not allowed with argument"),
         ((*HOSTFILE, "a", "--format", "xml"), "invalid choice: 'xml'"),
         ((*HOSTFILE, "a", "-o", "missing/hosts"), "missing/hosts cannot be written: No such file or directory"),
@@ -91,15 +94,15 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN,), "no program: put it after --"),
         ((*PLAN, "--"), "no program: put it after --"),
         ((*PLAN, "prog", "--gpus", "x"), "put -- before the program: hvdlaunch plan -np 2 --topology a="),
-        (("plan", "--topology", "cpu.json", *PROGRAM), "no GPU found on localhost: give -np N, the number of ranks"),
-        (("plan", "-np", "abc", *PROGRAM), "argument -np: 'abc' is no whole number of at least 1"),
-        ((*PLAN, "-np", "0", *PROGRAM), "argument -np: '0' is no whole number of at least 1"),
-        ((*PLAN, "-np", "-4", *PROGRAM), "argument -np: '-4' is no whole number of at least 1"),
-        ((*PLAN, "-np", "5", *PROGRAM), "-np 5 is more than the 4 slots there are (a 4)"),
-        ((*PLAN, "-np", "9" * 30, "--gpus", "none", *PROGRAM), "is more than the 4096 slots there are"),
-        ((*PLAN, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
+        (("plan", "--topology", "cpu.json", *PROGRAM), "no GPU found on localhost: pass -np N, the number of ranks"),
+        (("plan", "-np", "abc", *PROGRAM), "argument -np: 'abc' is not a positive integer"),
+        ((*PLAN, "-np", "0", *PROGRAM), "argument -np: '0' is not a positive integer"),
+        ((*PLAN, "-np", "-4", *PROGRAM), "argument -np: '-4' is not a positive integer"),
+        ((*PLAN, "-np", "5", *PROGRAM), "-np 5 exceeds the 4 available slots (a 4)"),
+        ((*PLAN, "-np", "9" * 30, "--gpus", "none", *PROGRAM), "exceeds the 4096 available slots"),
+        ((*PLAN, "-H", "a:1", *PROGRAM), "-np 2 exceeds the 1 available slots (a 1)"),
         ((*PLAN, "-H", "b:2", *PROGRAM), "no saved topology of b: add --topology b=FILE, or"),
-        ((*PLAN, "-H", "a;rm:2", *PROGRAM), "-H: 'a;rm' is no host name"),
+        ((*PLAN, "-H", "a;rm:2", *PROGRAM), "-H: 'a;rm' is not a host name"),
         ((*PLAN, "-H", "a", "--hostfile", "x", *PROGRAM), "not allowed with argument"),
         ((*PLAN, "--hostfile", "missing", *PROGRAM), "missing cannot be read"),
         ((*PLAN, "--gpus", "0,0", *PROGRAM), "argument --gpus: '0,0' is not a list of GPU indices, each once"),
@@ -111,25 +114,25 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*PLAN, "--gpus", "0,4", *PROGRAM), "host a has no GPU 4, it has 0, 1, 2, 3"),
         ((*PLAN, "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
         ((*PLAN, "--bind", "socket", *PROGRAM), "invalid choice: 'socket'"),
-        ((*PLAN, "-x", "A=B", *PROGRAM), "-x 'A': give the name of a variable alone"),
-        ((*PLAN, "-x", "a b", *PROGRAM), "-x 'a b': give the name of a variable alone"),
+        ((*PLAN, "-x", "A=B", *PROGRAM), "-x 'A': pass only the name"),
+        ((*PLAN, "-x", "a b", *PROGRAM), "-x 'a b': pass only the name"),
         ((*PLAN, "-x", "missing", *PROGRAM), "-x missing: not set in the environment. Set it, or"),
-        ((*PLAN, "-x", "A\nB", *PROGRAM), "-x 'A\\nB': give the name"),
-        ((*PLAN, "--topology", "a=x", *PROGRAM), "--topology 'a=x': a has one already, give each host once"),
-        ((*PLAN, "--topology", "b=", *PROGRAM), "--topology 'b=': give HOST=FILE"),
-        ((*PLAN, "--topology", "=pix4.txt", *PROGRAM), "'' is no host name"),
-        ((*PLAN, "--topology", "a;rm=pix4.txt", *PROGRAM), "'a;rm' is no host name"),
-        ((*PLAN, "--topology=-oProxyCommand=x", *PROGRAM), "'-oProxyCommand' is no host name"),
-        ((*PLAN, "--topology", "a,b=pix4.txt", *PROGRAM), "--topology 'a,b=pix4.txt': give HOST=FILE, one host"),
+        ((*PLAN, "-x", "A\nB", *PROGRAM), "-x 'A\\nB': pass only the name"),
+        ((*PLAN, "--topology", "a=x", *PROGRAM), "--topology 'a=x': a has one already: name each host once"),
+        ((*PLAN, "--topology", "b=", *PROGRAM), "--topology 'b=': pass HOST=FILE"),
+        ((*PLAN, "--topology", "=pix4.txt", *PROGRAM), "'' is not a host name"),
+        ((*PLAN, "--topology", "a;rm=pix4.txt", *PROGRAM), "'a;rm' is not a host name"),
+        ((*PLAN, "--topology=-oProxyCommand=x", *PROGRAM), "'-oProxyCommand' is not a host name"),
+        ((*PLAN, "--topology", "a,b=pix4.txt", *PROGRAM), "--topology 'a,b=pix4.txt': pass HOST=FILE"),
         ((*PLAN, "--topology", "b=missing", *PROGRAM), "missing cannot be read"),
         ((*PLAN, "--topology", "b=binary", *PROGRAM), "binary cannot be read"),
         ((*PLAN, "--topology", "b=p2p.txt", *PROGRAM), "p2p.txt: this is from `nvidia-smi topo -p2p`"),
         ((*PLAN, "--topology", "b=cpu.json", "-np", "5", *PROGRAM), "host b has no GPU, but a has: leave it out"),
-        ((*PLAN, "--ranks-per-replica", "3", *PROGRAM), "--ranks-per-replica 3: -np 2 is no multiple of it"),
+        ((*PLAN, "--ranks-per-replica", "3", *PROGRAM), "--ranks-per-replica 3: -np 2 is not a multiple of it"),
         ((*PLAN, "--ranks-per-replica", "x", *PROGRAM), "argument --ranks-per-replica: invalid int value: 'x'"),
-        ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: there is no such image"),
+        ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: no such image"),
         (("check", *PROGRAM), "check takes no program: leave out what stands after --"),
-        (("check", "-H", "a;rm"), "-H: 'a;rm' is no host name"),
+        (("check", "-H", "a;rm"), "-H: 'a;rm' is not a host name"),
         (("check", "-x", "missing"), "-x missing: not set in the environment. Set it, or"),
         (("check", "-H", "a,b"), "no mpirun on PATH"),
         (("check", "--no-check"), "unrecognized arguments: --no-check"),
@@ -141,23 +144,26 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
             ("run", "-np", "1", "--sbatch", "job", "--hostfile", "-", *PROGRAM),
             "--hostfile -: the job has no such input",
         ),
-        ((*SBATCH, "-np", "0", *PROGRAM), "argument -np: '0' is no whole number of at least 1"),
-        ((*SBATCH, "-H", "a:1", *PROGRAM), "-np 2 is more than the 1 slots there are (a 1)"),
+        ((*SBATCH, "-np", "0", *PROGRAM), "argument -np: '0' is not a positive integer"),
+        ((*SBATCH, "-H", "a:1", *PROGRAM), "-np 2 exceeds the 1 available slots (a 1)"),
         ((*SBATCH, "-H", "a:2", "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
         ((*SBATCH, "-x", "MISSING", *PROGRAM), "-x MISSING: not set"),
-        ((*SBATCH, "--sbatch-option", "a\nb=1", *PROGRAM), "--sbatch-option 'a\\nb=1': give KEY=VALUE"),
+        ((*SBATCH, "--sbatch-option", "a\nb=1", *PROGRAM), "--sbatch-option 'a\\nb=1': pass KEY=VALUE"),
         ((*SBATCH, "--topology", "a=cpu.json", "--gpus", "0,1", *PROGRAM), "host a has no GPU, but --gpus asks"),
         (("run", "-np", "1", "--sbatch-option", "time=1", *PROGRAM), "--sbatch-option is for the script that --sbatch"),
         ((*PLAN, "--ssh-option", "Port", *PROGRAM), "argument --ssh-option: 'Port' is not KEY=VALUE without blanks"),
         ((*PLAN, "--ssh-option", "ProxyCommand=a b", *PROGRAM), "argument --ssh-option: 'ProxyCommand=a b' is not"),
         ((*PLAN, "--ssh-option", "Port=$(x)", *PROGRAM), "argument --ssh-option: 'Port=$(x)' is not"),
-        ((*PLAN, "--silence-s", "0", *PROGRAM), "argument --silence-s: '0' is no number of seconds from 1 to 86400"),
-        ((*PLAN, "--silence-s", "inf", *PROGRAM), "argument --silence-s: 'inf' is no number of seconds"),
-        ((*PLAN, "--driver-timeout-s", "nan", *PROGRAM), "argument --driver-timeout-s: 'nan' is no number of seconds"),
-        ((*PLAN, "--apptainer=--writable-tmpfs", *PROGRAM), "argument --apptainer: '--writable-tmpfs' is no image"),
-        (("topo", "--topology", "/dev/zero"), "/dev/zero cannot be read: it is a device: give a file"),
-        (("hostfile", "--hostfile", "/dev/zero"), "/dev/zero cannot be read: it is a device: give a file"),
-        ((*PLAN, "--hostfile", "/dev/zero", *PROGRAM), "/dev/zero cannot be read: it is a device: give a file"),
+        ((*PLAN, "--silence-s", "0", *PROGRAM), "argument --silence-s: '0' is not a number of seconds from 1 to 86400"),
+        ((*PLAN, "--silence-s", "inf", *PROGRAM), "argument --silence-s: 'inf' is not a number of seconds"),
+        (
+            (*PLAN, "--driver-timeout-s", "nan", *PROGRAM),
+            "argument --driver-timeout-s: 'nan' is not a number",
+        ),
+        ((*PLAN, "--apptainer=--writable-tmpfs", *PROGRAM), "argument --apptainer: '--writable-tmpfs' is not an image"),
+        (("topo", "--topology", "/dev/zero"), "/dev/zero cannot be read: it is a device: pass a file"),
+        (("hostfile", "--hostfile", "/dev/zero"), "/dev/zero cannot be read: it is a device: pass a file"),
+        ((*PLAN, "--hostfile", "/dev/zero", *PROGRAM), "/dev/zero cannot be read: it is a device: pass a file"),
         (("topo", "--topology", "pix4.txt", "--picture", "out.png"), "out.png: a picture's name ends in .svg"),
         (("topo", "a\x1b[2Jb"), "unrecognized arguments: a\\x1b[2Jb"),
     ],
@@ -298,7 +304,7 @@ def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(ca
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
     assert ended(capsys, "gpus", "-k", "2") == (
         *(2, ""),
-        "hvdlaunch: no GPU found on this host: give a saved topology with --topology FILE\n",
+        "hvdlaunch: error: no GPU found on this host: pass a saved topology with --topology FILE\n",
     )
 
 
@@ -367,7 +373,7 @@ def test_a_dry_run_shows_the_plan_which_ends_with_the_command(capsys, monkeypatc
     words = (*PLAN[1:], "--gpus", "none", "--restarts", "1", *PROGRAM)
     planned = output(capsys, "plan", *words)
     assert output(capsys, "run", "--dry-run", *words) == planned
-    assert planned.startswith("--gpus none: the ranks run on CPUs\nrank ")
+    assert planned.startswith("note: --gpus none, running on CPU\nrank ")
     command = shlex.split(planned.splitlines()[-1])
     assert [word.split("=")[0] for word in command[:4]] == [
         *("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"),
@@ -405,10 +411,10 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("-np", "5", "-H", "n1:2,n2:2"), "-np 5 is more than the 4 slots there are"),
+        (("-np", "5", "-H", "n1:2,n2:2"), "-np 5 exceeds the 4 available slots"),
         (("-np", "4", "-H", "n1:2,n2:2", "--gpus", "3"), "--gpus names 1 for the 2 ranks on host n1"),
         (("-np", "1", "-x", "missing"), "-x missing: not set"),
-        (("-np", "5", "--sbatch-option", "ntasks=4"), "-np 5 is more than the 4 slots there are"),
+        (("-np", "5", "--sbatch-option", "ntasks=4"), "-np 5 exceeds the 4 available slots"),
     ],
 )
 def test_what_could_not_run_is_refused_before_a_script_is_written(capsys, folder, words, message):
@@ -422,7 +428,7 @@ def test_a_job_whose_name_leads_elsewhere_is_refused_before_a_script_is_written(
     monkeypatch.setitem(os.environ, "HVDLAUNCH_JOB", "../x")
     status, _, err = ended(capsys, "run", "-np", "1", "--sbatch", "job", *PROGRAM)
     assert (status, Path("job").exists()) == (2, False)
-    assert "HVDLAUNCH_JOB='../x': give a plain name" in err
+    assert "HVDLAUNCH_JOB='../x': use a name" in err
 
 
 def test_with_the_nodes_topology_sbatch_asks_for_its_cores_and_checks_its_gpus(capsys):
@@ -458,7 +464,7 @@ def test_what_others_said_stands_below_the_line(capsys, monkeypatch):
 
     monkeypatch.setattr(prepare, "prepare", refuse)
     below = "    Welcome \\x1b[31m\n\n    Permission denied\n"
-    assert ended(capsys, "run", "-np", "1", *PROGRAM) == (2, "", f"hvdlaunch: host h2: no\\x1b[2J way\n{below}")
+    assert ended(capsys, "run", "-np", "1", *PROGRAM) == (2, "", f"hvdlaunch: error: host h2: no\\x1b[2J way\n{below}")
 
 
 def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):
@@ -518,7 +524,7 @@ def test_a_file_that_fails_is_named_and_no_stream_is_blamed(capsys, monkeypatch)
         raise PermissionError(13, "Permission denied", "/proc/\n1")
 
     monkeypatch.setattr(cli, "_do", refused)
-    assert ended(capsys, "topo") == (1, "", "hvdlaunch: /proc/ 1: Permission denied\n")
+    assert ended(capsys, "topo") == (1, "", "hvdlaunch: error: /proc/\\n1: Permission denied\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

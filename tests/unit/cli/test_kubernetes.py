@@ -74,8 +74,8 @@ def test_a_secret_that_ranks_are_to_get_is_made_first(capsys, folder):
         ((*JOB, "-H", "a:4"), "-H names hosts, but Kubernetes makes those of --mpijob: leave it out"),
         ((*JOB, "--hostfile", "hosts.toml"), "--hostfile names hosts, but Kubernetes makes those of --mpijob"),
         ((*JOB, "--apptainer", "x.sif"), "--apptainer would be a container in one: --mpijob-option image=IMAGE is it"),
-        ((*JOB, "--per-host", "3"), "--per-host 3: -np 4 is no multiple of it"),
-        ((*JOB, "--ranks-per-replica", "3"), "--ranks-per-replica 3: -np 4 is no multiple of it"),
+        ((*JOB, "--per-host", "3"), "--per-host 3: -np 4 is not a multiple of it"),
+        ((*JOB, "--ranks-per-replica", "3"), "--ranks-per-replica 3: -np 4 is not a multiple of it"),
         ((*JOB, "-x", "MISSING"), "-x MISSING: not set"),
         ((*JOB, "--gpus", "0-3"), "--gpus names GPUs, but Kubernetes chooses those of --mpijob: leave it out"),
         (
@@ -85,14 +85,14 @@ def test_a_secret_that_ranks_are_to_get_is_made_first(capsys, folder):
         ((*JOB, "--measured", "links.json"), "--measured names a file of this machine, which the pods"),
         ((*JOB, "--nccl-debug"), "--nccl-debug tells of a run that is started here, but --mpijob starts none"),
         (("run", *ASKED), "--mpijob requires -np N (the ranks of the job; --per-host N are those of each pod)"),
-        ((*JOB, "--dry-run"), "--mpijob and --dry-run: neither starts anything, give one of them"),
+        ((*JOB, "--dry-run"), "--mpijob and --dry-run: neither starts anything. Use only one."),
         (
             ("run", "-np", "1", "--mpijob", "job.json"),
             "--mpijob requires --mpijob-option image=IMAGE (the image to run)",
         ),
         (("run", "-np", "1", "--mpijob-option", "image=a"), "--mpijob-option is for the job that --mpijob FILE writes"),
         ((*JOB, "--topology", "a=pix4.txt"), "--topology is for plan, --dry-run and --sbatch"),
-        ((*JOB, "--sbatch", "job"), "--sbatch and --mpijob: give one of them"),
+        ((*JOB, "--sbatch", "job"), "--sbatch and --mpijob: use only one"),
     ],
 )
 def test_what_could_not_run_is_refused_before_a_job_is_written(capsys, folder, words, message):

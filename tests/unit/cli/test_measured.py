@@ -78,4 +78,4 @@ def test_bad_input_is_one_line_and_status_2(capsys, words, says):
     status, out, err = ended(capsys, *words)
     assert (status, out) == (2, "")
     (line,) = err.splitlines()
-    assert line.startswith(f"hvdlaunch: {says}")
+    assert line.startswith(f"hvdlaunch: error: {says}")

@@ -19,7 +19,7 @@ PLACEHOLDERS = {"N": "2", "A:N": "a:2", "PROGRAM": "prog", "image=IMAGE": "image
 def is_taken(capsys, words):
     """Whether hvdlaunch has nothing against a command but that there is no mpirun."""
     status, _, err = ended(capsys, *words)
-    return status == 0 or "hvdlaunch: no mpirun on PATH" in err or err
+    return status == 0 or "hvdlaunch: error: no mpirun on PATH" in err or err
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ OTHERS = [
 @pytest.mark.parametrize(("command", "word", "meant"), OTHERS)
 def test_an_option_of_another_launcher(command, word, meant):
     value, needed = FOR.get(meant, "pix4.txt"), ["-k", "2"] if command == "gpus" else []
-    with pytest.raises(CommandError, match=f"^{word} is no option here: write {meant}; see hvdlaunch {command} --help"):
+    with pytest.raises(CommandError, match=f"^{word} is unknown: write {meant}; see hvdlaunch {command} --help"):
         parser().parse_args([command, word, value, *needed])
     assert parser().parse_args([command, meant, value, *needed]).command == command
 
@@ -87,8 +87,8 @@ CPUS = "--topology a=cpu.json --topology b=cpu.json"
             ["write a:4,b:4"],
             f"plan -np 6 --ranks-per-replica 2 -H a:4,b:4 {CPUS} -- prog",
         ),
-        (f"plan -H a,b {CPUS} -- prog", ["give --per-host N"], f"plan --per-host 2 -H a,b {CPUS} -- prog"),
-        ("plan --topology cpu.json -- prog", ["give -np N"], "plan -np 3 --topology cpu.json -- prog"),
+        (f"plan -H a,b {CPUS} -- prog", ["pass --per-host N"], f"plan --per-host 2 -H a,b {CPUS} -- prog"),
+        ("plan --topology cpu.json -- prog", ["pass -np N"], "plan -np 3 --topology cpu.json -- prog"),
         ("run --grow --min-np 1 -- prog", ["add --elastic"], "run --grow --min-np 1 --elastic -- prog"),
         ("run --min-np 1 -- prog", ["--restarts N, or"], "run --min-np 1 --restarts 2 -- prog"),
         ("run --min-np 1 -- prog", ["or --elastic"], "run --min-np 1 --elastic -- prog"),

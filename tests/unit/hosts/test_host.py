@@ -65,7 +65,7 @@ def test_refuses_slots(slots):
         message = call(*arguments)
         assert ascii(slots)[1:50] in message
     for slots_each in (0, -1, 4097):
-        assert "no number of slots" in refusal(from_slurm, "a", slots=slots_each)
+        assert "not a number of slots" in refusal(from_slurm, "a", slots=slots_each)
 
 
 def test_slots_that_add_up_to_too_many_are_refused():

@@ -73,7 +73,7 @@ def test_an_empty_list_leaves_no_gpu(visible):
 @pytest.mark.parametrize("visible", ["4", "0,9", "GPU-9", "GPU-", "x", "0,", "-2", "00", "0;rm", "0\n1", "1.0"])
 def test_a_list_that_names_no_gpu_is_refused(visible):
     with pytest.raises(
-        ProcessError, match=r"^CUDA_VISIBLE_DEVICES names '.*', which is no GPU of this host: give"
+        ProcessError, match=r"^CUDA_VISIBLE_DEVICES names '.*', which is not a GPU of this host: pass"
     ) as refused:
         restrict(machine(), visible)
     assert "\n" not in str(refused.value)

@@ -112,7 +112,7 @@ def test_says_why_a_gpu_cannot_be_had(facts, reason):
 
 def test_finds_a_gpu_by_its_index_not_its_place():
     assert position(machine(), 5) == 2
-    with pytest.raises(TopologyError, match="a machine: there is no GPU 1; there are: 0,2,5"):
+    with pytest.raises(TopologyError, match="a machine: unknown GPU 1; its GPUs are 0,2,5"):
         position(machine(), 1)
 
 
@@ -247,7 +247,7 @@ def test_says_why_a_speed_is_not_known(topology, words):
 def test_a_pair_is_two_gpus_that_are_there():
     with pytest.raises(TopologyError, match="GPU 2 is named twice"):
         describe_pair(machine(), 2, 2)
-    with pytest.raises(TopologyError, match="there is no GPU 9"):
+    with pytest.raises(TopologyError, match="unknown GPU 9"):
         describe_pair(machine(), 0, 9)
 
 

@@ -11,7 +11,7 @@ from launch.placement import findings
 from launch.placement.findings import common_findings, errors_first, find_outliers, folder_findings, from_error
 from launch.placement.network import SharedNetwork
 from launch.probe.host_facts import HostFacts
-from tests.unit.machines import SOFTWARE, condition, machine, with_ports
+from tests.unit.machines import SOFTWARE, condition, facts_of, machine, with_ports
 
 HOSTS = ("h1", "h2", "h3")
 
@@ -36,7 +36,7 @@ def network(**odd):
 
 def found(facts, *, shared=None, ranks=None, given=(), software=True):
     shared = shared or network()
-    return list(map(str, common_findings(facts, shared=shared, ranks=ranks or {}, exports=given, software=software)))
+    return facts_of(common_findings(facts, shared=shared, ranks=ranks or {}, exports=given, software=software))
 
 
 def with_software(**changes):
@@ -139,7 +139,7 @@ def test_locked_memory_counts_where_there_is_infiniband():
         (64, 1, None),
         (64, 2, "warning: h1: /dev/shm has 64 MiB free, its ranks need 128: --ipc=host or --shm-size=8g"),
         (0, 1, "error: h1: /dev/shm has 0 MiB free, its ranks need 64: "),
-        (None, 1, "error: h1: there is no /dev/shm: "),
+        (None, 1, "error: h1: /dev/shm does not exist: "),
     ],
 )
 def test_room_in_dev_shm_is_counted_by_rank(free, ranks, problem):
@@ -179,7 +179,7 @@ def test_disks_of_a_run(odd, problem):
     ],
 )
 def test_folders_of_a_training(odd, problem):
-    lines = list(map(str, folder_findings(three(h2=odd))))
+    lines = facts_of(folder_findings(three(h2=odd)))
     assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
 
 
@@ -236,8 +236,9 @@ def test_the_value_of_most_is_the_usual_one_and_of_equals_the_first():
     ("error", "problem", "remedy"),
     [
         ("host h1: its host key is unknown: connect by hand", "its host key is unknown", "connect by hand"),
-        ("host h1: when it was asked, it said: a: b", "when it was asked, it said: a: b", "try it there by hand"),
+        ("host h1: the probe failed: a: b", "the probe failed: a: b", "try it there by hand"),
         ("host h1: ssh gave no answer in 12 s", "ssh gave no answer in 12 s", "try it there by hand"),
+        ("host h1: unknown. Run `x`, then y.", "unknown", "Run `x`, then y"),
         (
             "the hosts share no network: h1 has a, h2 has b: name one",
             "the hosts share no network: h1 has a, h2 has b",
@@ -250,6 +251,7 @@ def test_an_error_is_a_finding_with_a_remedy(error, problem, remedy):
     assert (made.severity, made.hosts, made.about) == ("error", ("h1",), "reached")
     assert made.problem == problem
     assert made.remedy.startswith(remedy)
+    assert str(made) == f"error: h1: {problem}. {made.remedy[0].upper()}{made.remedy[1:]}."
 
 
 def test_a_long_list_of_hosts_is_cut():

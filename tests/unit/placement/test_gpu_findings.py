@@ -7,14 +7,14 @@ import pytest
 from launch.machine.topology import Link
 from launch.placement.gpu_findings import gpu_findings, links, training_findings
 from launch.probe.host_facts import HostFacts
-from tests.unit.machines import SOFTWARE, condition, machine, with_ports
+from tests.unit.machines import SOFTWARE, condition, facts_of, machine, with_ports
 
 EIGHT_LANES = "8 of 16 PCIe lanes"
 
 
 def of(topologies, given=(), **slots):
     facts = {host: HostFacts(host=host, hostname=host, topology=own) for host, own in topologies.items()}
-    return list(map(str, gpu_findings(facts, slots, given)))
+    return facts_of(gpu_findings(facts, slots, given))
 
 
 def wired(kind, *, gpus=4, count=0, **link):
@@ -38,7 +38,7 @@ def test_of_hosts_with_nothing_wrong_nothing_is_said():
 @pytest.mark.parametrize(
     ("odd", "slots", "problem"),
     [
-        (machine(0), 4, "error: h2: there is no GPU, but on h1: look at `nvidia-smi` there, or leave the host out"),
+        (machine(0), 4, "error: h2: no GPU, but on h1: look at `nvidia-smi` there, or leave the host out"),
         (machine(2), 4, "error: h2: 2 of 2 GPUs are free for 4 ranks: list it as h2:2, or free the others"),
         (machine(2), 2, None),
         (with_gpu(1, drawbacks=(EIGHT_LANES,)), 4, f"warning: h2: GPU 1: {EIGHT_LANES}: look at its slot and riser"),
@@ -93,7 +93,7 @@ def test_a_busy_gpu_that_is_needed_is_an_error_too():
 def test_without_any_gpu_the_ranks_would_run_on_cpus():
     lines = of({"h1": machine(0), "h2": machine(0)}, h1=2, h2=2)
     assert [line.split(": ")[:3] for line in lines] == [
-        ["warning", host, "there is no GPU, ranks would run on CPUs"] for host in ("h1", "h2")
+        ["warning", host, "no GPU, ranks would run on CPU"] for host in ("h1", "h2")
     ]
 
 
@@ -164,12 +164,12 @@ def rated(topology, gbps):
             with_ports(machine(), mlx5_0="down"),
             [
                 "warning: h3: port 1 of mlx5_0 is down: ",
-                "error: h3: no InfiniBand or RoCE port is up, but on h1, h2: mend",
+                "error: h3: no InfiniBand or RoCE port is up, but on h1, h2: fix",
             ],
         ),
         (
             machine(),
-            ["error: h3: no InfiniBand or RoCE port is up, but on h1, h2: mend its adapter, or `export NCCL_IB"],
+            ["error: h3: no InfiniBand or RoCE port is up, but on h1, h2: fix its adapter, or `export NCCL_IB"],
         ),
     ],
 )
@@ -193,13 +193,13 @@ def test_ports_of_adapters(odd, problem):
         (
             {"torch": None, "horovod": None, "horovod_has_nccl": None},
             4,
-            ["error: h1: there is no torch: run `make setup`", "error: h1: there is no Horovod: run"],
+            ["error: h1: torch is not installed: run `make setup`", "error: h1: Horovod is not installed: run"],
         ),
     ],
 )
 def test_what_a_training_lacks(changes, gpus, problem):
     own = condition(software=replace(SOFTWARE, **changes))
     facts = {"h1": HostFacts(host="h1", hostname="h1", topology=machine(gpus), condition=own)}
-    lines = list(map(str, training_findings(facts)))
+    lines = facts_of(training_findings(facts))
     assert [line[: len(start)] for line, start in zip(lines, problem, strict=True)] == problem
     assert training_findings({"h1": replace(facts["h1"], condition=None)}) == []

@@ -27,24 +27,24 @@ def with_facts(**facts):
         (
             {"a": machine(unusable={1: "busy: pid 7", 3: "busy: pid 7"})},
             (1, 2, 3),
-            ("GPU 1 of a, GPU 3 of a: busy: pid 7, used because --gpus names it",),
+            ("warning: GPU 1 of a, GPU 3 of a: busy: pid 7, used because --gpus names it",),
         ),
         (
             {"a": with_facts(drawbacks=[(SLOW,), (), (SLOW, DISPLAY), ()])},
             "all",
-            (f"GPU 0 of a, GPU 2 of a: {SLOW}", f"GPU 2 of a: {DISPLAY}"),
+            (f"warning: GPU 0 of a, GPU 2 of a: {SLOW}", f"warning: GPU 2 of a: {DISPLAY}"),
         ),
         ({"a": with_facts(drawbacks=[(), (SLOW,), (), ()])}, (0, 2, 3), ()),  # it is not chosen
         (
             {"a": with_facts(drawbacks=[(SLOW,)] * 4), "b": with_facts(drawbacks=[(SLOW,)] * 4)},
             "all",
-            (f"GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 0 of b and 2 more: {SLOW}",),
+            (f"warning: GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 0 of b and 2 more: {SLOW}",),
         ),
         ({"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["A100"] * 4)}, "all", ()),
         (
             {"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["L4\x1b"] * 4)},
             (0,),
-            ("unlike GPUs, and each step waits for the slowest: A100 (GPU 0 of a); L4\\x1b (GPU 0 of b)",),
+            ("warning: unlike GPUs, each step waits for the slowest: A100 (GPU 0 of a); L4\\x1b (GPU 0 of b)",),
         ),
     ],
 )
@@ -63,8 +63,8 @@ def test_ranks_on_cpus_need_no_remark():
 def test_gpus_that_get_no_rank_are_named_with_the_reason_unless_the_user_has_hidden_them():
     taken = machine(unusable={1: "busy: pid 7", 2: OUTSIDE, 3: "in MIG mode"})
     assert left_out({"a": taken, "b": machine(unusable={0: "busy: pid 7"})}) == (
-        "GPU 1 of a, GPU 0 of b: busy: pid 7, left out",
-        "GPU 3 of a: in MIG mode, left out",
+        "note: GPU 1 of a, GPU 0 of b: busy: pid 7, not used",
+        "note: GPU 3 of a: in MIG mode, not used",
     )
 
 
@@ -72,7 +72,7 @@ def test_hosts_that_only_nvidia_smi_tells_of_are_named_once():
     told = {host: replace(machine(), source="nvidia-smi") for host in ("a", "b", "c")} | {"d": machine()}
     slots = place(hosts(a=1, b=2, c=0, d=1), told, np=4, gpus="all", binding="numa")
     (line,) = gpu_remarks(slots, told)
-    assert line.startswith("a, b: nvidia-smi has told of the GPUs, since there is no NVML: memory that hidden")
+    assert line.startswith("note: a, b: NVML is not available")
 
 
 @pytest.mark.parametrize(

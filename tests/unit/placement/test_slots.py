@@ -21,7 +21,7 @@ from launch.placement.slots import (
 from tests.unit.machines import RING, hosts, machine, with_ports
 
 KINDS = ("NV", "PIX", "NODE", "SYS")
-REMEDY = "start fewer ranks there, or give --gpus none"
+REMEDY = "start fewer ranks there, or pass --gpus none"
 
 
 def placed(where, topologies, np, *, gpus="all", binding="numa"):
@@ -143,12 +143,12 @@ def test_ranks_of_a_group_follow_one_another_on_the_ring_of_one_host():
 @pytest.mark.parametrize(
     ("where", "np", "ranks_per_replica", "message"),
     [
-        ({"a": 4}, 3, 2, "--ranks-per-replica 2: -np 3 is no multiple of it, give one that is"),
+        ({"a": 4}, 3, 2, "--ranks-per-replica 2: -np 3 is not a multiple of it: pass one that is"),
         (
             *({"a": 4, "b": 3}, 6, 2),
-            "--ranks-per-replica 2: the 3 slots of host b are no multiple of it, but each replica is to be on one host",
+            "--ranks-per-replica 2: the 3 slots of host b are not a multiple of it",
         ),
-        ({"a": 2, "b": 2}, 4, 4, "--ranks-per-replica 4: the 2 slots of host a are no multiple of it"),
+        ({"a": 2, "b": 2}, 4, 4, "--ranks-per-replica 4: the 2 slots of host a are not a multiple of it"),
         ({"a": 2}, 2, 0, "--ranks-per-replica 0: a replica has at least one rank"),
     ],
 )
@@ -225,9 +225,9 @@ def test_slots_of_gpus_are_those_of_whole_replicas():
 @pytest.mark.parametrize(
     ("names", "gpus", "listed", "message"),
     [
-        (("cpu",), "all", False, "no GPU found on cpu: give -np N, the number of ranks to run on CPUs"),
-        (("cpu", "other"), "all", True, "no GPU found on cpu and 1 more: give --per-host N, the number of ranks on"),
-        (("a",), "none", False, "--gpus none on a: give -np N"),
+        (("cpu",), "all", False, "no GPU found on cpu: pass -np N"),
+        (("cpu", "other"), "all", True, "no GPU found on cpu and 1 more: pass --per-host N, the number of ranks on"),
+        (("a",), "none", False, "--gpus none on a: pass -np N"),
     ],
 )
 def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message):
@@ -237,9 +237,9 @@ def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message)
 
 
 def test_too_few_slots_on_cpus_are_answered_with_the_words_to_write():
-    with pytest.raises(PlacementError, match=r"^-np 5 is more than the 2 slots there are \(a 1, b 1\): write a:3,b:3$"):
+    with pytest.raises(PlacementError, match=r"^-np 5 exceeds the 2 available slots \(a 1, b 1\): write a:3,b:3$"):
         ranks_per_host(bare("a", "b"), 5)
-    with pytest.raises(PlacementError, match=r": give more hosts or slots$"):
+    with pytest.raises(PlacementError, match=r": name more hosts or slots$"):
         ranks_per_host((*hosts(a=1), *bare("b")), 5)
 
 
@@ -253,27 +253,27 @@ def test_too_few_slots_on_cpus_are_answered_with_the_words_to_write():
             {},
             4,
             "all",
-            "-np 4 is more than the 3 slots there are (a 2, b 1): give more hosts or slots",
+            "-np 4 exceeds the 3 available slots (a 2, b 1): name more hosts or slots",
         ),
         (
             *({"a": 1, "b": 1}, {"a": machine(), "b": machine(0)}, 2, "all"),
-            "host b has no GPU, but a has: leave it out, or give --gpus none",
+            "host b has no GPU, but a has: leave it out, or pass --gpus none",
         ),
         (
             *({"a": 1, "b": 1}, {"a": machine(0), "b": machine()}, 2, (0,)),
-            "host a has no GPU, but b has: leave it out, or give --gpus none",
+            "host a has no GPU, but b has: leave it out, or pass --gpus none",
         ),
         (
             *({"a": 1}, {"a": machine(0)}, 1, (0,)),
-            "host a has no GPU, but --gpus asks for some: leave it out, or give --gpus none",
+            "host a has no GPU, but --gpus asks for some: leave it out, or pass --gpus none",
         ),
         (
             *({"a": 4, "b": 4}, {"a": machine(), "b": machine(2)}, 8, "all"),
-            "host b has 2 free GPUs for 4 ranks: start fewer ranks there, or give --gpus none",
+            "host b has 2 free GPUs for 4 ranks: start fewer ranks there, or pass --gpus none",
         ),
         (
             *({"a": 4}, {"a": machine(unusable={2: "busy: pid 7"})}, 4, "all"),
-            "host a has 3 free GPUs for 4 ranks (GPU 2: busy: pid 7): start fewer ranks there, or give --gpus none",
+            "host a has 3 free GPUs for 4 ranks (GPU 2: busy: pid 7): start fewer ranks there, or pass --gpus none",
         ),
         (
             {"a": 4, "b": 4},

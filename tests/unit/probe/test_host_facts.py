@@ -115,7 +115,7 @@ def test_what_is_no_report_is_refused_with_its_host_and_what_to_look_at(text):
     ],
 )
 def test_a_report_of_another_version_is_refused_with_both_versions(changes, there):
-    expected = f"host h7: it has {there} of the project, here it is {OURS!r}: install the same there as here"
+    expected = f"host h7: it has {there} of the project, here it is {OURS!r}: install the same version there"
     assert refusal(json.dumps({**REPORT, **changes})) == expected
     older = {name: value for name, value in REPORT.items() if name != "version"}
     assert "it has an older version of the project" in refusal(json.dumps(older))

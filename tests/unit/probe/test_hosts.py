@@ -56,7 +56,7 @@ def test_all_hosts_that_cannot_be_used_are_named_at_once_with_each_reason_once()
     }
     with pytest.raises(HostError) as refused:
         ask_for(Reached(**prompts, h2=FOUR, h3=FIVE), "h1", "h2", "h3", "h4")
-    assert str(refused.value) == "3 of 4 hosts cannot be used: h1, h3, h4: mend them, or leave them out"
+    assert str(refused.value) == "3 of 4 hosts cannot be used: h1, h3, h4: fix them, or leave them out"
     assert refused.value.details == (
         "host h1: ssh asks for a password: `ssh-copy-id h1`; the same on h4",
         "    root@h1: denied",

@@ -89,7 +89,7 @@ def test_a_newcomer_takes_the_place_that_it_is_told():
 def test_a_process_without_a_place_is_refused(capsys, environment):
     err = refused(capsys, lambda: bind.own_slot(environment))
     assert err.startswith(
-        "hvdlaunch: this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the "
+        "hvdlaunch: error: this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the "
     )
 
 
@@ -109,7 +109,7 @@ def test_a_rank_in_another_place_than_planned_is_refused(capsys, environment, ch
     plan = packed({**PLAIN, "hosts": [{**H1, "ranks": RANKS, **changes}]})
     slot = bind.own_slot({"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": "0", **environment})
     err = refused(capsys, lambda: bind.require_planned_place(slot))
-    assert err == f"hvdlaunch: {line}: give every host its own name, once, in -H\n"
+    assert err == f"hvdlaunch: error: {line}: list every host once in -H, under its own name\n"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_rank_finds_the_others_as_torch_does(rank, places):
 
 @pytest.mark.parametrize("argv", [[], ["--"], ["prog"]])
 def test_no_program_is_refused(process, capsys, argv):
-    usage = "hvdlaunch: usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...\n"
+    usage = "hvdlaunch: error: usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...\n"
     assert refused(capsys, lambda: bind.main(argv)) == usage
     assert process == ["parent"]
 
@@ -237,7 +237,7 @@ def test_without_the_name_of_a_job_nothing_is_kept(process):
 def test_a_rank_that_is_refused_has_no_words_of_an_attempt_before(process, monkeypatch, why):
     if why == "its place":
         os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] = "1"
-    monkeypatch.setattr(bind, "hold_gpus", lambda _: bind.refuse("GPU 3 of h1 was taken meanwhile", 75))
+    monkeypatch.setattr(bind, "hold_gpus", lambda _: bind.refuse("GPU 3 of h1 was claimed by another run of yours", 75))
     with pytest.raises(SystemExit):
         bind.main(["--", "prog"])
     assert process == ["parent", ("aside", "mine", 1)]
@@ -253,14 +253,14 @@ def test_a_host_that_takes_no_log_says_so_once_and_its_ranks_run(process, capsys
     bind.main(["--", "prog"])
     assert process[-1][0] == "prog"
     assert "HVDLAUNCH_LOGS" not in process[-1][2]
-    line = "hvdlaunch: logs/mine on h1 cannot be written: No space left on device: "
-    line += "what its ranks write is shown, and not kept\n"
+    line = "hvdlaunch: warning: logs/mine on h1 cannot be written: No space left on device: "
+    line += "the output of its ranks is shown but not kept\n"
     assert capsys.readouterr().err == (line if told else "")
 
 
 def test_a_program_that_is_missing_is_named_with_its_rank_and_host(process, capsys):
     err = refused(capsys, lambda: bind.main(["--", "missing"]))
-    assert err == "hvdlaunch: rank 1 on h1 cannot start 'missing': No such file or directory\n"
+    assert err == "hvdlaunch: error: rank 1 on h1 cannot start 'missing': No such file or directory\n"
 
 
 def test_a_plan_with_a_wrong_part_is_refused_in_one_line_or_has_the_place(process, capsys):
@@ -325,8 +325,8 @@ def test_a_gpu_that_another_run_has_taken_is_refused_in_a_line_that_is_reported(
     lock_folder.mkdir(mode=0o700)
     with locked(lock_folder / "GPU-b.lock") as pid:
         line = refused(capsys, lambda: bind.hold_gpus(on("GPU-x", "GPU-b")), status=75)
-        why = f"GPU 1 of h1 was taken meanwhile by another run of yours, pid {pid}"
-        assert line == f"hvdlaunch: {why}: start it again, and it takes others, if some are free\n"
+        why = f"GPU 1 of h1 was claimed by another run of yours (pid {pid}) after planning"
+        assert line == f"hvdlaunch: error: {why}. Run the command again for other free GPUs.\n"
         assert json.loads(report.read_text()) == {"said": line.strip()}
         report.write_text("{}")
         refused(capsys, lambda: bind.hold_gpus(on("GPU-b")), status=75)
@@ -353,7 +353,7 @@ def test_a_folder_for_locks_that_others_have_planted_is_not_used(lock_folder, tm
         else:
             monkeypatch.setattr(os, "getuid", lambda: 4242)
     bind.hold_gpus(on("GPU-a"))
-    line = f"hvdlaunch: {lock_folder} on {HERE} is no folder of yours alone: GPUs are not locked\n"
+    line = f"hvdlaunch: warning: {lock_folder} on {HERE} is not private to you: GPUs are not locked\n"
     assert capsys.readouterr().err == line
     assert not list(elsewhere.iterdir())
 

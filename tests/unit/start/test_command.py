@@ -203,7 +203,7 @@ def test_newcomers_take_slots_that_are_not_free():
 
 
 def test_newcomers_on_two_hosts_are_refused():
-    with pytest.raises(CommandError, match=r"--grow: .* newcomers can join on one host alone"):
+    with pytest.raises(CommandError, match=r"--grow: .* replacement ranks can join on one host only"):
         rendered(MPI5, elastic=True, grow=True, where=THREE)
 
 

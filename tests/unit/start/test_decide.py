@@ -106,7 +106,7 @@ def test_what_would_end_a_run_on_several_hosts_ends_it_before_it_starts_with_all
     with pytest.raises(HostError) as refused:
         decided(answers=with_conditions(h2=other))
     assert str(refused.value) == (
-        "this run would fail because of h2: mend what follows, or start all the same with --no-check"
+        "this run would fail because of h2: fix what follows, or pass --no-check to start anyway"
     )
     assert [line.split(": ")[:2] for line in refused.value.details] == [["error", "h2"]] * 2 + [["warning", "h2"]]
     started = decide(request(np=4, check=False), facts(answers=with_conditions(h2=other)), {}, job="mine")
@@ -116,7 +116,7 @@ def test_what_would_end_a_run_on_several_hosts_ends_it_before_it_starts_with_all
 def test_warnings_are_remarks_and_hosts_without_ranks_do_not_count():
     few = condition(shm_free_mib=100)
     (remark,) = [one for one in decided(answers=with_conditions(h2=few)).remarks if one.startswith("warning: ")]
-    assert remark.startswith("warning: h2: /dev/shm has 100 MiB free, its ranks need 128: ")
+    assert remark.startswith("warning: h2: /dev/shm has 100 MiB free, its ranks need 128. ")
     assert decide(request(np=2), facts(answers=with_conditions(h2=few)), {}, job="mine").remarks == ()
     assert decided(answers=with_conditions()).remarks == ()
 

@@ -46,13 +46,13 @@ def test_what_is_named_is_given(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("A=B-secret", r"^-x 'A': give the name of a variable alone and set it in the environment"),
-        ("A B", r"^-x 'A B': give the name of a variable alone"),
-        ("", r"^-x '': give the name"),
-        ("1A", r"^-x '1A': give the name"),
-        ("-oProxyCommand", r"^-x '-oProxyCommand': give the name"),
-        ("A\n", r"^-x 'A\\n': give the name"),
-        ("Ä", r"^-x 'Ä': give the name"),
+        ("A=B-secret", r"^-x 'A': pass only the name of a variable and set it in the environment"),
+        ("A B", r"^-x 'A B': pass only the name"),
+        ("", r"^-x '': pass only the name"),
+        ("1A", r"^-x '1A': pass only the name"),
+        ("-oProxyCommand", r"^-x '-oProxyCommand': pass only the name"),
+        ("A\n", r"^-x 'A\\n': pass only the name"),
+        ("Ä", r"^-x 'Ä': pass only the name"),
         ("MISSING", r"^-x MISSING: not set in the environment\. Set it, or leave it out\.$"),
     ],
 )
@@ -96,9 +96,8 @@ def test_one_line_names_what_ranks_on_several_hosts_do_not_get():
     assert note_left_behind(environment, exported(environment, ())) is None
     environment |= {"MY_DATA": "s3cret", "WANDB_API_KEY": "s3cret", "HVDTRAIN_TOKEN": "s3cret"}
     environment["https_proxy"] = "http://me:s3cret@proxy:3128"
-    assert note_left_behind(environment, exported(environment, ("WANDB_API_KEY",))) == (
-        "the ranks do not get HVDTRAIN_TOKEN, MY_DATA, https_proxy (has a password): give those that the program needs "
-        "with -x NAME"
-    )
+    note = note_left_behind(environment, exported(environment, ("WANDB_API_KEY",)))
+    assert note.startswith("note: HVDTRAIN_TOKEN, MY_DATA, https_proxy (has a password) ")
+    assert "-x NAME" in note
     many = {f"MY_{i:02}": "s3cret" for i in range(20)}
-    assert f"MY_{MAX_NAMED - 1:02} and {20 - MAX_NAMED} more: give" in note_left_behind(many, ())
+    assert f"MY_{MAX_NAMED - 1:02} and {20 - MAX_NAMED} more not passed" in note_left_behind(many, ())

@@ -180,7 +180,7 @@ def test_what_is_wrong_is_one_line(given, line):
 def test_each_worker_has_as_many_ranks():
     assert [(host.name, host.slots) for host in workers(8, 2)] == [(f"worker-{number}", 2) for number in range(4)]
     assert [host.slots for host in workers(8, None)] == [8]
-    with pytest.raises(CommandError, match="--per-host 4: -np 6 is no multiple of it"):
+    with pytest.raises(CommandError, match="--per-host 4: -np 6 is not a multiple of it"):
         workers(6, 4)
 
 

@@ -44,7 +44,7 @@ def test_the_users_options_stand_in_place_of_ours():
     ["", "=1", "time=", "a b=1", "--time=1", "Time=1", "time=1\n#SBATCH --uid=0", "time=\x1b[2J", "comment=\u202e"],
 )
 def test_what_is_no_option_of_sbatch_is_refused_in_one_line(word):
-    with pytest.raises(CommandError, match=r"^--sbatch-option '.*': give KEY=VALUE, or KEY alone") as refused:
+    with pytest.raises(CommandError, match=r"^--sbatch-option '.*': pass KEY=VALUE, or only KEY") as refused:
         parse_options([word])
     assert str(refused.value).isprintable()
 
@@ -55,7 +55,7 @@ def test_options_of_sbatch_are_read_once_each():
         "exclusive": None,
         "comment": "a=b c",
     }
-    with pytest.raises(CommandError, match="--sbatch-option time is there twice"):
+    with pytest.raises(CommandError, match="--sbatch-option time is repeated"):
         parse_options(["time=1", "time=2"])
 
 
@@ -69,7 +69,7 @@ def test_options_of_sbatch_are_read_once_each():
     ],
 )
 def test_more_ranks_than_the_job_has_slots_are_refused_before_the_queue(np, options, slots):
-    with pytest.raises(PlacementError, match=rf"^-np {np} is more than the {slots} slots there are"):
+    with pytest.raises(PlacementError, match=rf"^-np {np} exceeds the {slots} available slots"):
         require_room(np, options)
     require_room(slots, options)
 

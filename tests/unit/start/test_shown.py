@@ -62,10 +62,10 @@ def test_groups_of_ranks_have_columns_of_their_own():
 
 
 def test_what_is_not_there_is_a_dash_and_what_is_not_known_says_so():
-    run = prepared(hosts(h1=1), gpus="none", remarks=("no GPU found: the ranks run on CPUs",))
+    run = prepared(hosts(h1=1), gpus="none", remarks=("note: no GPU found, running on CPU",))
     unbound = tuple(replace(slot, cores=(), numa=()) for slot in run.plan.slots)
     found = plan_text(replace(run, plan=replace(run.plan, slots=unbound))).splitlines()
-    assert found[0] == "no GPU found: the ranks run on CPUs"
+    assert found[0] == "note: no GPU found, running on CPU"
     assert found[2].split() == ["0", "h1", "0", "-", "-", "unknown", "any", "-"]
 
 

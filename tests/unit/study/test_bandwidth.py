@@ -15,7 +15,7 @@ from launch.placement.slots import place
 from launch.probe.host_facts import HostFacts
 from launch.study import bandwidth, check
 from launch.supervise.run import RunResult
-from tests.unit.machines import hosts, machine, request
+from tests.unit.machines import facts_of, hosts, machine, request
 from tests.unit.supervise.nccl_logs import NVLINK
 
 ENDED = RunResult(status=0, run_folder=None, why=None, stopped=False)
@@ -111,13 +111,11 @@ def test_on_cpus_a_host_has_no_links(world):
 def test_a_job_that_fails_is_an_error_and_the_others_go_on(world):
     world.result = replace(ENDED, status=3, why="rank 1 on h1 ended with status 3")
     found = measured(["h1"])
-    assert [str(one) for one in found.findings] == [
-        "error: h1: it was not measured: rank 1 on h1 ended with status 3: see above"
-    ]
+    assert facts_of(found.findings) == ["error: h1: it was not measured: rank 1 on h1 ended with status 3: see above"]
     assert found.status == 1
     world.result, world.report = ENDED, False
     found = measured(["h1", "h2"])
-    assert [str(one) for one in found.findings] == [
+    assert facts_of(found.findings) == [
         "error: h1, h2: it was not measured: its ranks have left no report: start in a folder that all hosts share"
     ]
     assert len(world.started) == 4
@@ -133,7 +131,7 @@ def test_a_job_that_cannot_be_started_is_an_error_and_the_others_go_on(world, mo
 
     monkeypatch.setattr(bandwidth, "prepare", refused)
     found = measured(["h1", "h2"])
-    assert [str(one) for one in found.findings] == ["error: h1, h2: -np 4 is more than there is: give more"]
+    assert facts_of(found.findings) == ["error: h1, h2: -np 4 is more than there is: give more"]
     assert list(found.bandwidth.hosts) == ["h2"]
     assert check.text(found).splitlines()[-1] == "2 hosts: 1 error"
     assert not list(Path.cwd().iterdir())
@@ -145,9 +143,8 @@ def test_a_host_without_a_free_gpu_is_told(world):
     facts = replace(facts, hosts={**facts.hosts, "h2": replace(facts.hosts["h2"], topology=busy)})
     asked = request(np=None, hosts=(Host(name="h1", slots=1, counted=False), Host(name="h2", slots=1, counted=False)))
     found = bandwidth.with_bandwidth(facts, asked, {}, nccl_debug=False)
-    assert "warning: h2: it was not measured: none of its GPUs is free: free some, or leave the host out" in map(
-        str, found.findings
-    )
+    skipped = "warning: h2: it was not measured: none of its GPUs is free: free some, or leave the host out"
+    assert skipped in facts_of(found.findings)
     assert list(found.bandwidth.hosts) == ["h1"]
 
 
@@ -165,10 +162,10 @@ def test_nothing_is_started_where_a_host_has_an_error_or_has_no_other(world):
         findings=(bandwidth.Finding(severity="error", hosts=("h1",), about="x", problem="y", remedy="z"),),
     )
     found = bandwidth.with_bandwidth(bad, request(hosts=hosts(h1=4)), {}, nccl_debug=False)
-    assert [str(one) for one in found.findings][1:] == ["warning: h1: it was not measured: mend the errors first"]
+    assert facts_of(found.findings)[1:] == ["warning: h1: it was not measured: fix the errors first"]
     alone = measured(["h1"], slots=1)
-    assert [str(one) for one in alone.findings] == [
-        "error: h1: it was not measured: one rank has no other to sum with: give its slots, as in -H localhost:2"
+    assert facts_of(alone.findings) == [
+        "error: h1: it was not measured: one rank has no other to sum with: pass its slots, such as -H localhost:2"
     ]
     assert check.text(alone).splitlines()[-1] == "1 host: 1 error"
     assert world.started == []

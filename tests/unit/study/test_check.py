@@ -123,7 +123,9 @@ def test_one_host_is_checked_too(world, tmp_path):
 
 
 def test_a_host_that_tells_nothing_leaves_nothing_else_to_judge(world, tmp_path):
-    world[0].update({name: HostError(f"host {name}: ssh is refused: start sshd there") for name in ("h1", "h2", "h3")})
+    world[0].update(
+        {name: HostError(f"host {name}: connection refused. Start sshd on h2") for name in ("h1", "h2", "h3")}
+    )
     result = checked(tmp_path)
     assert [one.hosts for one in result.findings] == [("h1", "h2", "h3")]  # for the same reason
     assert json.loads(check.to_json(result))["hosts"] == dict.fromkeys(("h1", "h2", "h3"))
@@ -160,9 +162,7 @@ def test_only_gpus_that_the_option_names_count(world, tmp_path):
     assert "1 of 4 GPUs are free for 2 ranks" in {one.problem for one in result.findings}
     found["localhost"] = replace(found["h1"], host="localhost", topology=machine(0))
     bare = checked(tmp_path, np=None, hosts=None, gpus=(0,))
-    assert [(one.severity, one.problem) for one in bare.findings] == [
-        ("error", "there is no GPU, but --gpus names some")
-    ]
+    assert [(one.severity, one.problem) for one in bare.findings] == [("error", "no GPU, but --gpus names some")]
     absent = checked(tmp_path, np=None, hosts=hosts(h3=1), gpus=(7,))
     assert [one.problem for one in absent.findings] == ["0 of 4 GPUs are free for 1 ranks"]
 
@@ -203,5 +203,5 @@ def test_the_command_prints_a_table_or_json_and_ends_with_the_status(world, tmp_
         assert document["hosts"]["h2"]["condition"]["software"]["torch"] == bad
         assert [(one["severity"], one["about"]) for one in document["findings"]] == [("error", "torch")]
     else:
-        assert "error: h2: torch 2.10\\x1b[2J, on h1 2.11.0: run `make setup` there" in out
+        assert "error: h2: torch 2.10\\x1b[2J, on h1 2.11.0. Run `make setup` there" in out
     assert world[1][0][1]["look"].folders[0] == str(tmp_path / "mine")

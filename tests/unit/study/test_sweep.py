@@ -145,7 +145,7 @@ def test_a_repeated_sweep_runs_only_what_has_no_result(machine, capfd):
     machine.instead = {(2, 1): failed}
     assert sweep.sweep(STUDY, {}) == 1
     assert rows()[2, 1]["why"] == "hvdtrain: too many skipped steps"
-    assert "sweep: 1 of 6 runs have no result: the same command tries them again" in capfd.readouterr().err
+    assert "sweep: error: 1 of 6 runs have no result. Run the same command again" in capfd.readouterr().err
     (Path(rows()[4, 0]["run_folder"]) / "result.json").unlink()
     machine.ran, machine.instead = [], {}
     assert sweep.sweep(STUDY, {}) == 0
@@ -174,14 +174,14 @@ def test_a_study_can_grow(machine):
 
 
 def test_a_size_that_cannot_be_started_is_a_row(machine, capfd):
-    odd = HostError("h2 would fail: mend\nwhat follows", ["error: h2: torch 2.0", "    warning:\x1b h2: MTU 9000"])
+    odd = HostError("h2 would fail: fix\nwhat follows", ["error: h2: torch 2.0", "    warning:\x1b h2: MTU 9000"])
     machine.instead = {(4, 0): raising(odd), (4, 1): raising(PlacementError("the same"))}
     assert sweep.sweep(STUDY, {}) == 1
     assert machine.ran == ALL
-    why = "h2 would fail: mend what follows; error: h2: torch 2.0; warning:\\x1b h2: MTU 9000"
+    why = "h2 would fail: fix what follows; error: h2: torch 2.0; warning:\\x1b h2: MTU 9000"
     assert rows()[4, 0] == {"np": 4, "seed": 0, "status": 2, "run_folder": None, "why": why}
     told = capfd.readouterr().err.splitlines()
-    first = told.index("sweep: np 4 seed 0 cannot be started: h2 would fail: mend what follows")
+    first = told.index("sweep: error: np 4 seed 0 cannot be started: h2 would fail: fix what follows")
     assert told[first + 1 : first + 3] == ["    error: h2: torch 2.0", "        warning:\\x1b h2: MTU 9000"]
 
 
@@ -245,7 +245,7 @@ def test_a_signal_between_two_runs(machine, monkeypatch, number, status):
     ("ending", "why"),
     [
         (lambda _: RunResult(status=0, run_folder=None, why=None, stopped=False), "the program told no run folder"),
-        (lambda folder: replace(finished(folder), run_folder="/nowhere"), "there is no result.json"),
+        (lambda folder: replace(finished(folder), run_folder="/nowhere"), "no result.json"),
         (lambda folder: finished(folder, reason="preempted"), "it ended before it was finished: preempted"),
     ],
 )
@@ -254,7 +254,7 @@ def test_status_0_without_a_finished_result_is_none(machine, capfd, ending, why)
     assert sweep.sweep(STUDY, {}) == 1
     assert rows()[1, 1]["status"] == 0
     assert rows()[1, 1]["why"].startswith(why)
-    assert f"sweep: np 1 seed 1 has no result: {why}" in capfd.readouterr().err
+    assert f"sweep: warning: np 1 seed 1 has no result: {why}" in capfd.readouterr().err
     assert machine.ran == ALL
 
 
@@ -305,7 +305,7 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
     assert len(list(Path("sweeps").iterdir())) == len(others) + 1
     sweep.sweep(replace(first, name="mine"), {})
     for study in others:
-        with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is a study with another .*: give another"):
+        with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is a study with another .*: choose another"):
             sweep.sweep(replace(study, name="mine"), {})
 
 
@@ -325,9 +325,9 @@ def test_a_damaged_study_is_named(machine, text):
         ({"seeds": 0}, "--seeds 0"),
         ({"price_per_gpu_hour": -0.1}, "--price-per-gpu-hour -0.1"),
         ({"price_per_gpu_hour": float("nan")}, "--price-per-gpu-hour nan"),
-        ({"target_accuracy": 0.95}, "--target-accuracy 0.95: give percent"),
+        ({"target_accuracy": 0.95}, "--target-accuracy 0.95: pass a percentage"),
         ({"target_accuracy": 100.1}, "--target-accuracy 100.1"),
-        ({"min_efficiency": 0.8}, "--min-efficiency 0.8: give percent"),
+        ({"min_efficiency": 0.8}, "--min-efficiency 0.8: pass a percentage"),
         ({"min_efficiency": float("inf")}, "--min-efficiency inf"),
         ({"max_accuracy_loss": -1.0}, "--max-accuracy-loss -1"),
         ({"name": "../up"}, "--name '../up'"),
@@ -357,7 +357,7 @@ def test_bad_sizes(capfd, sizes):
 def test_a_sweep_needs_a_program(capfd):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["sweep", "-np", "1,2"])
-    assert "hvdlaunch: no program: put it after --" in capfd.readouterr().err
+    assert "hvdlaunch: error: no program: put it after --" in capfd.readouterr().err
 
 
 def test_the_command_line(monkeypatch):

@@ -44,9 +44,9 @@ def test_a_status_is_explained_by_rank_and_host(slots):
         explain(137, output_of(KILLED), slots, read_report(nowhere))
         == "rank 2 on h2 died of signal 9 (Killed), perhaps out of memory"
     )
-    assert explain(1, MpirunOutput({"h1", "h2"}), slots, read_report(nowhere)) == "the launcher ended with status 1"
+    assert explain(1, MpirunOutput({"h1", "h2"}), slots, read_report(nowhere)) == "the launcher exited with status 1"
     strange = STATUS_3.replace(b"],2]", b"],7]")
-    assert explain(3, output_of(strange), slots, read_report(nowhere)) == "the launcher ended with status 3"
+    assert explain(3, output_of(strange), slots, read_report(nowhere)) == "the launcher exited with status 3"
 
 
 def test_a_lost_host_is_named_with_its_ranks(slots, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_lost_host_is_named_with_its_ranks(slots, monkeypatch):
 def test_a_host_that_ssh_calls_by_another_name_is_found(slots, monkeypatch, tmp_path):
     nowhere = Path("/nonexistent/report.json")
     alias = CLOSED.replace(b"h2", b"203.0.113.5")
-    assert explain(205, output_of(alias), slots, read_report(nowhere)) == "the launcher ended with status 205"
+    assert explain(205, output_of(alias), slots, read_report(nowhere)) == "the launcher exited with status 205"
     assert explain(3, output_of(alias + STATUS_3), slots, read_report(nowhere)) == "rank 2 on h2 ended with status 3"
     report = folder_with(tmp_path, rank_0=b"ValueError: its own ssh ended")
     assert explain(1, output_of(alias), slots, read_report(report)).startswith(
@@ -238,9 +238,8 @@ def test_where_one_fired_while_it_worked_those_that_waited_for_it_are_not_blamed
 def test_ranks_that_all_wait_are_said_to(slots, tmp_path):
     report = folder_with(tmp_path, rank_0=FIRED)
     at(tmp_path, rank_0="step 7 waiting", rank_1="step 7 waiting", rank_2="step 7 waiting")
-    assert line(1, BY_RANK[0], slots, report) == (
-        "all ranks wait for each other, rank 0 on h1 at step 7: no progress for 0:01:00; their collectives differ, "
-        "or one was stopped in there"
+    assert line(1, BY_RANK[0], slots, report).startswith(
+        "deadlock: all ranks are waiting in a collective, rank 0 on h1 at step 7: no progress for 0:01:00"
     )
 
 

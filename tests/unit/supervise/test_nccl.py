@@ -137,7 +137,7 @@ def test_warnings_and_ranks_without_a_log():
     _, wrong = evaluate_findings(texts, {"h1": ring_of_nvlinks(2)}, h1=2)
     assert [one.problem for one in wrong] == [
         "NCCL warned: NET/IB : Got async event : port error",
-        "there is no log of NCCL from rank 1",
+        "no NCCL log from rank 1",
     ]
 
 

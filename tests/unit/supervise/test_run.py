@@ -107,7 +107,7 @@ def test_a_program_that_can_save_is_asked_to_and_has_ended_well(launcher, capfd,
     launcher.report, launcher.after = {**SAVES, "exit_reason": "preempted"}, {(USR1,): 0}
     end = ended((0.05, number))
     assert made[0].signals == [USR1]
-    line = "stopped and saved at step 40: HVDLAUNCH_JOB=mine before the same command goes on from there"
+    line = "note: stopped and saved at step 40. To resume, run the same command with HVDLAUNCH_JOB=mine before it."
     assert (end.status, end.stopped, end.checkpoint, end.run_folder, end.why) == (0, True, 40, "/runs/mine", line)
     assert capfd.readouterr().err == f"hvdlaunch: {line}\n"
 
@@ -131,7 +131,8 @@ def test_a_program_that_obeys_a_sigusr1_that_came_early_was_stopped(launcher):
     launcher.report, launcher.after = {"exit_reason": "preempted"}, {(USR1,): 0}
     end = ended((0.05, USR1))
     assert (end.status, end.stopped, end.checkpoint) == (0, True, None)
-    assert end.why.startswith("stopped and saved: HVDLAUNCH_JOB=mine")
+    assert end.why.startswith("note: stopped and saved.")
+    assert "HVDLAUNCH_JOB=mine" in end.why
 
 
 def test_the_second_signal_ends_it_now(launcher):
@@ -162,7 +163,7 @@ def test_the_deadline_ends_it(launcher):
 def test_a_failure_while_it_saves_is_told(launcher, capfd):
     launcher.report, launcher.after, launcher.stderr = {"saves": "yes"}, {(USR1,): 3}, STATUS_3
     assert ended((0.05, TERM)).status == 143
-    assert capfd.readouterr().err == "hvdlaunch: rank 2 on h1 ended with status 3\n"
+    assert capfd.readouterr().err == "hvdlaunch: error: rank 2 on h1 ended with status 3\n"
 
 
 def test_a_run_that_finishes_before_it_hears_the_signal_has_finished(launcher, capfd):
@@ -179,7 +180,7 @@ def test_without_a_signal(launcher, capfd):
     launcher.after, launcher.report, launcher.stderr = {(): 3}, {"checkpoint": "x"}, STATUS_3
     end = ended()
     assert (end.status, end.stopped, end.why, end.checkpoint) == (3, False, "rank 2 on h1 ended with status 3", None)
-    assert capfd.readouterr().err == "hvdlaunch: rank 2 on h1 ended with status 3\n"
+    assert capfd.readouterr().err == "hvdlaunch: error: rank 2 on h1 ended with status 3\n"
 
 
 def test_a_launcher_that_cannot_start_leaves_the_signals_as_they_were(monkeypatch):
