@@ -1,13 +1,12 @@
-"""Text <-> hosts: Open MPI, MPICH, -H, Horovod, rankfiles and TOML.
+"""Text <-> hosts: Open MPI, MPICH, -H, Horovod and rankfiles.
 
 Strict on purpose: launchers misread each other's files in silence. hostfiles/README.md has the grammar, and what each
 launcher makes of it.
 """
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from launch.cores import core_list, parse_range
 from launch.errors import HostfileError
@@ -37,8 +36,6 @@ def read(text: str, *, name: str) -> tuple[Host, ...]:
     line for anything that is not understood.
     """
     lines = list(_lines_of_words(text, name))
-    if name.endswith(".toml") or (lines and lines[0][1][0].startswith("[[")):
-        return merge(_toml(text, name), f"{name}:1")
     spelling = next(
         (line_spelling for line_spelling in (_spelling_of(tokens) for _, tokens in lines) if line_spelling), "openmpi"
     )
@@ -180,35 +177,3 @@ def _are_cores(text: str) -> bool:
     if colon and not re.fullmatch("[0-9]+", socket):
         return False
     return parse_range(cores) is not None or (bool(colon) and cores == "*")
-
-
-def _toml(text: str, name: str) -> Iterator[Entry]:
-    import tomllib
-
-    try:
-        document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        at = re.search(r"at line ([0-9]+)", str(error))
-        line = at[1] if at else str(text.count("\n") + 1)
-        raise HostfileError(f"{name}:{line}: TOML: {error}; see hostfiles/README.md") from error
-    tables = document.pop("host", [])
-    for key in document:
-        raise error_at(f"{name}:1", key, 'is not understood; write [[host]], name="a" and slots=8')
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise error_at(f"{name}:1", str(tables), "is no list of hosts; write [[host]] above each")
-    headers = [n for n, line in enumerate(text.split("\n"), 1) if re.match(r"[ \t]*\[\[", line)]
-    for table, number in zip(tables, headers if len(headers) == len(tables) else itertools.repeat(1), strict=False):
-        yield _toml_host(f"{name}:{number}", table)
-
-
-def _toml_host(where: str, table: dict[str, Any]) -> Entry:
-    for key in sorted(table.keys() - {"name", "slots", "max_slots"}):
-        raise error_at(where, key, "is not understood; a host has name, slots and max_slots")
-    name = table.get("name")
-    if not isinstance(name, str):
-        raise error_at(where, str(name), 'is not a host name; write name="a"')
-    if "slots" not in table:
-        raise error_at(where, name, "has no slots; write slots=8")
-    counts = {key: parse_slots(where, repr(table[key])) for key in ("slots", "max_slots") if key in table}
-    host = Host(name=parse_name(where, name), slots=counts["slots"], max_slots=counts.get("max_slots"))
-    return Entry(where=where, host=host, adds=False)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from launch.errors import harmless
 from launch.machine.nvidia_smi import SOURCE
 from launch.machine.topology import OUTSIDE, Gpu, Topology, usable_cores
+from launch.placement.findings import named
 from launch.placement.slots import RankSlot
 
-MAX_NAMED = 4
 MOST_PER_CORE = 8  # ranks; what a program weighs is not known, but with more of them hardly any gets on
 
 
@@ -43,7 +43,7 @@ def crowded(slots: Sequence[RankSlot], topologies: Mapping[str, Topology], group
     over = [host for host in ranks if cores[host] and ranks[host] > MOST_PER_CORE * cores[host]]
     if not over:
         return None
-    places = _listed([f"{host} ({ranks[host]} ranks, {cores[host]:g} cores)" for host in over])
+    places = named([f"{host} ({ranks[host]} ranks, {cores[host]:g} cores)" for host in over])
     each = min(*(int(MOST_PER_CORE * cores[host]) for host in over), *ranks.values())
     each = max(group, each // group * group)
     fewer = f"-np {each}" if len(ranks) == 1 else f"-np {each * len(ranks)} --per-host {each}"
@@ -58,7 +58,7 @@ def _cores(topology: Topology) -> float:
 def unseen_by_nvidia_smi(hosts: Sequence[str]) -> str:
     """What is not known of the GPUs of hosts that NVML has not told of."""
     missed = "memory that hidden processes use, slow PCIe links, displays and missing P2P are not looked at"
-    return f"note: {_listed(hosts)}: NVML is not available, GPU facts come from nvidia-smi: {missed}"
+    return f"note: {named(hosts)}: NVML is not available, GPU facts come from nvidia-smi: {missed}"
 
 
 def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
@@ -77,9 +77,4 @@ def _places(facts: Iterable[tuple[str, str, Gpu]]) -> dict[str, str]:
     by_fact: dict[str, list[str]] = {}
     for fact, host, gpu in facts:
         by_fact.setdefault(fact, []).append(f"GPU {gpu.index} of {host}")
-    return {fact: _listed(places) for fact, places in by_fact.items()}
-
-
-def _listed(places: Sequence[str]) -> str:
-    more = f" and {len(places) - MAX_NAMED} more" if len(places) > MAX_NAMED else ""
-    return ", ".join(places[:MAX_NAMED]) + more
+    return {fact: named(places) for fact, places in by_fact.items()}

@@ -12,7 +12,7 @@ def folder(monkeypatch, tmp_path):
     (tmp_path / "pix4.txt").write_text(PIX4)
     (tmp_path / "cpu.json").write_text(NO_GPU)
     (tmp_path / "binary").write_bytes(bytes(range(256)))
-    (tmp_path / "hosts.toml").write_text('[[host]]\nname = "a"\nslots = 2\n\n[[host]]\nname = "b"\nslots = 1\n')
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=1\n")
     (tmp_path / "p2p.txt").write_text("\tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n")
     monkeypatch.chdir(tmp_path)
     environment = {"PATH": str(tmp_path / "bin"), "HOME": "/home/me", "NCCL_DEBUG": "INFO", "MY_TOKEN": "s3cret!"}

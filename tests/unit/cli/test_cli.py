@@ -61,7 +61,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         (("topo", "--topology", "missing"), "missing cannot be read: No such file or directory"),
         (("topo", "--topology", "binary"), "binary cannot be read: it is not text"),
         (("topo", "--topology", "."), ". cannot be read: Is a directory"),
-        (("topo", "--topology", "hosts.toml"), "hosts.toml:1: "),
+        (("topo", "--topology", "hosts"), "hosts:1: "),
         (("topo", "--topology", "pix4.txt", "--gpu-name", "banana"), "no link speeds are known"),
         (("topo", "--gpu-name", "A100"), "--gpu-name is for a saved text"),
         (("topo", "--topology", "p2p.txt", "--pair", "0,1"), "save the output of `nvidia-smi topo -m` instead"),
@@ -83,7 +83,7 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*HOSTFILE, "$(x)"), "-H: '$(x)' is not a host name"),
         ((*HOSTFILE, "a\nb"), "-H: 'a\\nb' is not a host name"),
         ((*HOSTFILE, "a:x"), "-H: 'x' is not a number of slots"),
-        ((*HOSTFILE, "a", "--hostfile", "hosts.toml"), "not allowed with argument"),
+        ((*HOSTFILE, "a", "--hostfile", "hosts"), "not allowed with argument"),
         ((*HOSTFILE, "a", "--format", "xml"), "invalid choice: 'xml'"),
         ((*HOSTFILE, "a", "-o", "missing/hosts"), "missing/hosts cannot be written: No such file or directory"),
         ((*HOSTFILE, "a", "-o", "bin"), "bin cannot be written: Is a directory"),
@@ -184,9 +184,7 @@ STARTS = st.sampled_from(
     [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--hostfile"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
 )
 OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --slurm-nodes --gpu-name --format --hostfile"
-VALUES = (
-    "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts.toml MY_TOKEN"
-)
+VALUES = "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts MY_TOKEN"
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -326,7 +324,7 @@ def test_gpus_as_json(capsys):
     [
         (("-H", "a:2,b"), "a slots=2\nb slots=1\n"),
         (("-H", "a:2,b", "--format", "mpich"), "a:2\nb:1\n"),
-        (("--hostfile", "hosts.toml", "--format", "rankfile"), "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n"),
+        (("--hostfile", "hosts", "--format", "rankfile"), "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n"),
         (("--slurm-nodes", "n[01-02]:4", "--format", "horovod"), "n01 slots=4\nn02 slots=4\n"),
     ],
 )

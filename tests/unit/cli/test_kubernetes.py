@@ -72,7 +72,7 @@ def test_a_secret_that_ranks_are_to_get_is_made_first(capsys, folder):
     ("words", "message"),
     [
         ((*JOB, "-H", "a:4"), "-H names hosts, but Kubernetes makes those of --mpijob: leave it out"),
-        ((*JOB, "--hostfile", "hosts.toml"), "--hostfile names hosts, but Kubernetes makes those of --mpijob"),
+        ((*JOB, "--hostfile", "hosts"), "--hostfile names hosts, but Kubernetes makes those of --mpijob"),
         ((*JOB, "--apptainer", "x.sif"), "--apptainer would be a container in one: --mpijob-option image=IMAGE is it"),
         ((*JOB, "--per-host", "3"), "--per-host 3: -np 4 is not a multiple of it"),
         ((*JOB, "--ranks-per-replica", "3"), "--ranks-per-replica 3: -np 4 is not a multiple of it"),
@@ -114,6 +114,6 @@ def test_in_a_launcher_pod_its_hostfile_is_the_default(monkeypatch, folder):
     monkeypatch.setitem(os.environ, "OMPI_MCA_orte_default_hostfile", str(folder / "hostfile"))
     assert hosts_of() == tuple(Host(name=f"pi-worker-{number}.pi-worker.default.svc", slots=8) for number in (0, 1))
     assert hosts_of("-H", "a:2") == (Host(name="a", slots=2),)
-    assert hosts_of("--hostfile", "hosts.toml") == (Host(name="a", slots=2), Host(name="b", slots=1))
+    assert hosts_of("--hostfile", "hosts") == (Host(name="a", slots=2), Host(name="b", slots=1))
     monkeypatch.setitem(os.environ, "SLURM_JOB_NODELIST", "n1")
     assert hosts_of() is None

@@ -12,7 +12,7 @@ from launch.errors import CommandError
 from tests.unit.cli.commands import ended, refusal
 
 COMMANDS = next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-FOR = {"-np": "2", "-k": "2", "-H": "a:2", "--per-host": "2", "--gpus": "0", "--hostfile": "hosts.toml"}
+FOR = {"-np": "2", "-k": "2", "-H": "a:2", "--per-host": "2", "--gpus": "0", "--hostfile": "hosts"}
 PLACEHOLDERS = {"N": "2", "A:N": "a:2", "PROGRAM": "prog", "image=IMAGE": "image=a", "claim=NAME": "claim=b"}
 
 

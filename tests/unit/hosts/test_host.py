@@ -12,7 +12,6 @@ def test_refuses_a_name_in_every_spelling(name):
         (lambda: read(f"ok\n{name}\n", name="hosts"), "hosts:2: "),
         (lambda: read(f"ok:1\n{name}:2\n", name="hosts"), "hosts:2: "),
         (lambda: read(f"rank 0=ok slot=0\nrank 1={name} slot=1\n", name="hosts"), "hosts:2: "),
-        (lambda: read(f"\n[[host]]\nname='''{name}'''\nslots=1\n", name="hosts"), "hosts:"),
         (lambda: from_option(f"ok:1,{name}:2"), "-H: "),
         (lambda: from_option(name), "-H: "),
         (lambda: from_slurm(f"ok,{name}"), "Slurm's node list: "),
@@ -30,7 +29,6 @@ def test_refuses_blanks_and_line_ends_in_names(name):
     refusal(from_option, f"ok:1,{name}:2")
     refusal(from_option, f"ok,{name}")
     refusal(from_slurm, f"ok,{name}[1-2]") if name else refusal(from_slurm, "ok,")
-    refusal(read, f"[[host]]\nname={name!r}\nslots=1\n".replace("'", '"'), name="hosts")
     if "\n" not in name and name.strip():  # in a file these stand for two lines, or for none
         refused(f"{name} slots=2\n")
         refused(f"{name}:2\n")
@@ -40,7 +38,6 @@ def test_names_the_remedy_for_users_and_ipv6():
     assert "~/.ssh/config" in refused("user@host slots=8\n")
     assert "IPv6" in refused("fe80::1 slots=8\n")
     assert "IPv6" in refusal(from_option, "fe80::1:8")
-    assert "IPv6" in refusal(read, "[[host]]\nname='::1'\nslots=1", name="hosts")
 
 
 @pytest.mark.parametrize("name", ["a", "7", "_a", "A-b_c.d-e.f", "10.0.0.1", "a" * 63, ".".join(["a" * 62] * 4)])

@@ -22,7 +22,7 @@ WRITABLE = typing.get_args(hostfile.Writable)
 AB = hosts(("a", 8), ("b", 4))
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.openmpi")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("spelling", WRITABLE)
 def test_examples_are_what_the_program_writes(example, spelling):
     described = read(example.read_text(), name=str(example))
@@ -35,11 +35,11 @@ def test_examples_are_what_the_program_writes(example, spelling):
 
 
 def test_every_example_has_a_description():
-    stems = {path.stem for path in EXAMPLES.glob("*.toml")}
+    stems = {path.stem for path in EXAMPLES.glob("*.openmpi")}
     assert len(stems) >= 2
     assert {path.name for path in EXAMPLES.iterdir()} == {
         "README.md",
-        *(f"{stem}.{kind}" for stem in stems for kind in ("toml", *WRITABLE)),
+        *(f"{stem}.{kind}" for stem in stems for kind in WRITABLE),
     }
 
 
@@ -60,13 +60,12 @@ def test_open_mpi_synonyms_of_max_slots(word, sign):
     "text",
     [
         "a slots=8\nb slots=4\n",
-        "\n# comment: ünï, $(x), a;b, [[host]]\n  a\tslots =8#eight\n\n\t\nb slots= 4 # max_slots=2\n\n",
+        "\n# comment: ünï, $(x), a;b\n  a\tslots =8#eight\n\n\t\nb slots= 4 # max_slots=2\n\n",
         "a:8\nb:4\n",
         " a:8 # rank 0=c slot=0\n\n#\nb:4",
         "a:7\nb\na\nb:3",
         "a\n" * 8 + "b\n" * 4,
         "a slots=7\nb slots=4\na\n",
-        "[[host]]\nname='a'\nslots=8\n[[host]]\nname='b'\nslots=4\n",
         "".join(f"rank {rank}=a slot={rank}\n" for rank in range(8))
         + "".join(f"rank {rank} = b slots = 0:{rank} # x\n" for rank in range(8, 12)),
         "".join(f"rank {rank}={'ab'[rank >= 8]} slot=0-3,8;1:*\n" for rank in reversed(range(12))),
@@ -145,45 +144,6 @@ def test_refuses_with_file_and_line(text, line, words):
     message = refused(text)
     assert message.startswith(f"hosts:{line}: ")
     assert words in message
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        ("[[host]]\nname='a'\nslots=8\n[[host]]\nname='b'\nslots=4\ngpus=4\n", 4, "'gpus' is not understood"),
-        ("[[host]]\nname='a'\nslots=8\n\n[[host]]\nname='a'\nslots=4\n", 5, "'a' has its slots further up"),
-        ("[[host]]\nname='a'\n", 1, "'a' has no slots"),
-        ("[[host]]\nslots=8\n", 1, "'None' is not a host name"),
-        ("[[host]]\nname=1\nslots=8\n", 1, "'1' is not a host name"),
-        ("[[host]]\nname='a'\nslots='8'\n", 1, "is not a number of slots"),
-        ("[[host]]\nname='a'\nslots=true\n", 1, "'True' is not a number of slots"),
-        ("[[host]]\nname='a'\nslots=8.0\n", 1, "'8.0' is not a number of slots"),
-        ("[[host]]\nname='a'\nslots=8\nmax_slots=4\n", 1, "max_slots 4 for 8 slots"),
-        ("[[host]]\nname='a\\nb'\nslots=8\nb='''\n[[host]]\n'''", 1, "'b' is not understood"),
-        ('[[host]]\nname="a\\nb"\nslots=8\n', 1, r"'a\nb' is not a host name"),
-        ("# x\n[[host]]\nname=a\nslots=8\n", 3, "TOML"),
-        ("[[host]]\nname='a'\nslots=8\n[[hosts]]\n", 1, "'hosts' is not understood"),
-        ("[[host", 1, "TOML"),
-        ("host=3", 1, "'3' is no list of hosts"),
-        ("host=[3]", 1, "'[3]' is no list of hosts"),
-        ("", 1, "no host"),
-        ("x=" + "[" * 1000, 1, "TOML"),
-        ("x=" + "\n".join(["[" * 1000] * 20), 1, "TOML"),
-        (f"[[host]]\nname='a'\nslots=0x{'f' * 1000}\n", 1, "is not a number of slots"),
-        ("[[host]]\nname='a'\nslots=8\0", 3, "TOML"),
-    ],
-)
-def test_refuses_toml_with_file_and_line(text, line, words):
-    message = refusal(read, text, name="hosts.toml")
-    assert message.startswith("hosts.toml:")
-    if "[[[" not in text:
-        assert message.startswith(f"hosts.toml:{line}: ")
-    assert words in message
-
-
-def test_an_inline_list_of_toml_hosts_is_one_too():
-    text = 'host = [{name = "a", slots = 8, max_slots = 9}]'
-    assert read(text, name="hosts.toml") == (Host(name="a", slots=8, max_slots=9),)
 
 
 def test_long_lines_files_and_lists_are_refused_quickly():
@@ -279,7 +239,6 @@ def random_texts(n, seed):
         "a slots=8\nb slots=4 max_slots=6\n# comment\n\nc\n",
         "gpu-1.lab:8\ngpu-2.lab:4\n10.0.0.3\n",
         "".join(f"rank {rank}=h{rank // 2} slot={rank % 2}:0-3\n" for rank in range(6)),
-        '[[host]]\nname = "a"\nslots = 8\n\n[[host]]\nname = "b"\nslots = 4\nmax_slots = 4\n',
     ]
     spice = [
         *NO_NAMES,
@@ -292,7 +251,6 @@ def random_texts(n, seed):
         "#",
         "slots",
         "rank ",
-        "[[host]]\n",
         "0",
         "9" * 12,
         "-",
@@ -340,7 +298,6 @@ def test_a_reader_can_neither_start_nor_open_anything(module):
         "launch.hosts.host",
         "math",
         "re",
-        "tomllib",
         "typing",
     }
     assert imported <= known

@@ -38,7 +38,7 @@ def with_facts(**facts):
         (
             {"a": with_facts(drawbacks=[(SLOW,)] * 4), "b": with_facts(drawbacks=[(SLOW,)] * 4)},
             "all",
-            (f"warning: GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 0 of b and 2 more: {SLOW}",),
+            (f"warning: GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 0 of b, GPU 1 of b, GPU 2 of b: {SLOW}",),
         ),
         ({"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["A100"] * 4)}, "all", ()),
         (
