@@ -205,11 +205,11 @@ def test_a_lost_race_for_a_gpu_ends_in_one_line_and_a_restart_takes_others(tmp_p
     os.kill(pid, signal.SIGKILL)
     first, *more = lines(done)
     taken = f"GPU 3 of localhost was claimed by another run of yours (pid {pid}) after planning. Run the command again"
-    assert first == f"hvdlaunch: error: {taken}, and it takes others, if some are free"
+    assert first == f"hvdlaunch: error: {taken} for other free GPUs."
     if not restarts:
         assert (done.returncode, more) == (75, [])
         return
-    assert (done.returncode, [line[:38] for line in more]) == (0, ["hvdlaunch: warning: restart 1 of 1 after: hvdla"])
+    assert (done.returncode, [line[:41] for line in more]) == (0, ["hvdlaunch: warning: restart 1 of 1 after:"])
     assert {f"{OURS}33" in one["environment"]["CUDA_VISIBLE_DEVICES"] for one in ranks(tmp_path)} == {False}
 
 

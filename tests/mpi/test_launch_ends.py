@@ -73,7 +73,7 @@ MPICH = "HYDRA build details:\n    Version:                                 4.2.
         ([], PLACE, MPICH, ["MPICH 4.2.0", "Open MPI 4 or 5", "PATH"]),
         ([], PLACE, "mpirun (Open MPI) 3.1.6", ["Open MPI 3.1.6", "Open MPI 4 or 5"]),
         ([], PLACE, "what?", ["does not say which MPI", "Open MPI 4 or 5"]),
-        (["-H", "localhost:1"], PLACE, "mpirun (Open MPI) 4.1.8", ["-np 2", "1 slots"]),
+        (["-H", "localhost:1"], PLACE, "mpirun (Open MPI) 4.1.8", ["-np 2", "1 available slots"]),
         (["--gpus", "0,1"], PLACE, "mpirun (Open MPI) 4.1.8", ["localhost", "no GPU"]),
         (["-x", "NOWHERE"], PLACE, "mpirun (Open MPI) 4.1.8", ["NOWHERE"]),
         (["-x", "TOKEN=secret"], PLACE, "mpirun (Open MPI) 4.1.8", ["'TOKEN'"]),

@@ -16,7 +16,7 @@ AGAIN = ["--restarts", "5", "--min-np", "1"]
 ENDLESS = ["--until", "never"]
 KILLED = "rank 1 on localhost died of signal 9 (Killed), perhaps out of memory, at step 7"
 
-AGAIN = "hvdlaunch: warning: restart"
+RESTART = "hvdlaunch: warning: restart"
 
 
 def attempts(folder):
@@ -105,7 +105,7 @@ def test_after_a_failure_it_goes_on_from_the_newest_checkpoint(tmp_path, launche
     assert done.returncode == 0, done.stderr
     assert attempts(tmp_path) == [(2, 0), (2, 5)]
     told = lines(done)
-    assert told[0].startswith(f"hvdlaunch: {why.partition(': Runtime')[0]}")
+    assert told[0].startswith(f"hvdlaunch: error: {why.partition(': Runtime')[0]}")
     assert told[-1] == f"hvdlaunch: warning: restart 1 of 5 after: {why}; 2 ranks on localhost:2, from step 5"
 
 
@@ -154,7 +154,7 @@ def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse
     refused = [line for line in said(tmp_path) if "3 ranks do not divide 12" in line]
     assert refused == [
         "steps: 3 ranks do not divide 12",
-        f"{AGAIN} 1 of 1 after: steps: 3 ranks do not divide 12; 2 ranks on localhost:2, from step 5",
+        f"{RESTART} 1 of 1 after: steps: 3 ranks do not divide 12; 2 ranks on localhost:2, from step 5",
     ]
 
 
@@ -162,7 +162,7 @@ def test_what_a_rank_leaves_behind_is_ended_before_the_restart(tmp_path):
     script = "setsid sleep 300 & echo $! > left; exit 9"
     done = finished(tmp_path, argv("-np", "1", "--restarts", "1", program=["bash", "-c", script]))
     assert done.returncode == 9, done.stderr
-    assert "hvdlaunch: 1 leftover processes killed on localhost" in lines(done)
+    assert "hvdlaunch: note: 1 leftover processes killed on localhost" in lines(done)
 
 
 def test_nothing_outlives_hvdlaunch_and_its_keeper(tmp_path):
