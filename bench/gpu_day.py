@@ -188,7 +188,7 @@ def nccl(day: Day) -> Figures:
 
 def jpegs(day: Day) -> Figures:
     """JPEGs: read as fast as computed?"""
-    count = "8" if REHEARSAL else "2000"
+    count = "8" if REHEARSAL else "1000"
     rows = day.table("input", "--rounds", "1" if REHEARSAL else "3", "--images", count, "--drawn", "1024")
     photos = day.folder / "photos"
     shutil.rmtree(photos, ignore_errors=True)
