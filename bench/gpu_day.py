@@ -311,6 +311,7 @@ def main() -> int:
         take_wheels(chosen.wheels, folder / "site")
     paths = [str(folder / "site"), str(BENCH), str(BENCH.parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the program of a stage ends with this one
     import torch
 
     return run(chosen.stages, folder, torch.cuda.device_count())
