@@ -6,8 +6,8 @@
 
 The same weights, tensors, batch and optimizer on both sides (bench/workload.py): ours is train_epoch as a run calls it
 (bench/ours.py), the peers are the loops in bench/peers/, where an EfficientNet's activations are in place as in
-torchvision's own. Jobs of all sides run in turns; each answers with its steps' times after a warm-up. The median step is
-that of ordinary ones, the mean has reports and whatever else comes rarely.
+torchvision's own. Jobs of all sides run in turns; each answers with its steps' times after a warm-up. The median step
+is that of ordinary ones, the mean has reports and whatever else comes rarely.
 """
 
 import argparse

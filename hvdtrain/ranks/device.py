@@ -66,7 +66,7 @@ def set_arithmetic(*, deterministic: bool, tf32: bool) -> None:
     """Let torch compute alike in each run, or as fast as it can, and on a GPU in TF32 or not."""
     if deterministic:
         torch.use_deterministic_algorithms(True)
-    # It looks for the fastest kernels once for each shape. Training has two, of whole batches and of an epoch's last one;
-    # evaluation has the same whole batches, and adds its own last one.
+    # It looks for the fastest kernels once for each shape. Training has two, of whole batches and of an epoch's last
+    # one; evaluation has the same whole batches, and adds its own last one.
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
