@@ -22,30 +22,79 @@ from launch.start.shown import plan_text
 from launch.supervise import nccl, restarts
 from launch.supervise import run as watched
 
+# An option of run -> those of which it needs one.
+REQUIRES = {
+    "--topology": ("--dry-run", "--sbatch"),
+    "--sbatch-option": ("--sbatch",),
+    "--mpijob-option": ("--mpijob",),
+    "--min-np": ("--restarts", "--elastic"),
+    "--grow": ("--elastic",),
+}
+# Two options of run that do not work together, and why.
+EXCLUDES = (
+    ("--sbatch", "--mpijob", "they write different jobs"),
+    ("--sbatch", "--dry-run", "neither starts anything"),
+    ("--mpijob", "--dry-run", "neither starts anything"),
+    ("--nccl-debug", "--dry-run", "nothing is started"),
+    ("--nccl-debug", "--restarts", "it reports on one attempt"),
+    ("--nccl-debug", "--mpijob", "nothing is started here"),
+    ("--hostfile -", "--sbatch", "the job has no standard input"),
+    ("--measured -", "--sbatch", "the job has no standard input"),
+    ("-H", "--mpijob", "Kubernetes makes the hosts"),
+    ("--hostfile", "--mpijob", "Kubernetes makes the hosts"),
+    ("--slurm-nodes", "--mpijob", "Kubernetes makes the hosts"),
+    ("--gpus", "--mpijob", "Kubernetes chooses the GPUs"),
+    ("--measured", "--mpijob", "the pods do not have its file"),
+    ("--apptainer", "--mpijob", "pods are containers already: use --mpijob-option image=IMAGE"),
+    ("--launcher horovodrun", "--mpijob", "it does not know the ssh port of the pods"),
+)
+
+
+def _require_fitting(options: argparse.Namespace) -> None:
+    """CommandError with all options of run that lack another one, or do not work together."""
+    present = {
+        "--topology": options.topology,
+        "--dry-run": options.dry_run,
+        "--sbatch": options.sbatch,
+        "--sbatch-option": options.sbatch_options,
+        "--mpijob": options.mpijob,
+        "--mpijob-option": options.mpijob_options,
+        "--restarts": options.restarts,
+        "--min-np": options.min_np,
+        "--elastic": options.elastic,
+        "--grow": options.grow,
+        "--nccl-debug": options.nccl_debug,
+        "-H": options.hosts,
+        "--hostfile": options.hostfile,
+        "--hostfile -": options.hostfile == "-",
+        "--slurm-nodes": options.slurm_nodes,
+        "--gpus": not isinstance(options.gpus, str),
+        "--measured": options.measured,
+        "--measured -": options.measured == "-",
+        "--apptainer": options.apptainer,
+        "--launcher horovodrun": options.launcher == "horovodrun",
+    }
+    used = {name for name, value in present.items() if value}
+    wrong = [
+        f"{option} requires {' or '.join(needed)}"
+        for option, needed in REQUIRES.items()
+        if option in used and used.isdisjoint(needed)
+    ]
+    wrong += [
+        f"{first} does not work with {second} ({why}): use only one"
+        for first, second, why in EXCLUDES
+        if {first, second} <= used
+    ]
+    if wrong:
+        raise CommandError("; ".join(wrong))
+
 
 def run(options: argparse.Namespace) -> int:
     """Start a program and watch it; or show what that would do, or write a batch script that does it."""
-    if options.topology and not (options.dry_run or options.sbatch):
-        raise CommandError("--topology is for plan, --dry-run and --sbatch: a run asks its hosts")
-    if options.sbatch is not None and options.dry_run:
-        raise CommandError("--sbatch and --dry-run: neither starts anything. Use only one.")
-    if options.sbatch is not None and options.hostfile == "-":
-        raise CommandError("--hostfile -: the job has no such input: write it to a file, or use -H")
-    if options.measured == "-" and (options.sbatch is not None or options.mpijob is not None):
-        raise CommandError("--measured -: the job has no such input: write it to a file that its hosts have")
-    if options.sbatch_options and options.sbatch is None:
-        raise CommandError("--sbatch-option is for the script that --sbatch FILE writes: add that")
-    if options.sbatch is not None and options.mpijob is not None:
-        raise CommandError("--sbatch and --mpijob: use only one")
-    if options.mpijob is not None and options.dry_run:
-        raise CommandError("--mpijob and --dry-run: neither starts anything. Use only one.")
-    if options.mpijob_options and options.mpijob is None:
-        raise CommandError("--mpijob-option is for the job that --mpijob FILE writes: add that")
+    _require_fitting(options)
     if not 0 <= options.grace_s < math.inf:
         raise CommandError(f"--grace-s {options.grace_s:g}: pass a number of seconds, at least 0")
     policy = _restart_policy(options)
-    if options.nccl_debug and (options.dry_run or policy is not None):
-        raise CommandError("--nccl-debug looks at one run that is started: leave --dry-run and --restarts out")
     if options.sbatch is not None:
         return _sbatch(options)
     if options.mpijob is not None:
@@ -209,10 +258,6 @@ def _remind_root(options: argparse.Namespace, remedy: str) -> None:
 def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | None:
     if options.restarts < 0:
         raise CommandError(f"--restarts {options.restarts}: pass a number of at least 0")
-    if options.grow and not options.elastic:
-        raise CommandError("--grow is for ranks that outlive others: add --elastic")
-    if options.min_np is not None and not (options.restarts or options.elastic):
-        raise CommandError("--min-np is for a run that is started again: add --restarts N, or --elastic")
     if options.min_np is not None and options.np is not None and options.min_np > options.np:
         raise CommandError(f"--min-np {options.min_np}: pass a number from 1 to -np, which is {options.np}")
     if not options.restarts:
@@ -260,7 +305,6 @@ def _sbatch(options: argparse.Namespace) -> int:
 
 def _mpijob(options: argparse.Namespace) -> int:
     """Root is nobody here: whoever writes the job, its pods run as the image's user."""
-    _refuse_what_pods_have_not(options)
     pod_options = mpijob.parse_options(options.mpijob_options)
     _require("--mpijob", options, mpijob.missing(pod_options, options.np))
     request = _request(options)
@@ -288,39 +332,6 @@ def _mpijob(options: argparse.Namespace) -> int:
         print(f"first: env | grep -E '^({lines})=' | kubectl create secret generic {name} --from-env-file=/dev/stdin")
     print(f"submit it with: kubectl create -f {options.mpijob}")
     return 0
-
-
-def _refuse_what_pods_have_not(options: argparse.Namespace) -> None:
-    """CommandError for all that cannot be in the job of --mpijob."""
-    wrong = []
-    hosts = "names hosts, but Kubernetes makes those of --mpijob"
-    named_gpus = not isinstance(options.gpus, str)
-    for option, given, why in (
-        ("-H", options.hosts is not None, hosts),
-        ("--hostfile", options.hostfile is not None, hosts),
-        ("--slurm-nodes", options.slurm_nodes is not None, hosts),
-        (
-            "--apptainer",
-            options.apptainer is not None,
-            "would be a container in one: --mpijob-option image=IMAGE is it",
-        ),
-        (
-            "--launcher horovodrun",
-            options.launcher == "horovodrun",
-            "does not know the ssh port of the pods of --mpijob",
-        ),
-        (
-            "--measured",
-            options.measured is not None,
-            "names a file of this machine, which the pods of --mpijob have not",
-        ),
-        ("--gpus", named_gpus, "names GPUs, but Kubernetes chooses those of --mpijob"),
-        ("--nccl-debug", options.nccl_debug, "tells of a run that is started here, but --mpijob starts none"),
-    ):
-        if given:
-            wrong.append(f"{option} {why}: leave it out")
-    if wrong:
-        raise CommandError("; ".join(wrong))
 
 
 def _without(options: Collection[str], arguments: list[str]) -> list[str]:

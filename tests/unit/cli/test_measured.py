@@ -61,15 +61,18 @@ def test_measured_links_on_standard_input_are_read_once(capsys, monkeypatch, fol
         ),
         (
             ("run", "-np", "2", "--nccl-debug", "--dry-run", "--", "prog"),
-            "--nccl-debug looks at one run that is started",
+            "--nccl-debug does not work with --dry-run",
         ),
-        (("run", "-np", "2", "--nccl-debug", "--restarts", "1", "--", "prog"), "--nccl-debug looks at one run"),
+        (
+            ("run", "-np", "2", "--nccl-debug", "--restarts", "1", "--", "prog"),
+            "--nccl-debug does not work",
+        ),
         (
             ("check", "-H", "localhost:2", "--bandwidth", "--apptainer", "a.sif"),
             "--bandwidth measures with the project",
         ),
-        (("run", "--sbatch", "job", "--measured", "-", "--", "prog"), "--measured -: the job has no such input"),
-        (("run", "--mpijob", "job", "--measured", "-", "--", "prog"), "--measured -: the job has no such input"),
+        (("run", "--sbatch", "job", "--measured", "-", "--", "prog"), "--measured - does not work with --sbatch"),
+        (("run", "--mpijob", "job", "--measured", "-", "--", "prog"), "--measured does not work with --mpijob"),
         (("check", "-H", "localhost:2", "--bind", "cores"), "unrecognized arguments: --bind cores"),
         (("check", "-H", "localhost:2", "--nccl-debug", "--gpus", "none"), "--nccl-debug logs what --bandwidth starts"),
     ],

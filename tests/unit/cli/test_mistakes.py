@@ -50,7 +50,7 @@ GPU4 = ("--topology", "pix4.txt")
         ("run --sbatch job -- prog", "--sbatch requires -np N (the tasks of the job), or -H A:N with a number for"),
         ("run --sbatch job -H a,b -- prog", "--sbatch requires -np N (the tasks of the job), or -H A:N"),
         ("run --nnodes=2 -np 2 -- prog", "--nnodes is unknown: name the hosts, as in -H node1,node2; see"),
-        ("run --sbatch job --dry-run -np 2 -- prog", "--sbatch and --dry-run: neither starts anything. Use only one"),
+        ("run --sbatch job --dry-run -np 2 -- prog", "--sbatch does not work with --dry-run"),
         ("plan -H a:2 --per-host 4 --topology a=pix4.txt -- prog", "--per-host 4 is more than the 2 slots of host a"),
     ],
 )
