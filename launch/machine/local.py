@@ -17,7 +17,7 @@ NO_GPU = (6, 9, 12)  # nvidia-smi's status where there is no device, no driver, 
 
 
 def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
-    """The topology of this host, its GPUs by NVML, else nvidia-smi; no GPU where none answers.
+    """The topology of this host, its GPUs by NVML, or by nvidia-smi where NVML cannot be loaded.
 
     ProcessError where a driver takes more than `timeout_s`.
     """
@@ -46,17 +46,15 @@ def _with_locks(topology: Topology) -> Topology:
 def _gpu_topology(timeout_s: float) -> Topology:
     if (topology := _within_time(nvml.read_nvml, timeout_s)) is not None:
         return topology
-    if find("nvidia-smi"):
-        matrix = ask(["nvidia-smi", "topo", "-m"], timeout_s=timeout_s)
-        if matrix.status in NO_GPU:
-            return Topology(source="none")
-        return nvidia_smi.from_nvidia_smi(
-            _output("nvidia-smi topo -m", matrix),
-            _queried(f"--query-gpu={nvidia_smi.QUERY}", timeout_s),
-            _queried(f"--query-compute-apps={nvidia_smi.QUERY_APPS}", timeout_s),
-            sockets_gbps=between_sockets(system.cpuinfo()),
-        )
-    return Topology(source="none")
+    matrix = ask(["nvidia-smi", "topo", "-m"], timeout_s=timeout_s) if find("nvidia-smi") else None
+    if matrix is None or matrix.status in NO_GPU:
+        return Topology(source="none")
+    return nvidia_smi.from_nvidia_smi(
+        _output("nvidia-smi topo -m", matrix),
+        _queried(f"--query-gpu={nvidia_smi.QUERY}", timeout_s),
+        _queried(f"--query-compute-apps={nvidia_smi.QUERY_APPS}", timeout_s),
+        sockets_gbps=between_sockets(system.cpuinfo()),
+    )
 
 
 def _within_time(read: Callable[[], Topology | None], timeout_s: float) -> Topology | None:

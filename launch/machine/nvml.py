@@ -52,7 +52,7 @@ class _Device:
 
 
 def read_nvml() -> Topology | None:
-    """This machine's topology; None where there is no NVIDIA driver, or no pynvml.
+    """This machine's topology; None where NVML cannot be loaded.
 
     Raises:
         TopologyError: there is a driver, and it does not work.
@@ -64,8 +64,10 @@ def read_nvml() -> Topology | None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        if error.value in {_NO_DRIVER, _NO_LIBRARY}:
+        if error.value == _NO_LIBRARY:
             return None
+        if error.value == _NO_DRIVER:
+            return Topology(source="none")
         raise TopologyError(f"NVML does not start: {error}; run nvidia-smi, which has the same trouble") from None
     try:
         return from_nvml(pynvml, sockets_gbps=between_sockets(system.cpuinfo()))

@@ -4,7 +4,8 @@ import pytest
 
 from launch.errors import ProcessError
 from launch.machine import local, nvml
-from tests.unit.machines import machine
+from launch.process import Answer
+from tests.unit.machines import PIX4, machine
 
 
 @pytest.mark.parametrize(("timeout_s", "gpus"), [(0.1, None), (5.0, 4)])
@@ -15,3 +16,23 @@ def test_a_driver_that_wakes_up_slowly_has_so_long(monkeypatch, timeout_s, gpus)
             local.local_topology(gpus=True, timeout_s=timeout_s)
     else:
         assert len(local.local_topology(gpus=True, timeout_s=timeout_s).gpus) == gpus
+
+
+@pytest.mark.parametrize(
+    ("answer", "gpus"), [(Answer(status=0, out=PIX4, err=""), 4), (Answer(status=9, out="", err="no"), 0)]
+)
+def test_nvidia_smi_answers_only_where_nvml_cannot_be_loaded(monkeypatch, answer, gpus):
+    commands = []
+
+    def ask(argv, *, timeout_s):
+        commands.append(argv[1])
+        return answer if argv[1] == "topo" else Answer(status=1, out="", err="")
+
+    monkeypatch.setattr(local, "find", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(local, "ask", ask)
+    monkeypatch.setattr(nvml, "read_nvml", machine)
+    assert local.local_topology(gpus=True, timeout_s=1).source == "a machine"
+    assert commands == []
+    monkeypatch.setattr(nvml, "read_nvml", lambda: None)
+    assert len(local.local_topology(gpus=True, timeout_s=1).gpus) == gpus
+    assert commands[0] == "topo"

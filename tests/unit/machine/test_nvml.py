@@ -415,6 +415,12 @@ def test_a_machine_without_the_module_or_the_driver_is_not_an_error(monkeypatch)
     monkeypatch.setitem(sys.modules, "pynvml", module(no_library)[0])
     assert read_nvml() is None
 
+    def no_driver():
+        raise NVMLError(9, "Driver Not Loaded")
+
+    monkeypatch.setitem(sys.modules, "pynvml", module(no_driver)[0])
+    assert read_nvml().source == "none"  # nvidia-smi would have no other answer
+
 
 def test_a_driver_that_does_not_work_is_one(monkeypatch):
     def mismatch():
