@@ -91,7 +91,7 @@ class Fleet:
         for name in unmeasured:
             del topologies[name]
             if name not in self._unmeasured:
-                say(f"warning: {in_one_line(unmeasured[name])}; skipping this host")
+                _say_skipped(unmeasured[name])
         self._unmeasured = set(unmeasured)
         gpus: Literal["all", "none"] = "all" if self._on_gpus else "none"
         group = request.ranks_per_replica or 1
@@ -147,7 +147,7 @@ class Fleet:
                 continue
             before = self._backoffs.get(name)
             if before is None:
-                say(f"warning: {in_one_line(answer)}; skipping this host")
+                _say_skipped(answer)
             times = 1 if before is None else before.times + 1
             self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
         usable = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
@@ -220,6 +220,10 @@ def usable_hosts(
 def pause_s(times: int) -> float:
     """How long to wait after so many failures in a row: 1, 2, 4... at most 30 s."""
     return min(2.0 ** min(times - 1, 10), MAX_PAUSE_S)
+
+
+def _say_skipped(why: LaunchError) -> None:
+    say(f"warning: {in_one_line(why).removesuffix('.')}; skipping this host")
 
 
 def say(line: str) -> None:

@@ -291,9 +291,9 @@ def test_all_hosts_that_refuse_are_named_at_once_with_what_ssh_said(cluster: Mak
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "hvdlaunch: error: 2 of 3 hosts cannot be used: h1, h3: fix them, or leave them out",
-        "    host h1: ssh asks for a password: copy a key there, with `ssh-copy-id h1`",
+        "    host h1: ssh asks for a password. Copy your key: `ssh-copy-id h1`",
         "        root@h1: Permission denied (password).",
-        "    host h3: its host key is unknown: connect to it once by hand, `ssh h3`, to accept it",
+        "    host h3: its host key is unknown. Run `ssh h3` once to accept it.",
         "        No ED25519 host key is known for h3 and you have requested strict checking.",
         "        Host key verification failed.",
     ]
