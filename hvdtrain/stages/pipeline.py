@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from hvdtrain.core.phases import OFF, Phases
@@ -65,67 +64,6 @@ class _Stage(PipelineStage):
         """They have the shape that `make_buffer` says, and not that of the schedule."""
 
 
-class _Eager1F1B(PipelineScheduleSingle):
-    """1F1B whose stages are one more micro-batch ahead of the next one, so that none waits while a message travels.
-
-    Of Zhuang et al., https://arxiv.org/abs/2211.05322. In torch's Schedule1F1B neighbours meet twice for each
-    micro-batch, which takes as long as the slower of them, and the message on top.
-    """
-
-    def _step_microbatches(
-        self,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        losses: list[Any] | None = None,
-        return_outputs: bool = True,
-    ) -> None:
-        arg_mbs, kwarg_mbs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        self._initialize_stage(arg_mbs[0], kwarg_mbs[0])  # type: ignore[no-untyped-call]
-        stage, count = self._stage, self._n_microbatches
-        ahead = min(count, 2 * (self._num_stages - stage.stage_index) - 1)
-
-        def receive(number: int) -> list[dist.P2POp]:
-            return stage.get_fwd_recv_ops(number) if number < count else []
-
-        def forward(number: int) -> list[dist.P2POp]:
-            _wait_for_last(received[number])
-            output = stage.forward_one_chunk(number, arg_mbs[number], kwarg_mbs[number], save_forward_output=False)
-            self._maybe_compute_loss(stage, output, target_mbs, number)  # type: ignore[no-untyped-call]
-            return stage.get_fwd_send_ops(number)
-
-        received = [_begin(receive(0))]  # by micro-batch, for its forward pass
-        sends: list[dist.P2POp] = []
-        under_way: list[dist.Work] = []
-        for number in range(ahead):
-            under_way += _begin(sends)
-            received.append(_begin(receive(number + 1)))
-            sends = forward(number)
-        for number in range(count):
-            sent, under_way = under_way, _begin([*sends, *stage.get_bwd_recv_ops(number)])
-            _wait_for_last(under_way)
-            loss = self._maybe_get_loss(stage, number)  # type: ignore[no-untyped-call]
-            stage.backward_one_chunk(number, loss=loss, last_backward=number == count - 1)
-            received.append(_begin([*stage.get_bwd_send_ops(number), *receive(number + ahead + 1)]))
-            sends = forward(number + ahead) if number + ahead < count else []
-            for work in sent:  # a micro-batch ago: what was sent is given back
-                work.wait()
-            under_way += received[-1]
-        for work in under_way:
-            work.wait()
-        self._update_losses(stage, losses)  # type: ignore[no-untyped-call]  # forgets those of this step
-
-
-def _begin(operations: list[dist.P2POp]) -> list[dist.Work]:
-    return dist.batch_isend_irecv(operations) if operations else []
-
-
-def _wait_for_last(works: list[dist.Work]) -> None:
-    """For what is received; NCCL has one `Work` for all of a batch."""
-    for work in works[-1:]:
-        work.wait()
-
-
 class Pipeline:
     """One rank's stage; torch.distributed's world are the stages of its replica, in their order."""
 
@@ -169,5 +107,6 @@ class Pipeline:
         def loss(output: Tensor, number: Tensor) -> Tensor:
             return self._loss(int(number), output)
 
-        kind = _Eager1F1B if self._order == "1f1b" else ScheduleGPipe
+        # 1F1B begins with as many micro-batches as there are stages; a step of fewer is the same in either order.
+        kind = Schedule1F1B if self._order == "1f1b" and count >= self.stages else ScheduleGPipe
         return stage, kind(stage, count, loss_fn=loss, scale_grads=False)

@@ -33,7 +33,7 @@ class StageSettings(BatchSettings):
     pipeline_schedule: Annotated[
         Order, ASIDE, Chosen(why="1f1b waits no longer than gpipe and holds fewer batches")
     ] = "1f1b"
-    """1f1b holds fewer than twice as many batches as there are stages, gpipe all of accumulate-steps."""
+    """1f1b holds as many batches as there are stages, gpipe all of accumulate-steps."""
     recompute: Annotated[bool, ASIDE] = False
     """Keep what blocks hand on, and compute what is inside them again in the backward pass: less memory, about a third
     more time."""
