@@ -7,7 +7,7 @@ NP ?= $(if $(filter 1,$(GPUS)),1,2)
 SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --epochs 40 --batch-size-per-rank 32
-# MPI=5 takes Open MPI 5 in place of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100: environments of
+# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100: environments of
 # their own.
 export MPI CUDA
 VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&

@@ -2,7 +2,7 @@
 
     python bench/gpu_step.py OUT efficientnet_b0:224:256:bf16 efficientnet_b0:224:256:bf16:graph
 
-A case is model:pixels:batch:precision, and what is changed: `contiguous` in place of channels_last, `inplace` SiLU,
+A case is model:pixels:batch:precision, and what is changed: `contiguous` instead of channels_last, `inplace` SiLU,
 `compile`, `graph` (the whole step as one CUDA graph). For bench/gpu_day.py.
 """
 

@@ -57,7 +57,7 @@ def require_whole_gradients(compression: str, device: torch.device) -> None:
 
 
 def sum_ms(mib: int, device: torch.device) -> float:
-    """The median of 20 averages of so many MiB, the host's wait for each included."""
+    """The median of 20 averages of `mib` MiB, the host's wait for each included."""
     values, times_ms = torch.ones(mib * 2**18, device=device), []
     for _ in range(25):
         started = time.perf_counter()
