@@ -135,7 +135,7 @@ def main() -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message}; see --help")
+        raise BadInput(f"{message.removeprefix('argument ')}. See --help.")
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -160,15 +160,15 @@ def parse(argv: Sequence[str]) -> Arguments:
     options = parser.parse_args(argv)
     over = tuple(options.over.split(","))
     if unknown := [name for name in over if name not in SUMS]:
-        raise BadInput(f"--over {unknown[0]!r} is unknown: choose from {', '.join(SUMS)}")
+        raise BadInput(f"--over {unknown[0]!r}: unknown. Choose from {', '.join(SUMS)}.")
     if len(set(over)) < len(over):
-        raise BadInput(f"--over {options.over} names one twice")
+        raise BadInput(f"--over {options.over}: a name is repeated. Name each once.")
     if options.repeats < 2:
-        raise BadInput(f"--repeats {options.repeats} has no spread: give at least 2")
+        raise BadInput(f"--repeats {options.repeats}: too few for a spread. Pass at least 2.")
     if not options.limit_s > 0:
-        raise BadInput(f"--limit-s {options.limit_s:g}: give a number of seconds, more than 0")
+        raise BadInput(f"--limit-s {options.limit_s:g}: must be more than 0. Pass a number of seconds.")
     if options.json is not None and not options.json.parent.is_dir():
-        raise BadInput(f"--json {options.json}: there is no folder {options.json.parent}, make it first")
+        raise BadInput(f"--json {options.json}: folder {options.json.parent} does not exist. Create it first.")
     sizes = tuple(parse_size(word) for word in options.sizes.split(","))
     return Arguments(
         sizes=sizes,
@@ -186,25 +186,29 @@ def parse_size(word: str) -> int:
     match = re.fullmatch(r"(\d{1,10})(KB|MB|GB|)", word.strip().upper(), re.ASCII)
     size = int(match[1]) * _UNITS[match[2]] if match else 0
     if size < 4 or size % 4 or size > MOST_BYTES:
-        raise BadInput(f"--sizes {word!r} must be a multiple of 4 bytes up to 4GB, such as 1024, 64KB or 16MB")
+        raise BadInput(
+            f"--sizes {word!r}: must be a multiple of 4 bytes up to 4GB. Pass sizes such as 1024, 64KB or 16MB."
+        )
     return size
 
 
 def usable_device(comm: Comm, arguments: Arguments) -> torch.device:
     """The device of this rank; BadInput if there is nothing to sum, or not enough memory."""
     if comm.size == 1:
-        raise BadInput("one process has no other to sum with: mpirun -np 2 python -m hvdtrain.bandwidth")
+        raise BadInput("one process: nothing to all-reduce with. Run mpirun -np 2 python -m hvdtrain.bandwidth.")
     device = choose_device(comm)
     if device.type == "cuda" and arguments.over != ("ours",):
         raise BadInput(
-            f"--over {','.join(arguments.over)}: on GPUs only ours is measured; CUDA_VISIBLE_DEVICES= for CPUs"
+            f"--over {','.join(arguments.over)}: only ours is measured on GPUs. Pass --over ours, or set "
+            "CUDA_VISIBLE_DEVICES= for CPUs."
         )
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     ranks_on_device = 1 if device.type == "cuda" else comm.local_size
     if COPIES * max(arguments.sizes) * ranks_on_device > free:
         largest_mb = free // (COPIES * ranks_on_device * 2**20)
         raise BadInput(
-            f"--sizes {format_size(max(arguments.sizes))} does not fit into memory here: give at most {largest_mb}MB"
+            f"--sizes {format_size(max(arguments.sizes))}: does not fit into the free memory. Pass at most "
+            f"{largest_mb}MB."
         )
     return device
 
@@ -230,7 +234,8 @@ def measure(
     for rank, (_, names) in enumerate(by_rank):
         if names:
             raise EndOfRun(
-                f"the sum of {format_size(size)} over {names[0]} is wrong on rank {rank}: check memory and network",
+                f"all-reduce of {format_size(size)} over {names[0]}: wrong result on rank {rank}. Check memory and "
+                "network of its host.",
                 status=exits.FAILED,
                 reason="wrong sum",
             )
@@ -260,8 +265,8 @@ def measure_pairs(comm: Comm, exchange: Exchange, arguments: Arguments, device: 
             for pair in active_pairs:
                 if not all(by_rank[rank][1] for rank in pair):
                     raise EndOfRun(
-                        f"ranks {pair[0]} and {pair[1]} did not get the {format_size(size)} that they sent each other: "
-                        "check memory and network",
+                        f"ranks {pair[0]} and {pair[1]}: the {format_size(size)} they exchanged arrived changed. "
+                        "Check memory and network of their hosts.",
                         status=exits.FAILED,
                         reason="wrong values",
                     )

@@ -56,12 +56,12 @@ def main(run: hvdtrain.Run[BertSettings]) -> None:
             return
         weights = training.gather_model()
 
-        def whole() -> Bert:
+        def make_full_model() -> Bert:
             model = build(settings, texts, pretrained)
             model.load_state_dict(weights)
             return model
 
-        export_on_all(ranks, settings.export, whole, texts)
+        export_on_all(ranks, settings.export, make_full_model, texts)
 
     training = run.training(
         make,
@@ -96,9 +96,8 @@ def require_positions(run: hvdtrain.Run[BertSettings], settings: BertSettings, p
     if pretrained is not None:
         pretrained.require_positions(settings.max_tokens)
     elif settings.max_tokens > sizes.positions:
-        raise BadInput(
-            f"--max-tokens {settings.max_tokens}: {settings.model} has {sizes.positions} positions; give no more"
-        )
+        fewer = f"{settings.model} has {sizes.positions} positions. Pass at most {sizes.positions}."
+        raise BadInput(f"--max-tokens {settings.max_tokens}: {fewer}")
     require_slices(sizes, settings.tensor)
     if settings.export is not None and run.ranks.rank == 0:
         is_resumed = has_checkpoints(settings.runs_dir / settings.experiment, settings.run)  # its own export is there

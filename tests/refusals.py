@@ -1,4 +1,4 @@
-"""Bad input, which is told in one line."""
+"""Bad input, which is reported in one line."""
 
 import re
 
@@ -17,6 +17,18 @@ def refused(attempt):
         pytest.fail("was not refused")
     assert "\n" not in line
     return line
+
+
+def require_facts(line, facts):
+    """Fail unless a line has these facts in this order, as in '--tensor 4 ... 2 heads ... --tensor 2'.
+
+    The facts are an option with its value, a file with its line, a number, a remedy; the words between may change.
+    """
+    position = 0
+    for fact in facts.split(" ... "):
+        position = line.find(fact, position)
+        assert position >= 0, f"{fact!r} is missing, or too early, in: {line}"
+        position += len(fact)
 
 
 def options_refused_together(attempt):

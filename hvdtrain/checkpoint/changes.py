@@ -6,7 +6,7 @@ from typing import Any
 
 from hvdtrain.safety.exits import BadInput
 
-_REMEDY = "another --run, or remove the run folder to start anew"
+_REMEDY = "choose another --run, or remove the run folder to start from scratch"
 
 
 def describe_run(
@@ -32,16 +32,18 @@ def describe_changes(
     unit = current["unit"]
     if saved["samples"] != current["samples"]:
         raise BadInput(
-            f"this run's checkpoint is of {saved['samples']} training {unit}, now there are {current['samples']}: give "
-            f"the same data, {_REMEDY}"
+            f"training {unit}: the checkpoint of this run is for {saved['samples']}, now there are "
+            f"{current['samples']}. Use the same data, {_REMEDY}."
         )
     if saved.get("content") != current.get("content"):
-        raise BadInput(f"this run's checkpoint is of other {unit} than those that are here now: {_REMEDY}")
+        raise BadInput(
+            f"training {unit}: not those that the checkpoint of this run is for. Use the same data, {_REMEDY}."
+        )
     is_fixed = current["config"].get("max_steps") and not current["config"]["elastic"]  # there each loss changes it
     if is_fixed and saved["global_batch"] != current["global_batch"]:
         raise BadInput(
-            f"--max-steps: this run's checkpoint has {saved['global_batch']} {unit} per step, now there are "
-            f"{current['global_batch']}: give --global-batch-size {saved['global_batch']}, {_REMEDY}"
+            f"--max-steps: the checkpoint of this run has {saved['global_batch']} {unit} per step, now there are "
+            f"{current['global_batch']}. Pass --global-batch-size {saved['global_batch']}, {_REMEDY}."
         )
     if current["config"].get("max_steps") and saved["config"].get("max_steps") == current["config"]["max_steps"]:
         # As many as these steps are, with as many ranks as an elastic run has left.
@@ -53,13 +55,18 @@ def describe_changes(
             continue
         option = "--" + name.replace("_", "-")
         if name in shaping or (name == "ema_epochs" and not (saved_value and value)):
-            raise BadInput(f"{option} {value}: this run's checkpoint has {saved_value}: give that, {_REMEDY}")
+            raise BadInput(
+                f"{option} {value}: the checkpoint of this run has {saved_value}. Pass {option} {saved_value}, "
+                f"{_REMEDY}."
+            )
         holds = "the checkpoint's weights hold" if name == "pretrained" else "the command line's holds"
         lines.append(f"{option} was {saved_value}, now {value}: {holds}")
     epochs_begun = saved["position"]["epoch"] + (saved["position"]["visited"] > 0)
     if current["config"]["epochs"] < epochs_begun and not current["config"].get("max_steps"):
         epochs = current["config"]["epochs"]
-        raise BadInput(f"--epochs {epochs}: this run is in epoch {epochs_begun} already: give more, or {_REMEDY}")
+        raise BadInput(
+            f"--epochs {epochs}: this run is in epoch {epochs_begun} already. Pass at least {epochs_begun}, {_REMEDY}."
+        )
     if saved["np"] != current["np"]:
         kept = "global batch" if current["config"]["global_batch_size"] else "batch per rank"
         ranks = f"{current['np']} rank{'s' if current['np'] > 1 else ''} in place of {saved['np']}"

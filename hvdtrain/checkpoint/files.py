@@ -280,7 +280,7 @@ def read(checkpoint: StoredCheckpoint, name: str) -> bytes:
     try:
         return _read_verified(checkpoint, f"{name}.pt")
     except BadInput as error:
-        raise BadInput(f"{error}: {_describe_remedy(checkpoint.folder)}") from error
+        raise BadInput(f"{error}. {_describe_remedy(checkpoint.folder)}") from error
 
 
 def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
@@ -289,7 +289,7 @@ def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
         refuse_other_users(checkpoint.folder)
         packed = io.BytesIO(content)
         if refused := get_unsafe_globals_in_checkpoint(packed):
-            raise BadInput(f"it asks for {sorted(refused)}")
+            raise BadInput(f"it names {sorted(refused)}")
         packed.seek(0)
         return torch.load(packed, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -298,12 +298,12 @@ def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
         # torch's own message recommends weights_only=False
         reason = str(error) if isinstance(error, BadInput | ValueError) else type(error).__name__
         raise BadInput(
-            f"{checkpoint.folder / name}.pt is refused ({reason}): {_describe_remedy(checkpoint.folder)}"
+            f"{checkpoint.folder / name}.pt: rejected ({reason}). {_describe_remedy(checkpoint.folder)}"
         ) from error
 
 
 def _describe_remedy(folder: Path) -> str:
-    return f"remove {folder} to go on from the one before it, or give another --run"
+    return f"Remove {folder} to resume from the checkpoint before it, or choose another --run."
 
 
 def open_one(folder: Path) -> StoredCheckpoint:
@@ -317,9 +317,9 @@ def open_one(folder: Path) -> StoredCheckpoint:
         manifest = json.loads(content)
         del manifest["sha256"]
         if _seal(manifest) != content:
-            raise BadInput(f"{path} is damaged: its SHA-256 is not its own")
+            raise BadInput(f"{path} is damaged: its own SHA-256 does not match")
         if manifest["format"] != FORMAT:
-            raise BadInput(f"{path} has format {manifest['format']!r}, and only {FORMAT} can be read")
+            raise BadInput(f"{path} has format {manifest['format']!r}: only {FORMAT} is supported")
         files = {
             name: Fingerprint(size=int(entry["size"]), sha256=str(entry["sha256"]))
             for name, entry in manifest["files"].items()
@@ -328,11 +328,11 @@ def open_one(folder: Path) -> StoredCheckpoint:
             folder=folder, step=int(folder.name[-9:]), about=dict(manifest["about"]), files=files
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadInput(f"{path} is damaged: it is no manifest ({type(error).__name__})") from error
+        raise BadInput(f"{path} is damaged: not a manifest ({type(error).__name__})") from error
     if manifest["step"] != checkpoint.step:
         raise BadInput(f"{path} is of step {manifest['step']!r}")
     if unknown := [name for name in checkpoint.files if not _DOCUMENT.fullmatch(name)]:
-        raise BadInput(f"{path} names {unknown[0]!r}, which no checkpoint holds")
+        raise BadInput(f"{path} names {unknown[0]!r}: not a file of a checkpoint")
     return checkpoint
 
 
@@ -342,9 +342,9 @@ def _read_verified(checkpoint: StoredCheckpoint, name: str) -> bytes:
     path, expected = checkpoint.folder / name, checkpoint.files[name]
     content = _read_file(path, largest=expected.size)
     if len(content) != expected.size:
-        raise BadInput(f"{path} has {len(content)} bytes in place of {expected.size}")
+        raise BadInput(f"{path} is damaged: {len(content)} bytes instead of {expected.size}")
     if hashlib.sha256(content).hexdigest() != expected.sha256:
-        raise BadInput(f"{path} is damaged: its SHA-256 is not the manifest's")
+        raise BadInput(f"{path} is damaged: its SHA-256 differs from the manifest's")
     return content
 
 

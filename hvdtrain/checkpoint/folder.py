@@ -57,7 +57,9 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
     try:
         finished = is_finished(folder)
         if finished and not overwrite:
-            raise BadInput(f"{folder} holds a finished run: give another --run, or --overwrite to replace it")
+            raise BadInput(
+                f"{folder}: holds a finished run. Choose another --run, or pass --overwrite to replace that run."
+            )
         (folder / "checkpoints").mkdir(exist_ok=True)
         checkpoint.clean(folder / "checkpoints")
         nonce = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
@@ -115,7 +117,7 @@ def is_shared(folder: Path, nonce: str) -> bool:
 
 def _write_error(folder: Path, error: OSError) -> BadInput:
     reason = error.strerror or error
-    return BadInput(f"the run folder {folder} cannot be written ({reason}): give another --runs-dir")
+    return BadInput(f"run folder {folder}: cannot be written ({reason}). Choose another --runs-dir.")
 
 
 def _require_run_folder(folder: Path) -> None:
@@ -124,7 +126,10 @@ def _require_run_folder(folder: Path) -> None:
     links = [path.name for path in paths if path.is_symlink() and not path.is_dir()]
     foreign = links or [path.name for path in paths if not any(path.match(pattern) for pattern in _RUN_FILES)]
     if foreign or not (folder / "ranks").is_dir():
-        raise BadInput(f"{folder} holds what is not a run's, as {(foreign or [paths[0].name])[0]}: give another --run")
+        raise BadInput(
+            f"{folder}: holds files that are not a run's, such as {(foreign or [paths[0].name])[0]}. Choose another "
+            "--run."
+        )
 
 
 def _lock(folder: Path, patience_s: float) -> int:
@@ -141,7 +146,9 @@ def _lock(folder: Path, patience_s: float) -> int:
             owner = os.pread(lock, 1000, 0).decode(errors="replace").split()
             os.close(lock)
             owner_text = f", by process {owner[1]} on {owner[0]}" if len(owner) == 3 else ""
-            raise BadInput(f"{folder} is in use{owner_text}: wait for that run to end, or give another --run") from None
+            raise BadInput(
+                f"{folder}: in use{owner_text}. Wait for that run to end, or choose another --run."
+            ) from None
         return lock
 
 

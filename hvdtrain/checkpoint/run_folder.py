@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -62,7 +61,7 @@ def open_on_all(
     job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = run or comm.allgather(job)[0]
     if not run and not re.fullmatch(r"\w[\w.-]*", name):  # with a / it would lead out of the experiment's folder
-        raise BadInput(f"HVDLAUNCH_JOB={name!a}: give a plain name, of letters, digits, '.', '_' and '-', or unset it")
+        raise BadInput(f"HVDLAUNCH_JOB={name!a}: not a plain name. Use letters, digits, '.', '_' and '-', or unset it.")
     path = experiment / name
     attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
 
@@ -86,8 +85,8 @@ def open_on_all(
             is_shared = folder.is_shared(path, nonce)
             if not is_shared and (has_saved or "HVDLAUNCH_ATTEMPT" in os.environ):
                 raise BadInput(
-                    f"{path} here is not the folder that rank 0 has opened: --restarts and resuming need one that all "
-                    "hosts share, put --runs-dir there"
+                    f"{path}: not the folder that rank 0 has opened. --restarts and resuming need a folder that all "
+                    "hosts share: put --runs-dir on one."
                 )
             return is_shared
 
@@ -98,7 +97,8 @@ def open_on_all(
         def clear() -> None:
             if checkpoint is None and skipped:
                 raise BadInput(
-                    f"no checkpoint in {path} can be used ({skipped[0]}): mend it, or give another --run to start anew"
+                    f"{path}: no usable checkpoint ({skipped[0]}). Repair it, or choose another --run to start from "
+                    "scratch."
                 )
             if checkpoint is not None:
                 lines.extend(describe_changes(checkpoint.about, about, shaping=shaping, aside=aside))
@@ -118,5 +118,5 @@ def open_on_all(
     if lock is not None:
         exits.report(run_folder=str(path.resolve()))
         for line in skipped:
-            print(f"hvdtrain: passed over {line}", file=sys.stderr, flush=True)
+            exits.print_message("warning", f"{line}; skipping this checkpoint")
     return RunFolder(path=path, lock=lock, is_shared=is_shared, resume_from=checkpoint, about=about, changes=lines)

@@ -152,9 +152,13 @@ class Saves:
     def end_run(self, position: Position, *, run: str) -> NoReturn:
         """Leave with status 0 once the checkpoint is on disk, and with SIGTERM's where it cannot be written."""
         if self.wait(position.step):
-            line = f"saved at step {position.step}; the same command with --run {run} goes on from there"
+            line = f"saved at step {position.step}. To resume, run the same command again with --run {run}."
             raise EndOfRun(line, status=0, reason="preempted")
-        raise EndOfRun("asked to leave, and no checkpoint could be written", status=143, reason="terminated")
+        raise EndOfRun(
+            "stop requested, but the checkpoint could not be written: progress since the last one is lost.",
+            status=143,
+            reason="terminated",
+        )
 
 
 def _try_write(write: Callable[[], T], *, source: str = "") -> tuple[T | None, list[Any] | None]:
@@ -216,5 +220,6 @@ def _require_fit(checkpoint: files.StoredCheckpoint, use: Callable[[], T]) -> T:
         if isinstance(error, BadInput) or is_out_of_memory(error):
             raise
         raise BadInput(
-            f"{checkpoint.folder} does not fit this run ({type(error).__name__}): give another --run to start anew"
+            f"{checkpoint.folder}: does not fit this run ({type(error).__name__}). Choose another --run to start "
+            "from scratch."
         ) from error

@@ -10,7 +10,6 @@ all columns, and prints ten of them at most.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -37,21 +36,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compare what the command line names."""
     options = _parser().parse_args(argv)
     if (options.sweep is None) == (not options.runs):
-        raise BadInput("nothing to compare: give run folders, or --sweep FILE, not both")
+        raise BadInput("nothing to compare. Pass run folders, or --sweep FILE, not both.")
     if options.sweep is not None:
         if options.out is not None:
-            raise BadInput("--out is for run folders: a study's files are written beside its sweep.json")
+            raise BadInput(
+                "--out: only for run folders, since a study's files are written beside its sweep.json. Leave --out out."
+            )
         text, complaints = study_table.compare(options.sweep)
     else:
         text, complaints = compare(options.runs, options.out or Path("comparison"))
     print(text, end="")
     for line in complaints:
-        print(f"hvdtrain: {escape_line(line)}", file=sys.stderr)
+        exits.print_message("warning", escape_line(line))
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message}; see --help")
+        raise BadInput(f"{message.removeprefix('argument ')}. See --help.")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,7 +73,7 @@ def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
     complaints: list[str] = []
     runs = runfolder.read_runs(runfolder.find_folders(folders), complaints)
     if not runs:
-        raise BadInput(f"no run can be compared: {'; '.join(complaints)}. Name other folders.")
+        raise BadInput(f"no run can be compared: {'; '.join(complaints)}. Pass other folders.")
     run_groups = groups.group_runs(runs)
     columns = table(run_groups)
     verdicts = groups.verdicts(run_groups)

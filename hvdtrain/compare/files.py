@@ -17,4 +17,4 @@ def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
                 file.write(content)
             part_file.replace(folder / name)
     except OSError as error:
-        raise BadInput(f"{folder} cannot be written ({error.strerror or error}): give another --out") from error
+        raise BadInput(f"{folder}: cannot be written ({error.strerror or error}). Choose another --out.") from error

@@ -116,11 +116,12 @@ def find_folders(folders: Sequence[Path]) -> list[Path]:
     runs: dict[Path, Path] = {}  # by resolved path
     for folder in folders:
         if not folder.is_dir():
-            raise BadInput(f"{folder} is not a folder: give run folders, or folders above them")
+            raise BadInput(f"{folder}: not a folder. Pass run folders, or folders above them.")
         runs |= {run.resolve(): run for run in _folders_below(folder) if run.resolve() not in runs}
     if not runs:
         raise BadInput(
-            f"no run in {', '.join(map(str, folders))}: give folders with a config.json or result.json in or below them"
+            f"{', '.join(map(str, folders))}: no run found. Pass folders with a config.json or result.json in or "
+            "below them."
         )
     return list(runs.values())
 
@@ -165,9 +166,9 @@ def _read(folder: Path, complaints: list[str]) -> Run:
     environment = _json(folder / "environment.json", complaints)
     result = _json(folder / "result.json", complaints)
     if not (folder / "result.json").exists():
-        complaints.append(f"{folder} has no result.json: it is still running, or was torn off; shown without results")
+        complaints.append(f"{folder}: no result.json, since it is still running or was killed; shown without results")
     if not (folder / "config.json").exists():
-        complaints.append(f"{folder} has no config.json: its settings are unknown, it is averaged with no other run")
+        complaints.append(f"{folder}: no config.json, so its settings are unknown; not averaged with other runs")
     ranks = [rank for rank in _list(placement, "ranks", folder / "placement.json") if isinstance(rank, dict)]
     hosts = _list(result, "hosts", folder / "result.json") or dict.fromkeys(str(rank.get("host")) for rank in ranks)
     seed = config.get("seed")
@@ -263,7 +264,7 @@ def _json(path: Path, complaints: list[str]) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError) as error:
-        complaints.append(f"{path} cannot be read ({error}): shown without it")
+        complaints.append(f"{path}: cannot be read ({error}); shown without it")
         return {}
     return document
 
@@ -274,7 +275,7 @@ def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        complaints.append(f"{path} cannot be read ({error.strerror}): no learning curve of this run")
+        complaints.append(f"{path}: cannot be read ({error.strerror}); no learning curve of this run")
         return ()
     records, torn_lines = [], []
     for number, line in enumerate(lines, start=1):
@@ -285,7 +286,7 @@ def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
     if torn_lines:
         first, count = torn_lines[0], len(torn_lines)
         torn_text = f"line {first}" if count == 1 else f"{count} lines, the first is {first}"
-        complaints.append(f"{path}: {torn_text} of {len(lines)} torn or no JSON; the rest is shown")
+        complaints.append(f"{path}: {torn_text} of {len(lines)} truncated or not JSON; the rest is shown")
     return tuple(record for record in records if "event" not in record)
 
 

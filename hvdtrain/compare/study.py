@@ -154,11 +154,11 @@ def read_study(file: Path, complaints: list[str]) -> Study:
         }
         program, mode = " ".join(map(str, document["program"])), str(document["mode"])
     except OSError as error:
-        raise BadInput(f"{file} cannot be read ({error.strerror}): give the sweep.json of a study") from error
+        raise BadInput(f"{file}: cannot be read ({error.strerror}). Pass the sweep.json of a study.") from error
     except UnusableFileError as error:
         raise BadInput(f"{error}. Run hvdlaunch sweep again.") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise BadInput(f"{file} is not the sweep.json of a study ({error!r}): run hvdlaunch sweep again") from error
+        raise BadInput(f"{file}: not the sweep.json of a study ({error!r}). Run hvdlaunch sweep again.") from error
     target = numbers["target_accuracy"]
     sizes = [
         _read_size(

@@ -34,7 +34,7 @@ class Skipped:
 
     @property
     def what(self) -> str:
-        """In words."""
+        """Where the first NaN or Inf was."""
         return f"the {self.source}" if self.rank is None else f"the {self.source} of rank {self.rank}"
 
 

@@ -92,7 +92,7 @@ def _require_equal(
     names = ", ".join(str(comm.rank - ranks.rank + rank) for rank in differing_ranks)
     raise EndOfRun(
         f"replicas differ after step {step}: rank {names} from the others{of_part.format(differing[0])}, first in "
-        f"{name}; start again from a checkpoint before this, and check that host's memory",
+        f"{name}. Check the memory of that host, and resume from a checkpoint before this step.",
         status=REPLICAS_DIFFER,
         reason="replicas differ",
     )

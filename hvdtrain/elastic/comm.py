@@ -199,17 +199,18 @@ def require_ulfm(comm: Comm, environment: Mapping[str, str], *, can_grow: bool =
     """Raise BadInput on all ranks where their MPI or its mpirun does not let them outlive each other, or grow."""
     if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
         raise BadInput(
-            "--elastic needs several ranks with MPI between them: start with hvdlaunch run --elastic, or mpirun"
+            "--elastic needs several ranks with MPI between them. Start with hvdlaunch run --elastic, or mpirun."
         )
     if environment.get("OMPI_MCA_mpi_ft_enable") not in ("1", "true"):
         raise BadInput(
-            "--elastic needs an MPI whose ranks outlive each other: set up Open MPI 5 (MPI=5 make setup), and start "
-            "with hvdlaunch run --elastic, or mpirun --with-ft ulfm"
+            "--elastic needs an MPI whose ranks survive a lost rank. Set up Open MPI 5 (MPI=5 make setup), and "
+            "start with hvdlaunch run --elastic, or mpirun --with-ft ulfm."
         )
     if can_grow and len(hosts := set(comm.allgather(socket.gethostname()))) > 1:
         raise BadInput(
-            f"--grow: the ranks are on {len(hosts)} hosts, and with Open MPI 5.0.11 newcomers can join on one alone: "
-            "leave it out; with hvdlaunch --restarts lost hosts come back when the run starts again"
+            f"--grow: the ranks are on {len(hosts)} hosts, and with Open MPI 5.0.11 replacement ranks can join on "
+            "one host only. Leave --grow out; with hvdlaunch --restarts lost hosts come back when the run starts "
+            "again."
         )
 
 
@@ -227,7 +228,8 @@ def make_elastic(comm: Comm, environment: Mapping[str, str], facts: Mapping[str,
         for name in facts.keys() | invitation.facts.keys():
             if facts.get(name) != invitation.facts.get(name):
                 raise BadInput(
-                    f"a newcomer differs in {name}: {facts.get(name)!r}, and the run has {invitation.facts.get(name)!r}"
+                    f"replacement rank: {name} is {facts.get(name)!r}, in the run {invitation.facts.get(name)!r}. "
+                    "Install the same code and software on all hosts."
                 )
     elastic = ElasticComm(comm.mpi_comm, facts, invitation)
     if invitation is None:

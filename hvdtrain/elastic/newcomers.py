@@ -77,10 +77,9 @@ def make_command(invitation: Invitation, environment: Mapping[str, str]) -> list
 class Newcomers:
     """Those whom the lowest rank has invited, one group at a time."""
 
-    def __init__(self, loss_errors: tuple[type[Exception], ...], print_line: Callable[[str], None]) -> None:
-        """`loss_errors` is what MPI raises, `print_line` writes for the user."""
+    def __init__(self, loss_errors: tuple[type[Exception], ...]) -> None:
+        """`loss_errors` is what MPI raises."""
         self.ready = threading.Event()
-        self._print_line = print_line
         self._failures: tuple[type[Exception], ...] = (*loss_errors, TimeoutError, OSError)
         self._missing: Callable[[], Sequence[Invitation]] = tuple
         self._wanted = threading.Event()
@@ -117,7 +116,9 @@ class Newcomers:
                 self._start(invitations)
                 pause_s = LEAST_PAUSE_S
             except self._failures as error:
-                self._print_line(f"nobody has come for rank {places}, tried again in {pause_s:.0f} s: {error}")
+                exits.print_message(
+                    "warning", f"no replacement for rank {places} yet ({error}); retrying in {pause_s:.0f} s"
+                )
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, MOST_PAUSE_S)
                 self._wanted.set()
@@ -131,7 +132,7 @@ class Newcomers:
             while not bridge.Iprobe(newcomer, _READY):
                 if not all(map(_is_alive, files)) or time.monotonic() > deadline_s:
                     bridge.Revoke()  # others may wait
-                    raise TimeoutError(f"of {len(files)} newcomers one has ended, or not been ready in {LIMIT_S:.0f} s")
+                    raise TimeoutError(f"one of {len(files)} processes ended, or was not ready within {LIMIT_S:.0f} s")
                 time.sleep(_LOOK_EVERY_S)
             bridge.recv(source=newcomer, tag=_READY)
         for file in files:

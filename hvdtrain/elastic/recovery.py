@@ -7,7 +7,6 @@ that is furthest gives the others its state.
 
 import io
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -106,7 +105,7 @@ class Survivors(Membership):
         self._undo, self._saves, self._run, self._min_np = undo, saves, run, min_np
         self._locks: list[int] = []
         self._needs_refresh = False
-        self._newcomers = Newcomers(comm.loss_errors, print_line)
+        self._newcomers = Newcomers(comm.loss_errors)
         self.newcomers = self._newcomers.ready if grow else None
         self._stopped = None
         self._recovery_count = 0  # that this rank has closed up, or begun to
@@ -145,7 +144,7 @@ class Survivors(Membership):
         lost = [member for member in before if member not in comm.members]
         joined = [member for member in comm.members if member not in before]
         if not (lost or joined or isinstance(change, RanksJoin)):
-            raise EndOfRun(f"sums failed though no rank was lost: {change}", status=FAILED, reason="failed")
+            raise EndOfRun(f"an all-reduce failed though no rank was lost: {change}", status=FAILED, reason="failed")
         run.tracker.adopt(standing["tracker"])
         run.tracker.add_counts(position.step, counts)
         self._sync.restart(comm.size)
@@ -159,8 +158,8 @@ class Survivors(Membership):
             self._saves.wait(position.step)
             remaining = "1 rank is" if comm.size == 1 else f"{comm.size} ranks are"
             raise EndOfRun(
-                f"{remaining} left, fewer than --min-np {self._min_np}: start it again, and it goes on from step "
-                f"{position.step}",
+                f"{remaining} left, fewer than --min-np {self._min_np}. Run the same command again to resume from "
+                f"step {position.step}.",
                 status=FAILED,
                 reason="too few ranks",
             )
@@ -288,9 +287,9 @@ class Survivors(Membership):
 
     def _give_up(self) -> None:
         host = socket.gethostname()
-        exits.show_this_rank()  # of those that are left none may lead yet
-        print_line(
-            f"{host}: ranks were lost, and those that are left have not closed up in {LIMIT_S:.0f} s: all of them end"
+        exits.show_this_rank()  # there may be no rank 0 yet
+        exits.print_message(
+            "error", f"{host}: recovery did not finish within {LIMIT_S:.0f} s after a rank was lost; all ranks end."
         )
         self._comm.abort(FAILED)
 
@@ -301,8 +300,3 @@ def _progress_key(standing: Standing) -> tuple[int, int]:
     Whether it has ended the epoch does not count: all end it again where the lowest rank, which records it, has not.
     """
     return standing["position"]["step"], standing["reported"]
-
-
-def print_line(line: str) -> None:
-    """On standard error, from any thread."""
-    print(f"hvdtrain: {line}", file=sys.stderr, flush=True)

@@ -49,7 +49,9 @@ def as_split(data: Data, settings: FileSettings, comm: Comm) -> Split:
 def named(values: Sequence[Any]) -> dict[str, Any]:
     """The inputs, or inputs and targets, by name."""
     if len(values) > len(PAIR):
-        raise BadInput(f"a sample of {len(values)} values without names: use a dict, or inputs and targets only")
+        raise BadInput(
+            f"a sample of {len(values)} values without names: only inputs and targets can do without. Use a dict."
+        )
     return dict(zip(PAIR, values, strict=False))
 
 
@@ -58,7 +60,10 @@ def _equally_long(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     lengths = {name: len(tensor) for name, tensor in tensors.items()}
     if len(set(lengths.values())) != 1:
         of_tensors = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise BadInput(f"tensors of a split need as many samples each: {of_tensors or 'there are none'}")
+        raise BadInput(
+            f"tensors of a split: must have equally many samples ({of_tensors or 'there are none'}). Correct their "
+            "lengths."
+        )
     return tensors
 
 
@@ -66,7 +71,9 @@ def _require_tensors(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if not isinstance(value, Tensor) or not value.dim():
             kind = "a scalar" if isinstance(value, Tensor) else type(value).__name__
-            raise BadInput(f"{name!r} is {kind}: use a tensor with samples first, such as torch.as_tensor makes of it")
+            raise BadInput(
+                f"{name!r} is {kind}: only tensors with samples first are supported. Convert it with torch.as_tensor."
+            )
 
 
 class Loaded:

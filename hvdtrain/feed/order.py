@@ -59,8 +59,8 @@ def batch_sizes(config: BatchSettings, *, samples: int, ranks: int) -> BatchSize
         if remainder or not micro_batch:
             nearest = max(1, round(config.global_batch_size / parts)) * parts
             raise BadInput(
-                f"--global-batch-size {config.global_batch_size} cannot be divided by {ranks} ranks x "
-                f"--accumulate-steps {config.accumulate_steps}: {nearest} can"
+                f"--global-batch-size {config.global_batch_size}: not divisible by {ranks} ranks x "
+                f"--accumulate-steps {config.accumulate_steps}. Pass {nearest}."
             )
     global_batch = micro_batch * parts
     return BatchSizes(

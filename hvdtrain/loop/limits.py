@@ -45,10 +45,10 @@ class Limits(Hook):
         self._check_all |= is_checked and group.size < comm.size  # of all groups, also of one that ends here
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
-            look = self._hint if skipped.rank is None else "look at that rank's data"
+            look = self._hint if skipped.rank is None else "check that rank's data"
             raise EndOfRun(
-                f"{self.skipped_in_a_row} steps in a row were not finite, up to step {number}; {skipped.what} first: "
-                f"lower --lr, set --clip-norm, or {look}",
+                f"{self.skipped_in_a_row} steps in a row skipped, up to step {number}: NaN or Inf first in "
+                f"{skipped.what}. Lower --lr, set --clip-norm, or {look}.",
                 status=TOO_MANY_SKIPPED,
                 reason="too many skipped steps",
             )
@@ -72,8 +72,8 @@ class Limits(Hook):
             if counts[name] > most:
                 unit = name.removeprefix("unreadable_")
                 raise EndOfRun(
-                    f"{counts[name]} {unit} could not be decoded, more than the {most} that a run may have: repair "
-                    "the data; each rank has named its first on standard error",
+                    f"{counts[name]} {unit} could not be decoded, more than the {most} that a run may have. Repair "
+                    "the data; each rank has named its first on standard error.",
                     status=FAILED,
                     reason=f"too many unreadable {unit}",
                 )

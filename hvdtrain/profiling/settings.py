@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PROFILE = re.compile(r"off|on|exact|trace:([1-9]\d{0,8})", re.ASCII)
 PROFILE = Rule(
     holds=lambda value: _PROFILE.fullmatch(value) is not None,
-    text="is unknown: choose off, on, exact or trace:STEPS, for example trace:5",
+    text="unknown. Choose off, on, exact or trace:STEPS, for example trace:5",
 )
 
 
@@ -47,13 +47,13 @@ class ProfileSettings(Group):
 
         if self.torch_profile is not None and self.torch_profile + BEFORE_STEPS > job.steps:
             raise BadInput(
-                f"--profile trace:{self.torch_profile} after {BEFORE_STEPS} steps of warm-up is more than the run's "
-                f"{job.steps} steps: lower it, or give more {job.length_option}"
+                f"--profile trace:{self.torch_profile}: with {BEFORE_STEPS} steps of warm-up more than the run's "
+                f"{job.steps} steps. Lower it, or raise {job.length_option}."
             )
         if self.profile == "exact" and job.steps < (least := min_steps(steps_before(self))):
             raise BadInput(
-                f"--profile exact needs {least} steps to measure them in two ways, the run has {job.steps}: give more "
-                f"{job.length_option} or leave out =exact"
+                f"--profile exact: needs {least} steps to measure in two ways, the run has {job.steps}. Raise "
+                f"{job.length_option}, or leave out =exact."
             )
 
 

@@ -1,7 +1,6 @@
 """The phases as ranges in traces: torch.profiler's, for Perfetto and TensorBoard, and those of Nsight Systems."""
 
 import os
-import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from hvdtrain.core.phases import Phase, Phases, StepMeans
+from hvdtrain.safety.exits import print_message
 
 _UNTRACED_STEPS = 1
 _WARMUP_STEPS = 2  # traced and thrown away: starting the profiler costs time
@@ -136,4 +136,4 @@ class TorchTrace(_PhaseRanges):
             profiler.export_chrome_trace(str(part_file))
             part_file.replace(self._file)
         except (OSError, RuntimeError) as error:
-            print(f"hvdtrain: no trace in {self._file}: {error}", file=sys.stderr, flush=True)
+            print_message("warning", f"{self._file}: the trace could not be written ({error}); training continues")

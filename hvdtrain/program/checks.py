@@ -33,9 +33,11 @@ def require_device(comm: Comm, precision: str) -> torch.device:
     """This rank's device; BadInput if it lacks the precision."""
     device = choose_device(comm)
     if precision == "fp16" and device.type == "cpu":
-        raise BadInput("--precision fp16 needs a GPU: use bf16 or fp32 on CPUs")
+        raise BadInput("--precision fp16 needs a GPU. Use bf16 or fp32 on CPUs.")
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise BadInput(f"--precision bf16: {torch.cuda.get_device_name(device)} has no bf16, use fp16 or fp32")
+        raise BadInput(
+            f"--precision bf16: {torch.cuda.get_device_name(device)} does not support bf16. Use fp16 or fp32."
+        )
     return device
 
 
@@ -45,8 +47,8 @@ def require_batches(settings: Settings, *, train: int, test: int, ranks: int, un
     share, micro_batch = train // ranks, sizes.micro_batch
     if share < 1 or test < 1:
         raise BadInput(
-            f"--data {settings.data} has {train} training and {test} test {unit} for {ranks} ranks: give more {unit} "
-            "or start fewer ranks"
+            f"--data {settings.data}: {train} training and {test} test {unit} are too few for {ranks} ranks. Add "
+            f"{unit}, or start fewer ranks."
         )
     if micro_batch * settings.accumulate_steps > share:
         amount = f"--batch-size-per-rank {micro_batch}"
@@ -54,8 +56,8 @@ def require_batches(settings: Settings, *, train: int, test: int, ranks: int, un
         if settings.global_batch_size is not None:
             amount = f"{micro_batch * settings.accumulate_steps} of --global-batch-size {settings.global_batch_size}"
         raise BadInput(
-            f"{amount} is more than a rank's share of {share} {unit} ({train} over {ranks} ranks): lower it, or start "
-            "fewer ranks"
+            f"{amount} is more than a rank's share of {share} {unit} ({train} over {ranks} ranks). Lower it, or "
+            "start fewer ranks."
         )
     return sizes
 

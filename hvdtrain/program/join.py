@@ -15,6 +15,7 @@ from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.libraries import library_versions, sees_gpus
 from hvdtrain.ranks.settings import power_rank
 from hvdtrain.replica.parts import require_parts, split_replicas
+from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.settings.capabilities import conflict
 from hvdtrain.settings.command_line import option
@@ -42,7 +43,7 @@ def with_reducer(config: S) -> tuple[S, str | None]:
     reason = conflict(uses(replace(config, reducer="horovod")))
     if reason is None:
         return replace(config, reducer="horovod"), None
-    return replace(config, reducer="bucket"), f"note: --reducer bucket, since {reason}"
+    return replace(config, reducer="bucket"), f"--reducer bucket is used, since {reason}"
 
 
 def warn_of_nccl_only(environment: Mapping[str, str]) -> str | None:
@@ -50,7 +51,7 @@ def warn_of_nccl_only(environment: Mapping[str, str]) -> str | None:
     unused = [name for name in NCCL_ONLY if environment.get(name, "0") != "0"]
     if not unused or sees_gpus():
         return None
-    return f"warning: {', '.join(unused)}: only NCCL obeys, and no GPU was found. Unset {' and '.join(unused)}."
+    return f"{', '.join(unused)}: only NCCL obeys, and no GPU was found. Unset {' and '.join(unused)}."
 
 
 def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[S, str | None]:
@@ -70,7 +71,7 @@ def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[
     unused = [name for name in names if environment.get(name, "0") != "0"]
     unset = f"nset {' and '.join(unused)}."
     fix = f"U{unset}" if config.elastic else f"{remedy}, or u{unset}"  # --elastic refuses the other reducer
-    warning = f"warning: {', '.join(unused)}: no effect with {beside}. {fix}" if unused else None
+    warning = f"{', '.join(unused)}: no effect with {beside}. {fix}" if unused else None
     threshold_text = environment.get(GIVEN_THRESHOLD, environment.get(threshold, ""))
     if not threshold_text or threshold in names or config.fusion_threshold_mb is not None:
         return config, warning
@@ -118,8 +119,10 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
 
     agree(comm, require_good)
     if launched_rank() == 0:
-        for line in filter(None, (note, warning, warn_of_nccl_only(os.environ))):
-            print(f"hvdtrain: {line}", file=sys.stderr, flush=True)
+        if note is not None:
+            exits.print_message("note", note)
+        for line in filter(None, (warning, warn_of_nccl_only(os.environ))):
+            exits.print_message("warning", line)
     settings = {option(name): str(value) for name, value in asdict(config).items()}
     of_packages = {f"the version of {name}": value for name, value in package_versions().items()}
     facts = {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()}

@@ -75,7 +75,9 @@ def parse(
     by_name = {recipe().recipe: recipe for recipe in recipes}
     for kind in {type(recipe()) for recipe in by_name.values()}:
         if "__dataclass_fields__" not in vars(kind):  # its fields would not be options
-            raise BadInput(f"class {kind.__name__}: write @dataclass(frozen=True, kw_only=True) above it")
+            raise BadInput(
+                f"class {kind.__name__}: not a dataclass. Write @dataclass(frozen=True, kw_only=True) above it."
+            )
         options = {field.name for field in fields(kind)} - {field.name for field in fields(Settings)}
         for name in sorted(options & set(dir(Settings))):  # it would take the method's place
             raise BadInput(

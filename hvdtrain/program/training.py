@@ -148,8 +148,8 @@ class Training:
         if any(answers):
             left = ", ".join(str(rank) for rank, continues in enumerate(answers) if not continues)
             raise EndOfRun(
-                f"the loop over the training was left on rank {left} while other ranks continue: leave it on all "
-                "ranks, by what is the same on all of them",
+                f"the loop over the training was left on rank {left} while other ranks continue. Leave it on all "
+                "ranks, by a condition that is the same on all of them.",
                 status=FAILED,
                 reason="left by some ranks",
             )
@@ -205,7 +205,7 @@ class Training:
             check_replicas_every=self._settings.check_replicas_every,
             most={} if most is None else {f"unreadable_{job.task.unit}": most},
             counts=lambda: self._record.tracker.result,
-            hint="give --find-nan to know whose",
+            hint="pass --find-nan to learn whose",
         )
 
     def _derived(self, job: Job, test: Split, parameters: int, peak_lr: float) -> dict[str, Any]:

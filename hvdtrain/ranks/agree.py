@@ -36,5 +36,5 @@ def require_equal(comm: Comm, facts: Mapping[str, Any]) -> None:
             if first_facts.get(name) != rank_facts.get(name):
                 raise BadInput(
                     f"ranks disagree on {name}: rank 0 on {first_host} has {first_facts.get(name)!r}, rank {rank} on "
-                    f"{host} has {rank_facts.get(name)!r}; start all ranks with the same command, code and software"
+                    f"{host} has {rank_facts.get(name)!r}. Start all ranks with the same command, code and software."
                 )

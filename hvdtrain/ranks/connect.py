@@ -82,7 +82,9 @@ def connect(
     else:
         require_joined(os.environ)
         if timeline:
-            raise BadInput("--timeline: only Horovod has one, so start with horovodrun or mpirun, or leave it out")
+            raise BadInput(
+                "--timeline: only Horovod has one. Start with horovodrun or mpirun, or leave --timeline out."
+            )
         return SerialComm()
     return comm
 

@@ -20,14 +20,14 @@ def choose_device(comm: Comm) -> torch.device:
         return torch.device("cpu")
     if gpu_count > 1 and comm.local_rank >= gpu_count:
         raise BadInput(
-            f"{socket.gethostname()} has {comm.local_size} ranks but {gpu_count} visible GPUs: "
-            f"start at most {gpu_count} ranks there"
+            f"{socket.gethostname()}: {comm.local_size} ranks exceed the {gpu_count} visible GPUs. Start at most "
+            f"{gpu_count} ranks there."
         )
     if comm.size > 1 and not has_nccl():
         raise BadInput(
-            "Horovod was built without NCCL, so GPUs would sum their gradients on the CPU: rebuild it where the CUDA "
-            "toolkit is, with CUDA_HOME=/usr/local/cuda make setup, or train on CPUs, with CUDA_VISIBLE_DEVICES= or "
-            "hvdlaunch's --gpus none"
+            "Horovod was built without NCCL: GPUs would all-reduce their gradients on the CPU. Build it again where "
+            "the CUDA toolkit is (CUDA_HOME=/usr/local/cuda make setup), or train on CPUs (CUDA_VISIBLE_DEVICES=, "
+            "or hvdlaunch's --gpus none)."
         )
     device = torch.device("cuda", 0 if gpu_count == 1 else comm.local_rank)
     torch.cuda.set_device(device)
@@ -50,8 +50,8 @@ def require_own_device(comm: Comm, device: torch.device) -> None:
             continue
         if (host, uuid) in owners:
             raise BadInput(
-                f"ranks {owners[host, uuid]} and {rank} on {host} were both given GPU {uuid}: "
-                "give each rank its own, or start one rank per GPU"
+                f"ranks {owners[host, uuid]} and {rank} on {host}: both use GPU {uuid}. Give each rank its own GPU, "
+                "or start one rank per GPU."
             )
         owners[host, uuid] = rank
 

@@ -39,7 +39,7 @@ def _require_single(launcher: str, environment: Mapping[str, str], *, size: str,
         time.sleep(FIRST_ERROR_S)
         sys.exit(BAD_INPUT)
     raise BadInput(
-        f"{launcher} has started {count} processes that do not meet over MPI, and each would train a model of its own: "
-        f"start them with mpirun -np {count}, horovodrun -np {count} or hvdlaunch run -np {count} in place of "
-        f"{launcher}, or one alone with {single}"
+        f"{launcher} started {count} independent processes (no MPI between them): each would train a separate model. "
+        f"Use mpirun -np {count}, horovodrun -np {count} or hvdlaunch run -np {count} instead of {launcher}, or "
+        f"start one process with {single}."
     )

@@ -36,7 +36,7 @@ def horovod_sum(comm: Comm) -> InPlaceSum:
 def mpi4py_sum(_: Comm) -> InPlaceSum:
     """MPI_Allreduce on the tensor's memory: what is below Horovod on CPUs, without Horovod."""
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
-        raise BadInput("--over mpi4py: horovodrun --gloo starts no MPI, use mpirun, or leave it out")
+        raise BadInput("--over mpi4py: horovodrun --gloo starts no MPI. Use mpirun, or leave mpi4py out.")
     from mpi4py import MPI
 
     def add(values: Tensor) -> None:
@@ -48,7 +48,9 @@ def mpi4py_sum(_: Comm) -> InPlaceSum:
 def gloo_sum(comm: Comm) -> InPlaceSum:
     """torch.distributed's gloo, as DDP takes it on CPUs; over the loopback of one host, where ranks meet in a file."""
     if comm.local_size != comm.size:
-        raise BadInput("--over gloo: its ranks meet on one host's loopback, start all of them there or leave it out")
+        raise BadInput(
+            "--over gloo: works on one host only, over its loopback. Start all ranks on one host, or leave gloo out."
+        )
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -71,7 +73,7 @@ def make_exchange(comm: Comm, device: torch.device) -> Exchange:
 def make_mpi_exchange() -> Exchange:
     """MPI_Sendrecv on the tensors' memory."""
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
-        raise BadInput("--pairs: horovodrun --gloo starts no MPI, use mpirun, or leave it out")
+        raise BadInput("--pairs: horovodrun --gloo starts no MPI. Use mpirun, or leave --pairs out.")
     from mpi4py import MPI
 
     def exchange(values: Tensor, received: Tensor, partner: int) -> None:
@@ -102,7 +104,9 @@ def join_torch(comm: Comm, backend: str) -> None:
 
     if comm.local_size != comm.size:
         if "MASTER_ADDR" not in os.environ:
-            raise BadInput("the ranks of several hosts do not know where to meet: start them with hvdlaunch run")
+            raise BadInput(
+                "ranks on several hosts: MASTER_ADDR is not set, so they cannot connect. Start them with hvdlaunch run."
+            )
         dist.init_process_group(backend, rank=comm.rank, world_size=comm.size)
         dist.barrier()  # NCCL wants all ranks in its first call
         return

@@ -38,7 +38,9 @@ class GradientSettings(Group):
 
     def check(self, given: set[str]) -> None:
         if self.compression not in (None, "none", "fp16") and power_rank(self.compression) is None:
-            raise BadInput(f"--compression {self.compression}: choose none, fp16 or powersgd:R, as powersgd:2")
+            raise BadInput(
+                f"--compression {self.compression}: unknown. Choose none, fp16 or powersgd:R, for example powersgd:2."
+            )
 
     def uses(self) -> Iterable[Use]:
         if power_rank(self.compression) is not None:  # each rank keeps what it has left out, in its loss's scale

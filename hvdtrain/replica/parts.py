@@ -20,7 +20,7 @@ def split_replicas(comm: Comm, parts: int, option: str) -> Comm:
         return comm
     require_replicas(comm.size, parts, option)
     if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
-        raise BadInput(f"{option} {parts} needs MPI between the ranks: start with mpirun or hvdlaunch")
+        raise BadInput(f"{option} {parts} needs MPI between the ranks. Start with mpirun or hvdlaunch.")
     from hvdtrain.ranks.members import MeshComm, MpiMembers
 
     mpi, (replica, part) = comm.mpi_comm, divmod(comm.rank, parts)
@@ -36,8 +36,8 @@ def require_replicas(ranks: int, parts: int, option: str) -> None:
     valid_counts = " or ".join(str(count) for count in (lower, lower + parts) if count)
     smaller = max(count for count in range(1, ranks + 1) if ranks % count == 0 and count < parts)
     raise BadInput(
-        f"{option} {parts}: {ranks} rank{'s' if ranks > 1 else ''} cannot be replicas of {parts} ranks each: "
-        f"start {valid_counts}, or give {option} {smaller}"
+        f"{option} {parts}: {ranks} rank{'s' if ranks > 1 else ''} cannot be replicas of {parts} ranks each. Start "
+        f"{valid_counts}, or pass {option} {smaller}."
     )
 
 
@@ -48,7 +48,9 @@ def require_groups(option: str, parts: int, placement: Mapping[str, Any] | None)
     ranks = placement.get("ranks_per_replica")
     if (ranks or 1) != parts:
         actual = "without --ranks-per-replica" if ranks is None else f"with --ranks-per-replica {ranks}"
-        raise BadInput(f"{option} {parts}: hvdlaunch was started {actual}: give it --ranks-per-replica {parts}")
+        raise BadInput(
+            f"{option} {parts}: hvdlaunch was started {actual}. Pass --ranks-per-replica {parts} to hvdlaunch."
+        )
 
 
 def require_parts(
@@ -66,6 +68,6 @@ def require_parts(
             require()
         except BadInput as error:
             # what `other_error` asks for needs these parts: fewer of them are no remedy
-            lines.append(str(error) if other_error is None else str(error).partition(", or give ")[0])
+            lines.append(str(error) if other_error is None else str(error).partition(", or pass ")[0].rstrip(".") + ".")
     if lines:
-        raise BadInput("; ".join(lines))
+        raise BadInput(" ".join(lines))

@@ -93,7 +93,9 @@ def join_replica_on_all(comm: Comm, device: torch.device, option: str, *, is_sha
 
     def require_shared() -> None:
         if comm.data.rank == 0 and not is_shared:
-            raise BadInput(f"{option}: put --runs-dir where all ranks of a replica see it")
+            raise BadInput(
+                f"{option}: ranks of a replica do not share a folder. Put --runs-dir where all of them see it."
+            )
 
     agree(comm, require_shared)
     replica = comm.replica

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing import active_children
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 from hvdtrain.safety.files import new_file
 
@@ -31,6 +31,8 @@ REPLICAS_DIFFER = 4
 FIRST_ERROR_S = 10.0  # for the first process to say why: once one has ended, its launcher may end the others
 
 T = TypeVar("T")
+
+Severity = Literal["error", "warning", "note"]
 
 NEWCOMER = "_HVDTRAIN_NEWCOMER"  # the number of a rank that joins a run
 RANK_VARIABLES = (NEWCOMER, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
@@ -131,12 +133,22 @@ def report(**facts: str) -> None:
             Path(f"{path}.part").replace(path)
 
 
+def message_line(severity: Severity, text: str) -> str:
+    """The one line of a message: an error ends the run, a warning is to be looked at, a note explains."""
+    return f"hvdtrain: {severity}: {' '.join(text.split())}"
+
+
+def print_message(severity: Severity, text: str) -> None:
+    """Print a message on standard error, from any thread."""
+    print(message_line(severity, text), file=sys.stderr, flush=True)
+
+
 def print_error(error: BadInput | EndOfRun) -> None:
-    """Print the one line of an error, and report it."""
-    line = f"hvdtrain: {' '.join(str(error).split())}"
+    """Print why this process ends, and report it; status 0 is no error."""
+    severity: Severity = "note" if isinstance(error, EndOfRun) and error.status == 0 else "error"
     show_this_rank()
-    print(line, file=sys.stderr, flush=True)
-    report(said=line)
+    print_message(severity, str(error))
+    report(said=message_line(severity, str(error)))
 
 
 def run(main: Callable[[], None]) -> NoReturn:
@@ -240,8 +252,9 @@ def _exception_hook(
             _exit_on_failure(128 + signal.SIGINT)
         stack = "".join(traceback.format_exception(kind, error, trace))
         when = "" if step is None else f" at step {step()}" if step() is not None else " before the first step"
-        reason = " ".join(f"{kind.__name__}: {error}".split())
-        message = f"hvdtrain: rank {launched_rank()} on {socket.gethostname()} failed{when}: {reason}\n{stack}"
+        reason = f"{kind.__name__}: {error}"
+        failure = f"rank {launched_rank()} on {socket.gethostname()} failed{when}: {reason}"
+        message = f"{message_line('error', failure)}\n{stack}"
         if error_file is not None:
             with contextlib.suppress(OSError):
                 error_file.write_text(message)

@@ -60,7 +60,7 @@ class Faults:
     """The faults of one rank that have not fired yet."""
 
     def __init__(self, announcement: str | None, pending: tuple[Fault, ...]) -> None:
-        self.announcement = announcement  # for stderr, from one rank; None if no rank has faults
+        self.announcement = announcement  # a warning, from one rank; None if no rank has faults
         self._pending = list(pending)
 
     @classmethod
@@ -75,7 +75,7 @@ class Faults:
         faults = tuple(fault for word in text.split(",") for fault in _faults_of_rank(rank, word.strip()))
         if environment.get("HVDLAUNCH_ATTEMPT", "0") != "0":
             return NONE
-        return cls(f"hvdtrain: faults are injected into this run: {VARIABLE}={text}", faults)
+        return cls(f"{VARIABLE}={text}: faults are injected into this run.", faults)
 
     def inflict_at(self, place: Place, number: int = 0, *, model: "nn.Module | None" = None) -> None:
         """Inflict the faults of this place; most kinds do not return. Steps need the `model`."""
@@ -101,12 +101,13 @@ def _faults_of_rank(rank: int, word: str) -> list[Fault]:
     match = _SPELLING.fullmatch(word)
     if match is None:
         raise BadInput(
-            f"{VARIABLE}: {word!r} is no fault: write KIND@rankR:PLACE, with KIND one of {', '.join(get_args(Kind))}, "
-            f"R a number or all, PLACE start, stepN, saveN, evalN or recoverN with N from 1; as in kill@rank1:step7"
+            f"{VARIABLE}: {word!r} is not a fault. Write KIND@rankR:PLACE, with KIND one of "
+            f"{', '.join(get_args(Kind))}, R a number or all, PLACE start, stepN, saveN, evalN or recoverN with N "
+            "from 1; for example kill@rank1:step7."
         )
     kind, rank_text, start, place, number = match.groups()
     if kind in _STEP_FAULTS and place != "step":
-        raise BadInput(f"{VARIABLE}: {word!r}: {kind} is a fault of a step: write {kind}@rank{rank_text}:stepN")
+        raise BadInput(f"{VARIABLE}: {word!r}: {kind} is a fault of a step. Write {kind}@rank{rank_text}:stepN.")
     if rank_text not in ("all", str(rank)):
         return []
     return [Fault(spelling=word, kind=cast("Kind", kind), place=cast("Place", place or start), number=int(number or 0))]

@@ -18,7 +18,7 @@ def read_file(path: Path) -> bytes:
     """The content of a regular file; OSError for a device, or more than 256 MiB."""
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file")
+        raise OSError(errno.EINVAL, "not a regular file")
     if facts.st_size > MAX_MIB << 20:
         raise OSError(errno.EFBIG, f"it has more than {MAX_MIB} MiB")
     return path.read_bytes()

@@ -1,7 +1,6 @@
 """What is not fatal may fail: it is counted and reported, and the training goes on."""
 
 import contextlib
-import sys
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,8 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from hvdtrain.safety.exits import print_message
 
 # What some failures are counted as.
 LOG_WRITE = "log write"
@@ -65,9 +66,8 @@ class Guard:
                 return
             self._warned_at[cause] = now
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        message = f"hvdtrain: warning: {action} failed{': ' if target else ''}{target}: {reason}; training goes on"
         with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or on the same full disk
-            print(" ".join(message.split()), file=sys.stderr, flush=True)
+            print_message("warning", f"{action} failed{': ' if target else ''}{target}: {reason}; training continues")
 
 
 @dataclass(frozen=True, kw_only=True)

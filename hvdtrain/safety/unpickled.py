@@ -20,14 +20,12 @@ def refuse_weights(source: str, instead: str) -> None:
     """Raise BadInput for a file of weights, which may come from anywhere, if this torch cannot load it safely."""
     if not is_load_safe():
         raise BadInput(
-            f"--pretrained {source}: torch {version('torch')} would run code that is hidden in such a file "
-            f"(CVE-2026-24747, mended in 2.10): {instead}"
+            f"--pretrained {source}: torch {version('torch')} could run code hidden in such a file (CVE-2026-24747, "
+            f"fixed in 2.10). {instead}."
         )
 
 
 def refuse_other_users(folder: Path) -> None:
     """Raise BadInput for another user's folder if this torch cannot load its files safely."""
     if not is_load_safe() and folder.stat().st_uid != os.geteuid():
-        raise BadInput(
-            f"another user's, and torch {version('torch')} would run code that is hidden in it (CVE-2026-24747)"
-        )
+        raise BadInput(f"another user's, and torch {version('torch')} could run code hidden in it (CVE-2026-24747)")

@@ -50,7 +50,7 @@ def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: 
     chooser.add_argument("--recipe", default=next(iter(recipes)))
     name = chooser.parse_known_args([word for word in words if word not in _HELP])[0].recipe
     if name not in recipes:
-        raise BadInput(f"--recipe {name!r} is unknown: choose one of {', '.join(recipes)}")
+        raise BadInput(f"--recipe {name!r}: unknown. Choose one of {', '.join(recipes)}.")
     defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed), **_elastic_of_launcher())
     if not _HELP.isdisjoint(words):
         if launched_rank() == 0:
@@ -73,7 +73,7 @@ def require_rules(settings: Any) -> None:
         name, value = field.name, getattr(settings, field.name)
         for rule in (note for note in by_field[name] if isinstance(note, Rule)):
             if value is not None and not rule.holds(value):
-                raise BadInput(f"{option(name)} {value if value != '' else repr(value)} {rule.text}")
+                raise BadInput(f"{option(name)} {value if value != '' else repr(value)}: {rule.text}.")
 
 
 def option(field: str) -> str:
@@ -99,7 +99,7 @@ def _unknown(stray: Sequence[str], options: Sequence[str], chosen: Mapping[str, 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{' '.join(message.split())}; see --help")
+        raise BadInput(f"{' '.join(message.removeprefix('argument ').split())}. See --help.")
 
 
 def _print_help(defaults: Any, prog: str, *, has_all: bool) -> None:
@@ -192,7 +192,7 @@ def _seed_of_launcher(default: int) -> int:
     """The seed where --seed is not given: a sweep sets it, another one for each run of a size."""
     seed = os.environ.get("HVDLAUNCH_SEED", str(default))
     if not (seed.isascii() and seed.isdecimal()):
-        raise BadInput(f"HVDLAUNCH_SEED {seed!r} must be a number of at least 0: correct it in the environment")
+        raise BadInput(f"HVDLAUNCH_SEED {seed!r}: must be a number of at least 0. Correct it in the environment.")
     return int(seed)
 
 
@@ -202,5 +202,5 @@ def _elastic_of_launcher() -> dict[str, Any]:
     if least is None:
         return {}
     if not (least.isascii() and least.isdecimal() and int(least)):
-        raise BadInput(f"HVDLAUNCH_ELASTIC {least!r} must be a number of at least 1: correct it in the environment")
+        raise BadInput(f"HVDLAUNCH_ELASTIC {least!r}: must be a number of at least 1. Correct it in the environment.")
     return {"elastic": True, "min_np": int(least), "grow": "HVDLAUNCH_GROW" in os.environ}

@@ -88,7 +88,7 @@ def require_complete(settings: Group) -> None:
         check(complete, set())
     except BadInput as error:
         raise BadInput(f"{line}; but {error}") from None
-    raise Incomplete(line, complete)
+    raise Incomplete(f"{line}.", complete)
 
 
 def requires(subject: str, *options: str) -> str:

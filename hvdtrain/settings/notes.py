@@ -13,25 +13,25 @@ class Rule:
     """What a value must be, whatever the data and the machine."""
 
     holds: Callable[[Any], bool]
-    text: str  # what follows the option and its value in the complaint
+    text: str  # what follows the option and its value in the message
 
 
 AT_LEAST_1 = Rule(holds=lambda value: value >= 1, text="must be at least 1")
 AT_LEAST_0 = Rule(holds=lambda value: 0 <= value < math.inf, text="must be a number of at least 0")
 POSITIVE = Rule(
-    holds=lambda value: 0 < value < math.inf, text="must be a number greater than 0; leave it out for the default"
+    holds=lambda value: 0 < value < math.inf, text="must be a number greater than 0. Leave it out for the default"
 )
 PROBABILITY = Rule(holds=lambda value: 0 <= value < 1, text="must be at least 0 and less than 1")
 SEED = Rule(holds=lambda value: 0 <= value < 2**32, text="must be at least 0 and less than 2**32")
 FOLDER_NAME = Rule(
     holds=lambda name: name not in ("", ".", "..") and "/" not in name and name.isprintable(),
-    text="must be one folder's name: put its parents into --runs-dir",
+    text="must be one folder's name. Put its parents into --runs-dir",
 )
 
 
 def one_of(names: Collection[str]) -> Rule:
     """The rule that a value is one of these names."""
-    return Rule(holds=lambda value: value in names, text=f"is unknown: choose one of {', '.join(names)}")
+    return Rule(holds=lambda value: value in names, text=f"unknown. Choose one of {', '.join(names)}")
 
 
 @dataclass(frozen=True, kw_only=True)

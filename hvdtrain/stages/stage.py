@@ -112,18 +112,18 @@ def require_names(model: nn.Module, blocks: Blocks) -> None:
 def require_stages(blocks: Blocks, stages: int, at: str | None) -> tuple[int, ...] | None:
     """Where --stages-at cuts, None where it is not given; BadInput where the blocks cannot be cut so."""
     if stages > len(blocks):
-        raise BadInput(f"--stages {stages}: the model has {len(blocks)} blocks: give {len(blocks)} or fewer")
+        raise BadInput(f"--stages {stages}: the model has {len(blocks)} blocks. Pass {len(blocks)} or fewer.")
     if at is None:
         return None
     fields = at.split(",")
     cuts = [int(field) for field in fields if field.isascii() and field.isdecimal()]
     if len(fields) != stages - 1 or cuts != sorted(set(cuts)) or len(cuts) != len(fields) or not cuts[0] > 0:
         raise BadInput(
-            f"--stages-at {at}: give {stages - 1} growing numbers from 1 to {len(blocks) - 1}, the first block of each "
-            "stage but the first, as --stages prints them"
+            f"--stages-at {at}: not cuts between {stages} stages. Pass {stages - 1} growing numbers from 1 to "
+            f"{len(blocks) - 1}, the first block of each stage but the first, as --stages prints them."
         )
     if cuts[-1] >= len(blocks):
-        raise BadInput(f"--stages-at {at}: the model has blocks 0 to {len(blocks) - 1}: give no more")
+        raise BadInput(f"--stages-at {at}: the model has blocks 0 to {len(blocks) - 1}. Pass no higher number.")
     return tuple(cuts)
 
 

@@ -26,17 +26,20 @@ def group_ranks(comm: Comm, group_size: int | None) -> Comm:
     data, replicas, parts = comm.data, comm.data.size, comm.replica.size
     if not isinstance(data, HorovodComm) or data.mpi_comm is None:
         raise BadInput(
-            "--sync needs several ranks with MPI between them: start with mpirun, hvdlaunch or horovodrun --mpi"
+            "--sync needs several ranks with MPI between them. Start with mpirun, hvdlaunch or horovodrun --mpi."
         )
     if replicas == 1:
-        raise BadInput("--sync needs several replicas, and the ranks are one: start more ranks, or leave it out")
+        raise BadInput("--sync needs several replicas, and the ranks hold one. Start more ranks, or leave --sync out.")
     hosts = comm.allgather(socket.gethostname())
     if group_size is None:
         group_size = _count_replicas_per_host(hosts, parts)
     if replicas % group_size or group_size == replicas:
         valid_sizes = [str(size) for size in range(1, replicas) if replicas % size == 0]
         count = f"{replicas} replicas" if parts > 1 else f"{replicas} ranks"
-        raise BadInput(f"--sync-group-size {group_size}: {count} make groups of {', '.join(valid_sizes)}")
+        raise BadInput(
+            f"--sync-group-size {group_size}: {count} cannot be groups of that size. Choose from "
+            f"{', '.join(valid_sizes)}."
+        )
     from hvdtrain.ranks.members import MeshComm, MpiMembers
     from hvdtrain.sync.groups import Groups
 
@@ -50,18 +53,20 @@ def _count_replicas_per_host(hosts: list[str], parts: int) -> int:
     counts = Counter(hosts)
     if len(counts) == 1:
         raise BadInput(
-            f"--sync spares the link between hosts, and all {len(hosts)} ranks are on {hosts[0]}: leave it out, or "
-            "give --sync-group-size"
+            f"--sync: all {len(hosts)} ranks are on {hosts[0]}, so no link between hosts is used. Leave --sync out, "
+            "or pass --sync-group-size."
         )
     if len(set(counts.values())) > 1:
         unequal = ", ".join(f"{host} {count}" for host, count in counts.items())
-        raise BadInput(f"--sync needs as many ranks on each host ({unequal}): start as many, or give --sync-group-size")
+        raise BadInput(
+            f"--sync needs equally many ranks on each host ({unequal}). Start equally many, or pass --sync-group-size."
+        )
     per_host = counts[hosts[0]]
     if any(hosts[rank] != hosts[rank - rank % per_host] for rank in range(len(hosts))):
-        raise BadInput("--sync: the ranks of a host are not neighbours: place them by slot, as hvdlaunch does")
+        raise BadInput("--sync: the ranks of a host are not neighbours. Place them by slot, as hvdlaunch does.")
     if per_host % parts:
         raise BadInput(
-            f"--sync: a host has {per_host} ranks, and a replica {parts}: start a multiple of {parts} on each host, or "
-            "give --sync-group-size"
+            f"--sync: a host has {per_host} ranks, a replica {parts}. Start a multiple of {parts} on each host, or "
+            "pass --sync-group-size."
         )
     return per_host // parts

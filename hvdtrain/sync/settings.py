@@ -44,11 +44,14 @@ class SyncSettings(GradientSettings, BatchSettings):
             return
         if re.fullmatch(r"[1-9]\d{0,8}(@\d{1,8})?", self.sync_every, re.ASCII) is None:
             raise BadInput(
-                f"--sync-every {self.sync_every}: give the steps of a round as --sync-every 16, or 16@5 to begin after "
-                "5 epochs"
+                f"--sync-every {self.sync_every}: not the steps of a round. Pass --sync-every 16, or 16@5 to begin "
+                "after 5 epochs."
             )
         if self.rounds is not None and self.rounds.from_epoch >= self.epochs:
-            raise BadInput(f"--sync-every {self.sync_every} begins after the last of {self.epochs} epochs: give fewer")
+            raise BadInput(
+                f"--sync-every {self.sync_every}: begins after the last of {self.epochs} epochs. Pass fewer epochs "
+                "after @."
+            )
 
     def missing(self) -> Missing:
         if self.sync == "local":
@@ -75,13 +78,13 @@ class SyncSettings(GradientSettings, BatchSettings):
 
         if self.rounds is not None and self.rounds.steps > job.sizes.steps_per_epoch:
             raise BadInput(
-                f"--sync-every {self.sync_every}: an epoch has {job.sizes.steps_per_epoch} steps, and rounds end with "
-                "it: give no more"
+                f"--sync-every {self.sync_every}: an epoch has only {job.sizes.steps_per_epoch} steps, and a round "
+                f"ends with it. Pass at most {job.sizes.steps_per_epoch}."
             )
         rank = power_rank(self.compression)
         if rank is not None and rank > (highest := max_rank(job.model)):
-            remedy = f"give at most {highest}" if highest else "leave it out"
-            raise BadInput(f"--compression powersgd:{rank} makes no gradient of this model half as large: {remedy}")
+            remedy = f"Pass at most powersgd:{highest}" if highest else "Leave it out"
+            raise BadInput(f"--compression powersgd:{rank}: halves no gradient of this model. {remedy}.")
 
     def fill(self, draft: "Draft") -> None:
         job, data, rank = draft.job, draft.job.comm.data, power_rank(self.compression)

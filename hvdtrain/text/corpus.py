@@ -55,17 +55,20 @@ def _hash_files(settings: str, files: Iterable[Path]) -> str:
 def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
     """Those to train on and to test with; without a pair of such names all of them, and none."""
     if not folder.is_dir():
-        raise BadInput(f"--data-dir {folder}: no such folder; give the one that has the files of --data {data}")
+        raise BadInput(f"--data-dir {folder}: no such folder. Pass the folder that has the files of --data {data}.")
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES[data] and path.is_file())
     if not files:
-        raise BadInput(f"--data-dir {folder}: has no file of --data {data} ({', '.join(_SUFFIXES[data])})")
+        raise BadInput(
+            f"--data-dir {folder}: no file of --data {data} ({', '.join(_SUFFIXES[data])}). Pass the folder that has "
+            "them."
+        )
     empty = [path for path in files if not path.stat().st_size]
     if empty:
-        raise BadInput(f"{empty[0]} is empty: fill it, or take it away")
+        raise BadInput(f"{empty[0]}: empty file. Fill it, or remove it.")
     by_name = {path.stem: path for path in reversed(files)}
     if len(by_name) < len(files):
         repeated = next(path for path in files if path != by_name[path.stem])
-        raise BadInput(f"{repeated} and {by_name[repeated.stem].name} have one name: take one of them away")
+        raise BadInput(f"{repeated}: {by_name[repeated.stem].name} has the same name. Remove one of them.")
     train = [by_name[name] for name in _TRAIN_NAMES if name in by_name]
     test = [by_name[name] for name in (_GLUE_TEST_NAMES if data == "glue" else TEST_NAMES) if name in by_name]
     if train and test:
@@ -74,15 +77,15 @@ def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
         unread = [path for path in files if path.stem not in known_names and path.stem.startswith(prefixes)]
         if unread:
             raise BadInput(
-                f"{unread[0]} would not be read beside {train[0].name} and {test[0].name}: move its rows into one, "
-                "or take it away"
+                f"{unread[0]}: would be ignored, since only {train[0].name} and {test[0].name} are read. Merge or "
+                "remove it."
             )
         return train[:1], test[:1]
     if test or (train and len(files) > 1):
         names = ", ".join(path.name for path in files)
         raise BadInput(
-            f"--data-dir {folder} has {names}: give one train{files[0].suffix} and one test{files[0].suffix}, or files "
-            "without such names alone"
+            f"--data-dir {folder}: has {names}. Keep one train{files[0].suffix} and one test{files[0].suffix}, or "
+            "only files with other names."
         )
     return files, []
 

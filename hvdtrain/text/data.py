@@ -25,7 +25,9 @@ def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None)
         try:
             return tokens.prepare(make_corpus(config), shape)
         except OSError as error:
-            raise BadInput(f"{error.filename} cannot be used ({error.strerror})") from error
+            raise BadInput(
+                f"{error.filename}: cannot be used ({error.strerror}). Check the path and its permissions."
+            ) from error
 
     local_key = agree(comm, lambda: prepare() if comm.local_rank == 0 else None)
     key = next(key for key in comm.allgather(local_key) if key is not None)

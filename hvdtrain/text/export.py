@@ -28,16 +28,16 @@ def require_exportable(folder: Path, *, runs: Path, replace: bool) -> None:
     """Raise BadInput before the training where `export` could not write; with `replace` a former export may go."""
     target = folder.resolve()
     if any(path.resolve().is_relative_to(target) for path in (Path(), runs)):
-        raise BadInput(f"--export {folder}: the run itself works in it; name a folder of its own")
+        raise BadInput(f"--export {folder}: the run itself uses this folder. Choose another.")
     try:
         names = {path.name for path in target.iterdir()} if target.exists() else set()
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
-        raise BadInput(f"--export {folder}: cannot be written ({error.strerror}); name another folder") from error
+        raise BadInput(f"--export {folder}: cannot be written ({error.strerror}). Choose another folder.") from error
     if names and not (replace and names <= FILES):
-        raise BadInput(f"--export {folder}: holds files already; remove them, or name another folder")
+        raise BadInput(f"--export {folder}: not empty. Remove its files, or choose another folder.")
 
 
 def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequence[str] = ()) -> None:
@@ -75,17 +75,17 @@ def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequenc
     shutil.rmtree(former, ignore_errors=True)
 
 
-def export_on_all(comm: Comm, folder: Path, whole: Callable[[], Bert], texts: Texts) -> None:
-    """Rank 0 writes the folder of the model that `whole` returns; EndOfRun on all ranks where it cannot."""
+def export_on_all(comm: Comm, folder: Path, make_model: Callable[[], Bert], texts: Texts) -> None:
+    """Rank 0 writes the folder of the model that `make_model` returns; EndOfRun on all ranks where it cannot."""
     reason = None
     if comm.rank == 0:
         try:
-            export(folder, whole(), vocabulary=texts.vocabulary, labels=texts.labels)
+            export(folder, make_model(), vocabulary=texts.vocabulary, labels=texts.labels)
         except OSError as error:
             reason = error.strerror or str(error)
     reason = comm.allgather(reason)[0]
     if reason:
-        line = f"--export {folder} could not be written ({reason}); the run folder has the weights"
+        line = f"--export {folder}: could not be written ({reason}). Find the weights in the run folder."
         raise EndOfRun(line, status=FAILED, reason="not exported")
 
 

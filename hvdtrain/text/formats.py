@@ -1,4 +1,4 @@
-"""Rows of text from files: JSON lines, CSV and TSV, GLUE's tables, plain text. A complaint names file and line."""
+"""Rows of text from files: JSON lines, CSV and TSV, GLUE's tables, plain text. A message names file and line."""
 
 import csv
 import json
@@ -47,7 +47,7 @@ class Columns:
         ):
             if name is not None and name not in header:
                 raise BadInput(
-                    f"{option} {name!r}: {location} has no such column; it has {', '.join(map(repr, header))}"
+                    f"{option} {name!r}: no such column in {location}. Choose from {', '.join(map(repr, header))}."
                 )
 
 
@@ -59,13 +59,13 @@ def read_json_lines(path: Path, columns: Columns) -> Iterator[Row]:
         try:
             values = json.loads(line)
         except ValueError as error:
-            raise BadInput(f"{path} line {number} is no JSON ({error}): give one object per line") from error
+            raise BadInput(f"{path}:{number}: not valid JSON ({error}). Write one object per line.") from error
         except RecursionError as error:
-            raise BadInput(f"{path} line {number} is too deeply nested: give one object of words per line") from error
+            raise BadInput(f"{path}:{number}: nested too deeply. Write one object of texts per line.") from error
         if not isinstance(values, dict):
-            raise BadInput(f'{path} line {number} is no JSON object: give one per line, as in {{"text": ...}}')
-        columns.require(f"{path} line {number}", list(values))
-        yield _make_row(f"{path} line {number}", values, columns)
+            raise BadInput(f'{path}:{number}: not a JSON object. Write one per line, such as {{"text": ...}}.')
+        columns.require(f"{path}:{number}", list(values))
+        yield _make_row(f"{path}:{number}", values, columns)
 
 
 def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: bool = True) -> Iterator[Row]:
@@ -88,18 +88,19 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
             columns = _match_glue_header(path, header, columns, labelled=labelled)
         columns.require(str(path), header)
         if repeated := [name for name in header if header.count(name) > 1]:
-            raise BadInput(f"{path}: two columns are called {repeated[0]!r}: rename one of them")
+            raise BadInput(f"{path}: two columns are called {repeated[0]!r}. Rename one of them.")
         for cells in rows:
             if not cells:
                 continue
-            location = f"{path} line {rows.line_num}"
+            location = f"{path}:{rows.line_num}"
             if len(cells) != len(header):
                 raise BadInput(
-                    f"{location} has {len(cells)} cells, the header {len(header)}: is one quoted, or cut off?"
+                    f"{location}: {len(cells)} cells, but the header has {len(header)}. Check its quotes and "
+                    "separators."
                 )
             yield _make_row(location, dict(zip(header, cells, strict=True)), columns)
     except csv.Error as error:
-        raise BadInput(f"{path} line {rows.line_num}: {error}") from error
+        raise BadInput(f"{path}:{rows.line_num}: {error}. Correct the line.") from error
 
 
 def read_documents(path: Path) -> Iterator[Row]:
@@ -125,10 +126,10 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise BadInput(
-            f"{path} line {number}: byte 0x{byte:02x} is no UTF-8: convert the file, as by iconv -f latin1 -t utf-8"
+            f"{path}:{number}: not valid UTF-8 (byte 0x{byte:02x}). Convert the file: iconv -f latin1 -t utf-8"
         ) from error
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror})") from error
+        raise BadInput(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
 
 
 def _match_glue_header(path: Path, header: Sequence[str], columns: Columns, *, labelled: bool) -> Columns:
@@ -137,10 +138,13 @@ def _match_glue_header(path: Path, header: Sequence[str], columns: Columns, *, l
         if {text, pair, None if columns.label else label_name} - {None} <= set(header):
             return Columns(text=text, pair=pair, label=label_name)
     if "score" in header:
-        raise BadInput(f"{path}: a score, as of STS-B, is no label: make classes of it, and name their --label-column")
+        raise BadInput(
+            f"{path}: a score (STS-B) is a regression target, not a label. Make classes of it, and name their "
+            "--label-column."
+        )
     raise BadInput(
-        f"{path}: the header {', '.join(map(repr, header))} is none that is known of GLUE: give --text-column and "
-        "--label-column, for pairs --pair-column; a file without a header, as CoLA's, needs one"
+        f"{path}: the header {', '.join(map(repr, header))} is not one of GLUE's. Pass --text-column and "
+        "--label-column, and --pair-column for pairs; add a header to a file without one, such as CoLA's."
     )
 
 
@@ -150,7 +154,7 @@ def _make_row(location: str, values: Mapping[str, Any], columns: Columns) -> Row
     assert text is not None
     label = None if columns.label is None else values[columns.label]
     if columns.label is not None and (label is None or label == "" or isinstance(label, list | dict)):
-        raise BadInput(f"{location}: column {columns.label!r} has no label")
+        raise BadInput(f"{location}: no label in column {columns.label!r}. Add one, or remove the row.")
     return Row(
         text=text, pair=_column_text(location, values, columns.pair), label=None if label is None else str(label)
     )
@@ -160,10 +164,12 @@ def _column_text(location: str, values: Mapping[str, Any], column: str | None) -
     if column is None:
         return None
     if not isinstance(values[column], str):
-        raise BadInput(f"{location}: column {column!r} holds no text")
+        raise BadInput(f"{location}: no text in column {column!r}. Add one, or remove the row.")
     text = str(values[column])
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadInput(f"{location}: column {column!r} holds half a character, {text[error.start]!a}") from error
+        raise BadInput(
+            f"{location}: half a character ({text[error.start]!a}) in column {column!r}. Correct the text."
+        ) from error
     return text

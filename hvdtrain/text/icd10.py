@@ -45,7 +45,7 @@ def _diagnoses() -> list[tuple[str, Row]]:
         root = ET.parse(_file()).getroot()  # noqa: S314 (pinned by its hash, as all packages are)
     except (OSError, ET.ParseError) as error:
         raise BadInput(
-            f"--data icd10: the file of the package {_PACKAGE} cannot be read ({error}): install it again"
+            f"--data icd10: the file of the package {_PACKAGE} cannot be read ({error}). Install it again."
         ) from error
     return [
         (diagnosis.findtext("name", ""), Row(text=text.text or "", label=chapter.findtext("name")))
@@ -59,8 +59,6 @@ def _file() -> Path:
     try:
         package = distribution(_PACKAGE)
     except PackageNotFoundError as error:
-        raise BadInput(
-            f"--data icd10 comes with the package {_PACKAGE}, which is not installed: run make setup"
-        ) from error
+        raise BadInput(f"--data icd10: the package {_PACKAGE} is not installed. Run make setup.") from error
     [name] = [name for name in package.files or () if name.suffix == ".xml"]
     return Path(str(package.locate_file(name)))

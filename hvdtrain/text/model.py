@@ -42,7 +42,7 @@ class BertSizes:
 def sizes_of(name: str, *, vocabulary: int, positions: int = 512) -> BertSizes:
     """The sizes of a model by its name; BadInput for an unknown one."""
     if name not in MODELS:
-        raise BadInput(f"--model {name!r} is unknown: choose one of {', '.join(MODELS)}")
+        raise BadInput(f"--model {name!r}: unknown. Choose one of {', '.join(MODELS)}.")
     layers, width, heads, initializer_range = MODELS[name]
     return BertSizes(
         vocabulary=vocabulary,
@@ -239,7 +239,7 @@ def require_slices(sizes: BertSizes, ranks: int) -> None:
     for noun, count in (("heads", sizes.heads), ("intermediate units", sizes.intermediate)):
         if count % ranks:
             fewer = max(n for n in range(1, ranks) if sizes.heads % n == 0 and sizes.intermediate % n == 0)
-            raise BadInput(f"--tensor {ranks} does not divide the model's {count} {noun}: give --tensor {fewer}")
+            raise BadInput(f"--tensor {ranks}: does not divide the model's {count} {noun}. Pass --tensor {fewer}.")
 
 
 def slice_layers(model: Bert, rank: int, ranks: int) -> None:

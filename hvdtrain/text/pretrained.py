@@ -62,8 +62,8 @@ class Pretrained:
         """Raise BadInput where sequences are longer than the model has positions."""
         if max_tokens > self.sizes.positions:
             raise BadInput(
-                f"--max-tokens {max_tokens}: --pretrained {self.source} has {self.sizes.positions} positions; "
-                "give no more than these"
+                f"--max-tokens {max_tokens}: --pretrained {self.source} has {self.sizes.positions} positions. Pass "
+                f"at most {self.sizes.positions}."
             )
 
     def require_vocabulary(self, vocabulary: Vocabulary, source: str) -> None:
@@ -75,14 +75,14 @@ class Pretrained:
             (number for number, pair in enumerate(zip(tokens, expected, strict=False)) if len({*pair}) > 1), None
         )
         if start is not None:
-            difference = f"from token {start} on"
+            difference = f"different from token {start} on"
         elif len(tokens) != len(expected):
-            difference = f"of {len(tokens)} tokens in place of {len(expected)}"
+            difference = f"{len(tokens)} tokens instead of {len(expected)}"
         else:
-            difference = "by its tokenizer_config.json case or accents are others"
+            difference = "its tokenizer_config.json treats case or accents differently"
         raise BadInput(
-            f"--tokenizer {source}: another vocabulary than that of --pretrained {self.source} ({difference}); "
-            "leave it out"
+            f"--tokenizer {source}: not the vocabulary of --pretrained {self.source} ({difference}). Leave "
+            "--tokenizer out."
         )
 
 
@@ -103,7 +103,9 @@ def fetch_folder(source: str, *, offline: bool = False) -> Path:
     if Path(source).is_dir():
         return Path(source)
     if Path(source).exists() or not _HUB_NAME.fullmatch(source):
-        raise BadInput(f"--pretrained {source}: no such folder; give one with {CONFIG}, or a name on the hub")
+        raise BadInput(
+            f"--pretrained {source}: no such folder. Pass a folder with {CONFIG}, or the name of a model on the hub."
+        )
     # It takes 0.3 s to import, and most runs have no need of it.
     from huggingface_hub import snapshot_download
 
@@ -118,8 +120,8 @@ def fetch_folder(source: str, *, offline: bool = False) -> Path:
     except (OSError, ValueError) as error:
         reason = " ".join(str(download_error or error).split())[:200]
         raise BadInput(
-            f"--pretrained {source}: no such folder, and the hub's model of this name cannot be downloaded ({reason}); "
-            "download it elsewhere and give the folder"
+            f"--pretrained {source}: no such folder, and the hub's model of this name cannot be downloaded "
+            f"({reason}). Download it elsewhere and pass its folder."
         ) from error
 
 
@@ -136,7 +138,9 @@ def read_pretrained(folder: Path, source: str) -> Pretrained:
     """What a folder holds besides the weights; BadInput for what is missing, torn or no BERT of this kind."""
     config = _read_document(folder / CONFIG, source)
     if not (folder / WEIGHTS).is_file() and not (folder / PICKLED_WEIGHTS).is_file():
-        raise BadInput(f"--pretrained {source}: has neither {WEIGHTS} nor {PICKLED_WEIGHTS}; give a folder with one")
+        raise BadInput(
+            f"--pretrained {source}: neither {WEIGHTS} nor {PICKLED_WEIGHTS} found. Pass a folder with one of them."
+        )
     sizes = _parse_sizes(config, source)
     return Pretrained(
         source=source,
@@ -153,8 +157,10 @@ def _read_text(path: Path, source: str) -> str:
         _require_whole(path, content, source)
         return content.decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
-        raise BadInput(f"--pretrained {source}: {path.name} cannot be read ({reason}); give a whole folder") from error
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise BadInput(
+            f"--pretrained {source}: {path.name} cannot be read ({reason}). Pass a complete folder."
+        ) from error
 
 
 def _require_whole(path: Path, content: bytes, source: str) -> None:
@@ -165,16 +171,18 @@ def _require_whole(path: Path, content: bytes, source: str) -> None:
         64: hashlib.sha256(content).hexdigest(),
     }
     if blob.parent.name == "blobs" and hashes.get(len(blob.name), blob.name) != blob.name:
-        raise BadInput(f"--pretrained {source}: {path.name} is damaged on this host: delete {blob} to fetch it again")
+        raise BadInput(
+            f"--pretrained {source}: {path.name} is damaged on this host. Delete {blob} to download it again."
+        )
 
 
 def _read_document(path: Path, source: str) -> dict[str, Any]:
     try:
         document = json.loads(_read_text(path, source))
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"--pretrained {source}: {path.name} is torn or no JSON; fetch it again") from error
+        raise BadInput(f"--pretrained {source}: {path.name} is truncated or not JSON. Download it again.") from error
     if not isinstance(document, dict):
-        raise BadInput(f"--pretrained {source}: {path.name} holds no settings by name; fetch it again")
+        raise BadInput(f"--pretrained {source}: {path.name} is not a JSON object. Download it again.")
     return document
 
 
@@ -186,9 +194,14 @@ def _parse_sizes(config: Mapping[str, Any], source: str) -> BertSizes:
         is_integer, minimum = field not in ("dropout", "initializer_range"), 2 if field == "types" else 1
         kinds = (int,) if is_integer else (int, float)
         if type(value) not in kinds or not (minimum <= value < 2**31 if is_integer else 0 <= value < 1):
-            raise BadInput(f"--pretrained {source}: {CONFIG} has {KEYS[field]} {value!r}; give a BERT's folder")
+            raise BadInput(
+                f"--pretrained {source}: {CONFIG} has {KEYS[field]} {value!r}. Pass the folder of a BERT model."
+            )
     if values["width"] % values["heads"]:
-        raise BadInput(f"--pretrained {source}: {CONFIG} cuts {values['width']} unevenly into {values['heads']} heads")
+        raise BadInput(
+            f"--pretrained {source}: {CONFIG} splits {values['width']} unevenly into {values['heads']} heads. Pass "
+            "another model."
+        )
     _require_fixed(config, {"attention_probs_dropout_prob": values["dropout"]}, CONFIG, source)
     return BertSizes(**values)
 
@@ -205,8 +218,8 @@ def _require_fixed(settings: Mapping[str, Any], fixed: Mapping[str, Any], file: 
     for key, value in fixed.items():
         if settings.get(key, value) != value:
             raise BadInput(
-                f"--pretrained {source}: {file} has {key} {settings[key]!r}, and this BERT only {value!r}; "
-                "give another model"
+                f"--pretrained {source}: {file} has {key} {settings[key]!r}, and only {value!r} is supported. Pass "
+                "another model."
             )
 
 
@@ -229,13 +242,13 @@ def _read_tokens(folder: Path, sizes: BertSizes, source: str) -> list[str]:
         name, text = VOCABULARY, _read_text(folder / VOCABULARY, source)
         tokens = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     if missing := [token for token in SPECIALS if token not in tokens]:
-        raise BadInput(f"--pretrained {source}: {name} has no {missing[0]}; give the model's own")
+        raise BadInput(f"--pretrained {source}: {name} has no {missing[0]}. Pass the model's own vocabulary.")
     if len(set(tokens)) < len(tokens):
-        raise BadInput(f"--pretrained {source}: {name} has a token twice; give the model's own")
+        raise BadInput(f"--pretrained {source}: {name} has a token twice. Pass the model's own vocabulary.")
     if not 0 <= sizes.vocabulary - len(tokens) < _ROUNDING:
         raise BadInput(
-            f"--pretrained {source}: {name} has {len(tokens)} tokens and the model {sizes.vocabulary}: "
-            "it is torn, or of another model"
+            f"--pretrained {source}: {name} has {len(tokens)} tokens and the model {sizes.vocabulary}: truncated, or "
+            "of another model. Download it again."
         )
     return tokens
 
@@ -244,5 +257,7 @@ def _read_wordpieces(document: Mapping[str, Any], source: str) -> list[str]:
     model = document.get("model")
     numbers = model.get("vocab") if isinstance(model, dict) and model.get("type") == "WordPiece" else None
     if not isinstance(numbers, dict) or sorted(map(str, numbers.values())) != sorted(map(str, range(len(numbers)))):
-        raise BadInput(f"--pretrained {source}: {TOKENS} is no WordPiece vocabulary; give a folder with {VOCABULARY}")
+        raise BadInput(
+            f"--pretrained {source}: {TOKENS} is not a WordPiece vocabulary. Pass a folder with {VOCABULARY}."
+        )
     return sorted(numbers, key=numbers.__getitem__)

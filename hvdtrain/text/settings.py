@@ -77,10 +77,10 @@ class BertSettings(TensorSettings, Settings):
 
     def check(self, given: set[str]) -> None:
         if self.max_tokens < _LEAST_TOKENS:
-            raise BadInput(f"--max-tokens {self.max_tokens} leaves no room for words: give at least {_LEAST_TOKENS}")
+            raise BadInput(f"--max-tokens {self.max_tokens}: leaves no room for words. Pass at least {_LEAST_TOKENS}.")
         for column in ("label_column", "pair_column"):
             if self.task == "mlm" and getattr(self, column) is not None:
-                raise BadInput(f"{option(column)} is for --task classify: leave it out")
+                raise BadInput(f"{option(column)}: only for --task classify. Leave it out.")
         options = {name: f"{option(name)} {getattr(self, name)}" for name in given}
         if self.recipe == "finetune":
             options.setdefault("pretrained", "--recipe finetune")
@@ -91,7 +91,7 @@ class BertSettings(TensorSettings, Settings):
     def missing(self) -> Missing:
         lines = []
         if self.recipe == "finetune" and self.pretrained is None:
-            lines.append(requires("--recipe finetune", "--pretrained FOLDER (or NAME of one of the hub)"))
+            lines.append(requires("--recipe finetune", "--pretrained FOLDER (or the NAME of a model on the hub)"))
         columns = [name for name in ("text_column", "pair_column", "label_column") if getattr(self, name) is not None]
         if columns and self.data in ("icd10", "text"):
             lines.append(requires(" with ".join(map(option, columns)), "--data csv (or json, or glue)"))

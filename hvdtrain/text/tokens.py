@@ -115,7 +115,7 @@ def _cache() -> Path:
     try:
         return Path(cache_home if cache_home.startswith("/") else "~/.cache").expanduser() / "hvdtrain" / "tokens"
     except RuntimeError as error:
-        raise BadInput("there is no home folder to keep tokens in: name another in XDG_CACHE_HOME") from error
+        raise BadInput("no home folder to keep tokens in. Name another folder in XDG_CACHE_HOME.") from error
 
 
 def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
@@ -127,13 +127,13 @@ def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
         part_folder.mkdir()
         _write(part_folder, corpus, shape)
         if corpus.key() != content:
-            raise BadInput("a file of --data-dir was changed while it was read: start again when it is whole")
+            raise BadInput("--data-dir: a file was changed while it was read. Start again when it is complete.")
         part_folder.rename(folder)
     except OSError as error:
         if not folder.exists():
             raise BadInput(
-                f"{folder.parent} cannot take the tokens ({error.strerror}): make room there, or name another folder "
-                "in XDG_CACHE_HOME"
+                f"{folder.parent}: tokens cannot be written ({error.strerror}). Free some space, or name another "
+                "folder in XDG_CACHE_HOME."
             ) from error
     finally:
         shutil.rmtree(part_folder, ignore_errors=True)
@@ -168,7 +168,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
                 cut_count += is_cut
                 unknown_count += numbers.count(unknown_id)
     if not train or train == len(lengths):
-        raise BadInput(f"--data has {train} training and {len(lengths) - train} test texts: give some of both")
+        raise BadInput(f"--data: {train} training and {len(lengths) - train} test texts. Pass some of both.")
     names = _label_names(labels[:train], labels[train:]) if shape.labelled else []
     by_name = {name: number for number, name in enumerate(names)}
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
@@ -234,11 +234,14 @@ def _label_names(train: list[str | None], test: list[str | None]) -> list[str]:
     """Those of the training split in order, numbers by size."""
     names = {label for label in train if label is not None}
     if len(names) < 2:
-        raise BadInput(f"the training texts have {len(names)} of the two labels that they need at least: add some")
+        raise BadInput(
+            f"training texts: {len(names)} labels, but at least two are needed. Add texts with other labels."
+        )
     unknown_labels = sorted({label for label in test if label is not None} - names)
     if unknown_labels:
         raise BadInput(
-            f"label {unknown_labels[0]!r} of the test texts is none of the training texts': take its rows out"
+            f"test texts: label {unknown_labels[0]!r} is not in the training texts. Remove its rows, or add it to "
+            "the training texts."
         )
     return sorted(names, key=_number_first)
 
@@ -261,7 +264,7 @@ def _read_about(folder: Path) -> tuple[dict[str, Any], str]:
     content = (folder / _ABOUT).read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     if (folder / _ABOUT_SHA256).read_bytes() != sha256.encode():
-        raise ValueError(f"{_ABOUT} or {_ABOUT_SHA256} is not as it was written")
+        raise ValueError(f"{_ABOUT} or {_ABOUT_SHA256} has changed")
     about: dict[str, Any] = json.loads(content)
     return about, sha256
 
@@ -272,7 +275,7 @@ def _require_whole(folder: Path) -> None:
         about, _ = _read_about(folder)
         for name, expected in about["files"].items():
             if (actual := _fingerprint(folder / name)) != expected:
-                raise ValueError(f"{name} has {actual['bytes']} bytes of {expected['bytes']}, or others")
+                raise ValueError(f"{name} has changed, or has {actual['bytes']} bytes instead of {expected['bytes']}")
     except (OSError, ValueError) as error:
         raise _damage_error(folder, error) from error
 
@@ -280,8 +283,8 @@ def _require_whole(folder: Path) -> None:
 def _damage_error(folder: Path, error: Exception) -> BadInput:
     if isinstance(error, PermissionError):
         return BadInput(
-            f"{error.filename or folder} cannot be read ({error.strerror}): let its owner allow it, or name another "
-            "folder in XDG_CACHE_HOME"
+            f"{error.filename or folder}: cannot be read ({error.strerror}). Ask its owner for access, or name another "
+            "folder in XDG_CACHE_HOME."
         )
     reason = " ".join(str(error).split())
-    return BadInput(f"{folder} is damaged ({reason}): delete that folder to have it made again")
+    return BadInput(f"{folder}: damaged ({reason}). Delete this folder; the next run makes it again.")

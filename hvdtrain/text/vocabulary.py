@@ -57,7 +57,9 @@ def learn_vocabulary(texts: Callable[[], Iterable[str]], size: int) -> Vocabular
     initial_tokens = [*SPECIALS, *(f"##{letter}" for letter in alphabet)]
     needed = len(initial_tokens) + len(alphabet)
     if size < needed:
-        raise BadInput(f"--vocab-size {size}: the {len(alphabet)} letters of the texts alone take {needed}: give more")
+        raise BadInput(
+            f"--vocab-size {size}: the {len(alphabet)} letters of the texts need {needed} tokens. Pass more."
+        )
     trainer = WordPieceTrainer(
         vocab_size=size,
         min_frequency=2,
@@ -79,13 +81,15 @@ def read_vocabulary(path: Path) -> Vocabulary:
         config_file = file.with_name("tokenizer_config.json")
         settings = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
     except OSError as error:
-        raise BadInput(f"--tokenizer {path}: {file} cannot be read ({error.strerror}): give a vocab.txt") from error
+        raise BadInput(f"--tokenizer {path}: {file} cannot be read ({error.strerror}). Pass a vocab.txt.") from error
     except ValueError as error:
-        raise BadInput(f"--tokenizer {path}: {file} or its tokenizer_config.json is no text ({error})") from error
+        raise BadInput(
+            f"--tokenizer {path}: {file} or its tokenizer_config.json is not text ({error}). Pass a vocab.txt."
+        ) from error
     missing = [token for token in SPECIALS if token not in tokens]
     if missing or len(set(tokens)) < len(tokens):
         reason = f"lacks {', '.join(missing)}" if missing else "has a token twice"
-        raise BadInput(f"--tokenizer {path}: {file} {reason}: give BERT's vocab.txt, one token per line")
+        raise BadInput(f"--tokenizer {path}: {file} {reason}. Pass BERT's vocab.txt, one token per line.")
     return make_vocabulary(tokens, settings if isinstance(settings, dict) else {})
 
 

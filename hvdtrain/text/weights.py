@@ -34,8 +34,8 @@ def load_pretrained(model: Bert, pretrained: Pretrained, labels: Sequence[str] =
     unusable = [name for name in [*mismatched, *(weights.keys() - state.keys())] if not name.startswith(fresh_heads)]
     if unusable:
         raise BadInput(
-            f"--pretrained {pretrained.source}: the weights are of another model ({len(unusable)} names are missing, "
-            f"unknown or of another shape, as {min(unusable)})"
+            f"--pretrained {pretrained.source}: weights of another model ({len(unusable)} names are missing, unknown "
+            f"or of another shape, such as {min(unusable)}). Pass this model's weights."
         )
     model.load_state_dict(
         {**state, **{name: weight for name, weight in weights.items() if not name.startswith(fresh_heads)}}
@@ -46,18 +46,23 @@ def _read_weights(pretrained: Pretrained) -> Weights:
     path = pretrained.folder / WEIGHTS
     if not path.is_file():
         path = pretrained.folder / PICKLED_WEIGHTS
-        refuse_weights(pretrained.source, f"give a model that has {WEIGHTS}")
+        refuse_weights(pretrained.source, f"Pass a model that has {WEIGHTS}")
     try:
         if path.name == WEIGHTS:
             weights = load_file(path)
         else:
             weights = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:  # a torn file can make torch.load raise anything
-        raise BadInput(f"--pretrained {pretrained.source}: {path.name} is torn, or no file of weights") from error
+        raise BadInput(
+            f"--pretrained {pretrained.source}: {path.name} is truncated, or not a file of weights. Download it again."
+        ) from error
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(weight, Tensor) for name, weight in weights.items()
     ):
-        raise BadInput(f"--pretrained {pretrained.source}: {path.name} holds no state dict (name -> tensor)")
+        raise BadInput(
+            f"--pretrained {pretrained.source}: {path.name} does not hold a state dict (name -> tensor). Pass "
+            "another folder."
+        )
     return weights
 
 
@@ -82,8 +87,8 @@ def _select_weights(weights: Weights, model: Bert, source: str) -> Weights:
         decoder, words = weights.get(f"{_DECODER}.weight"), weights.get(_WORD_EMBEDDINGS)
         if decoder is not None and words is not None and not torch.equal(decoder, words):
             raise BadInput(
-                f"--pretrained {source}: {_DECODER}.weight differs from the word embeddings, by which alone this BERT "
-                "predicts; give another model"
+                f"--pretrained {source}: {_DECODER}.weight differs from the word embeddings, the only decoder that "
+                "is supported. Pass another model."
             )
     kept = {name: weight for name, weight in weights.items() if not name.startswith(tuple(dropped))}
     bias = weights.get(f"{_DECODER}.bias")

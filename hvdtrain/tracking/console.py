@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from hvdtrain.safety.exits import Severity, message_line
+
 Item = TypeVar("Item")
 
 
@@ -44,21 +46,25 @@ class Console:
                 print(line, flush=True)
 
     def print_events(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """A line for each step that was not as it should be, from the lines of metrics.jsonl."""
+        """A message for each step that was not as it should be, from the lines of metrics.jsonl."""
         for event in events:
             if event["event"] == "skipped":
                 rank_text = "" if event["rank"] is None else f" of rank {event['rank']}"
                 ranks = event.get("ranks", "all ranks")
-                self.print(f"step {event['step']} skipped on {ranks}: the {event['source']}{rank_text} not finite")
+                self._report(event, f"skipped on {ranks}, NaN or Inf in the {event['source']}{rank_text}")
             elif event["event"] in ("lost", "joined"):
-                self.print(_format_change(event))
+                self._report(event, _format_change(event))
             elif event["event"] == "behind":
-                host = f"host {event['host']} (rank {event['rank']} and those with it)"
-                waited = f"{event['lag_s']:.1f} s, {event['share']:.0%} of their time,"
-                self.print(f"step {event['step']}: other groups have waited {waited} for {host}")
+                host = f"host {event['host']} (rank {event['rank']} and the ranks that step with it)"
+                waited = f"{event['lag_s']:.1f} s ({event['share']:.0%} of their time)"
+                self._report(event, f"straggler: {host} made the other groups wait {waited}")
             else:
-                jump = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
-                self.print(f"step {event['step']}: the loss of rank {event['rank']} jumped {jump}")
+                rise = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
+                self._report(event, f"loss on rank {event['rank']} spiked {rise}")
+
+    def _report(self, event: Mapping[str, Any], text: str) -> None:
+        severity: Severity = "note" if event["event"] == "joined" else "warning"
+        self.print(message_line(severity, f"step {event['step']}: {text}"))
 
     def turn_on(self) -> None:
         """Print from now on, in place of rank 0."""
@@ -79,9 +85,9 @@ def _format_change(event: Mapping[str, Any]) -> str:
     if event["event"] == "lost":
         change = f"{ranks} on {hosts} lost"
     else:
-        change = f"{ranks} on {hosts} joined in place of {_format_ranks(event['in_place_of'])}"
-    rest = "1 rank goes" if event["np"] == 1 else f"{event['np']} ranks go"
-    return f"step {event['step']}: {change}; {rest} on after {event['recovery_s']:.2f} s"
+        change = f"{ranks} on {hosts} joined, replacing {_format_ranks(event['in_place_of'])}"
+    remaining = "1 rank continues" if event["np"] == 1 else f"{event['np']} ranks continue"
+    return f"{change}; {remaining} after {event['recovery_s']:.2f} s"
 
 
 def _format_ranks(numbers: Sequence[int]) -> str:

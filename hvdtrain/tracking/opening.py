@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.safety.exits import message_line
+
 # Two classes of 240 texts that one word tells apart: after 25 steps bert_tiny's test accuracy was 50 %, after 30 75 %,
 # after 50 97 %. Images of digits need fewer: 12 steps for 87 %, 24 for 95 %.
 FEW_STEPS = 30
@@ -38,7 +40,7 @@ def few_steps_warning(known: Mapping[str, Any]) -> list[str]:
     length = "--epochs" if known.get("max_steps") is None else "--max-steps"
     run = f"{_count(known['epochs'], 'epoch')} {'is' if known['epochs'] == 1 else 'are'}"
     steps = f"{_count(known['steps'], 'step')}: few models learn in fewer than {FEW_STEPS}"
-    return [f"hvdtrain: warning: {run} {steps}. Lower {batch} or raise {length}."]
+    return [message_line("warning", f"{run} {steps}. Lower {batch} or raise {length}.")]
 
 
 def _hosts(ranks: Sequence[Mapping[str, Any]]) -> str:

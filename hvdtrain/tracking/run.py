@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -169,7 +168,7 @@ def open_run(
     comm.wait_context = watch.collective
     faults = agree(comm, lambda: Faults.parse(os.environ, comm.rank))
     if comm.rank == 0 and faults.announcement:
-        print(faults.announcement, file=sys.stderr, flush=True)
+        exits.print_message("warning", faults.announcement)
     comm.start(timeline=folder / "timeline.json" if timeline else None)
     run = Run(comm, folder, watch, faults)
     lost = loss_errors() if elastic else ()

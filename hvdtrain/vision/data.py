@@ -76,7 +76,7 @@ def load(name: str, folder: Path) -> Images:
         return images.digits()
     if name == "synthetic":
         return images.synthetic()
-    raise BadInput(f"--data {name!r} is unknown: choose one of {', '.join(DATA)}")
+    raise BadInput(f"--data {name!r}: unknown. Choose one of {', '.join(DATA)}.")
 
 
 def fetch(name: str, folder: Path) -> None:
@@ -87,7 +87,7 @@ def fetch(name: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         part_folder = Path(tempfile.mkdtemp(prefix=".cifar10-", dir=folder))
     except OSError as error:
-        raise BadInput(f"--data-dir {folder}: cannot be written ({error.strerror}); name another folder") from error
+        raise BadInput(f"--data-dir {folder}: cannot be written ({error.strerror}). Choose another folder.") from error
     try:
         with socket_timeout():
             CIFAR10(part_folder, download=True)

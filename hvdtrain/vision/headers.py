@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ import torch
 from PIL import Image
 
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput, launched_rank
+from hvdtrain.safety.exits import BadInput, launched_rank, print_message
 from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json
 from hvdtrain.vision.listing import Listing
@@ -47,15 +46,15 @@ def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadabl
     [(worst_host, count)] = counts.most_common(1)
     if count:
         first = " ".join(listing.path(min(unreadable_by_host[worst_host])).split())  # one line
-        problem = f"{count} of {len(listing)} images cannot be read, as {first}"
+        problem = f"{count} of {len(listing)} images cannot be read, such as {first}"
         visits = max(training_counts.values()) * epochs
         if visits > max_unreadable:
             raise BadInput(
-                f"--data-dir {listing.folder}: {problem}; those for training, {visits} in {epochs} epochs, are more "
-                f"than the {max_unreadable} that a run may have: repair or remove them"
+                f"--data-dir {listing.folder}: {problem}; {visits} in {epochs} epochs exceed the {max_unreadable} "
+                "unreadable training images that a run may have. Repair or remove them."
             )
         if comm.rank == 0:
-            print(f"hvdtrain: warning: {problem}; they are left out", file=sys.stderr, flush=True)
+            print_message("warning", f"{problem}; training continues without them")
     is_complete = len(unreadable_by_host[host]) == counts[host]
     if comm.local_rank == 0 and is_complete and all(has_read for name, *_, has_read in reports if name == host):
         _write_cache(listing, sorted(unreadable_by_host[host]))

@@ -38,7 +38,7 @@ def cifar10(folder: Path) -> Images:
         path = folder / CIFAR10.base_folder / file
         if not check_integrity(path, md5):
             state = "corrupt (its MD5 is wrong)" if path.exists() else "missing"
-            raise BadInput(f"--data-dir {folder}: {path} is {state}; delete {path.parent} to download it again")
+            raise BadInput(f"--data-dir {folder}: {path} is {state}. Delete {path.parent} to download it again.")
     splits = [CIFAR10(folder, train=train) for train in (True, False)]
     train, test = (
         Resident(

@@ -48,10 +48,15 @@ def list_images(folder: Path) -> Listing:
         classes = [find_classes(part)[0] for part in parts]
         text_by_class = [_images_of(part, names, folder=folder) for part, names in zip(parts, classes, strict=True)]
     except OSError as error:
-        raise BadInput(f"--data-dir {folder}: not a folder of class folders with images ({error})") from error
+        raise BadInput(
+            f"--data-dir {folder}: not a folder of class folders with images ({error}). Pass one."
+        ) from error
     if classes[0] != classes[-1]:
         different = sorted(set(classes[0]) ^ set(classes[-1]))
-        raise BadInput(f"--data-dir {folder}: class {different[0]!r} is in only one of train/ and val/")
+        raise BadInput(
+            f"--data-dir {folder}: class {different[0]!r} is in only one of train/ and val/. Add it to the other, or "
+            "remove it."
+        )
     names = bytearray().join(text for part_classes in text_by_class for text, _ in part_classes)
     changed_at = [changed_ns for part_classes in text_by_class for _, changed_ns in part_classes]
     counts = [[text.count(0) for text, _ in part_classes] for part_classes in text_by_class]  # per class

@@ -82,27 +82,29 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
     """
     if source == "hub":
         if name == TINY:
-            raise BadInput(f"--pretrained hub: torchvision has no weights for {TINY}; give a file or another --model")
+            raise BadInput(f"--pretrained hub: torchvision has no weights for {TINY}. Pass a file, or another --model.")
         weights = torchvision.models.get_model_weights(name).DEFAULT
         try:
             with socket_timeout():
                 return dict(weights.get_state_dict(progress=False, check_hash=True, weights_only=True))
         except (OSError, RuntimeError, HTTPException) as error:
             raise BadInput(
-                f"--pretrained hub: cannot download {weights.url} ({error}); download it elsewhere and give the file"
+                f"--pretrained hub: cannot download {weights.url} ({error}). Download it elsewhere and pass the file."
             ) from error
     if not Path(source).is_file():
-        raise BadInput(f"--pretrained {source}: no such file; give one, or 'hub' for torchvision's weights")
-    refuse_weights(source, "give 'hub' for torchvision's weights")
+        raise BadInput(f"--pretrained {source}: no such file. Pass one, or 'hub' for torchvision's weights.")
+    refuse_weights(source, "Pass 'hub' for torchvision's weights")
     try:
         # Read as far as it is used: a stage keeps a part of it.
         state = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zipfile(source))
     except Exception as error:  # a damaged archive can make torch.load raise anything
-        raise BadInput(f"--pretrained {source}: not a file of tensors that torch.save wrote") from error
+        raise BadInput(
+            f"--pretrained {source}: not a file of tensors that torch.save wrote. Pass another file."
+        ) from error
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise BadInput(f"--pretrained {source}: holds no state dict (name -> tensor)")
+        raise BadInput(f"--pretrained {source}: not a state dict (name -> tensor). Pass another file.")
     if not all(isinstance(value, Tensor) for value in state.values()):
-        raise BadInput(f"--pretrained {source}: holds no state dict (name -> tensor)")
+        raise BadInput(f"--pretrained {source}: not a state dict (name -> tensor). Pass another file.")
     return state
 
 
@@ -115,17 +117,20 @@ def load_weights(model: EfficientNet, state: dict[str, Tensor], source: str) -> 
         missing, unexpected = model.load_state_dict(weights_to_load, strict=False)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
-        raise BadInput(f"--pretrained {source}: the weights are of another model ({reason})") from error
+        raise BadInput(
+            f"--pretrained {source}: weights of another model ({reason}). Pass this model's weights."
+        ) from error
     mismatched = [name for name in missing if name not in head] + unexpected
     if mismatched:
         raise BadInput(
-            f"--pretrained {source}: the weights are of another model ({len(mismatched)} names, as {mismatched[0]})"
+            f"--pretrained {source}: weights of another model ({len(mismatched)} names, such as {mismatched[0]}). "
+            "Pass this model's weights."
         )
 
 
 def _build_from_torchvision(name: str, classes: int, options: dict[str, float]) -> EfficientNet:
     if name not in MODELS:
-        raise BadInput(f"--model {name!r} is unknown: choose one of {', '.join(MODELS)}")
+        raise BadInput(f"--model {name!r}: unknown. Choose one of {', '.join(MODELS)}.")
     model = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
     assert isinstance(model, EfficientNet)
     return model

@@ -73,7 +73,7 @@ class EffnetSettings(Settings):
 
     def check_job(self, job: "Job") -> None:
         if self.sync_bn and job.sizes.micro_batch < 2:
-            raise BadInput("--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2")
+            raise BadInput("--sync-bn: a batch of 1 per rank leaves nothing to normalise. Use at least 2.")
 
     def place(self, job: "Job") -> None:
         from hvdtrain.recipe.sync_batch_norm import convert

@@ -181,13 +181,15 @@ class RankOutput:
         self._launchers = {streams.out: streams.launchers_out, streams.err: streams.launchers_err}
         self._shown = not show_all and request is None  # as it comes
         self._request = request
-        self._told: int | None = None  # where whole lines go
+        self._marked_output: int | None = None  # where whole lines go
         self._mark = b"[%d] " % rank
         if show_all:
-            self._told = streams.launchers_err
+            self._marked_output = streams.launchers_err
             with contextlib.suppress(OSError):  # it is no pipe
                 # Open MPI reads as many bytes as there are, of several ranks in turn: a packet comes alone and whole.
-                fcntl.fcntl(self._told, fcntl.F_SETFL, fcntl.fcntl(self._told, fcntl.F_GETFL) | os.O_DIRECT)
+                fcntl.fcntl(
+                    self._marked_output, fcntl.F_SETFL, fcntl.fcntl(self._marked_output, fcntl.F_GETFL) | os.O_DIRECT
+                )
 
     def feed(self, stream: int, chunk: bytes) -> None:
         """The rank has written this."""
@@ -197,7 +199,7 @@ class RankOutput:
                 self._shown = True
         if self._shown:
             put(self._launchers[stream], chunk)
-        self._pass_on(stream, self._lines[stream].whole(chunk, time.monotonic()))
+        self._pass_on(stream, self._lines[stream].complete_lines(chunk, time.monotonic()))
 
     def flush(self, now: float) -> None:
         """Wait no longer for the rest of lines that are due."""
@@ -207,9 +209,9 @@ class RankOutput:
         self.due = min(line.due for line in self._lines.values())
 
     def _pass_on(self, stream: int, text: bytes) -> None:
-        if text and self._told is not None:
+        if text and self._marked_output is not None:
             for line in marked(text, self._mark):
-                put(self._told, line)
+                put(self._marked_output, line)
         if text:
             self._log.write(stream, text)
 
@@ -221,7 +223,7 @@ class Line:
         self.due = math.inf
         self._begun = b""
 
-    def whole(self, chunk: bytes, now: float) -> bytes:
+    def complete_lines(self, chunk: bytes, now: float) -> bytes:
         """The lines that this chunk makes whole; all there is where one would be too long to wait for."""
         text = self._begun + chunk
         end = text.rfind(b"\n") + 1 or (len(text) if len(text) >= CHUNK_BYTES else 0)

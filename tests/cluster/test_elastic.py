@@ -49,7 +49,7 @@ def test_all_ranks_of_a_host_die_and_the_others_go_on(started, tmp_path):
                 os.kill(process.pid, signal.SIGKILL)
     result = finished(job, errors, tmp_path)
     assert (result["exit_reason"], result["lost_ranks"], result["resumed"]) == ("finished", 2, 0)
-    assert "ranks 2, 3 on h2 lost; 2 ranks go on after" in errors.read_text() or result["recoveries"] == 2
+    assert "ranks 2, 3 on h2 lost; 2 ranks continue after" in errors.read_text() or result["recoveries"] == 2
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=15)
 
 

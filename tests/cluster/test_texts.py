@@ -49,6 +49,6 @@ def test_a_host_with_another_file_is_refused_before_anything_starts(
     done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:2,h2:1", *words, launcher=launcher)
     assert done.returncode == 2, done.stderr
     [line] = [line for line in (done.stdout + done.stderr).splitlines() if "hvdtrain: " in line]
-    assert "hvdtrain: ranks disagree on the texts and their vocabulary (SHA-256): rank 0 on h1 has " in line
+    assert "hvdtrain: error: ranks disagree on the texts and their vocabulary (SHA-256): rank 0 on h1 has " in line
     assert "rank 2 on h2 has" in line
     assert not (tmp_path / "runs").exists()

@@ -15,6 +15,7 @@ from tests.mpi.conftest import BERT, PROJECT, end_well, launcher_of, program_of,
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.launched import argv, finished
 from tests.mpi.test_preemption import left_well
+from tests.refusals import require_facts
 
 WORDS = ["--data", "json", "--data-dir", "texts", "--vocab-size", "200", "--run", "r", "--report-every-steps", "3"]
 
@@ -227,21 +228,21 @@ def test_max_steps_ends_in_the_middle_of_an_epoch_and_a_nan_is_skipped_by_all(ru
     result = json.loads((tmp_path / "runs" / "bert" / "r" / "result.json").read_text())
     assert (result["steps"], result["epochs"], result["skipped_steps"]) == (9, 2, 1)
     assert result["eval_perplexity"] == pytest.approx(torch.tensor(result["eval_loss"]).exp().item(), rel=1e-4)
-    assert "step 4 skipped on all ranks: the loss of rank 1 not finite" in done.stdout
+    assert "hvdtrain: warning: step 4: skipped on all ranks, NaN or Inf in the loss of rank 1" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--label-column", "class"], "--label-column 'class': texts/train.jsonl line 1 has no such column"),
-        slow(["--max-tokens", "600"], "--max-tokens 600: bert_tiny has 512 positions; give no more"),
+        (["--label-column", "class"], "--label-column 'class': ... texts/train.jsonl:1"),
+        slow(["--max-tokens", "600"], "--max-tokens 600: bert_tiny has 512 positions"),
         slow(["--data-dir", "none"], "--data-dir none: no such folder"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(run, tmp_path, words, named):
     done = run("mpirun", 2, [*BERT, *WORDS, *words])
     assert done.returncode == 2
-    assert named in refusal(done.stdout + done.stderr)
+    require_facts(refusal(done.stdout + done.stderr), named)
     assert not (tmp_path / "runs").exists()
 
 
@@ -273,4 +274,4 @@ def test_a_torn_cache_is_one_line_and_status_2(run, tmp_path):
     file.write_bytes(file.read_bytes()[:-1])
     done = run("mpirun", 2, [*quick, "--overwrite"])
     assert done.returncode == 2
-    assert "delete that folder to have it made again" in refusal(done.stdout + done.stderr)
+    assert "Delete this folder" in refusal(done.stdout + done.stderr)

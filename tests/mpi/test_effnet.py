@@ -388,7 +388,7 @@ def test_a_failing_rank_leaves_its_last_words_and_ends_the_job(run, tmp_path):
     first, *trace = (folder / "ranks" / "rank-1.err").read_text().splitlines()
     host = socket.gethostname()
     told = "RuntimeError: injected fault raise@rank1:step3"
-    assert first == f"hvdtrain: rank 1 on {host} failed at step 3: {told}"
+    assert first == f"hvdtrain: error: rank 1 on {host} failed at step 3: {told}"
     assert trace[-1] == told
     wait_until(lambda: not left_in(tmp_path), 5)
     assert json.loads((folder / "result.json").read_text())["exit_reason"] in ("terminated", "failed")

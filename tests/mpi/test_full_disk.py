@@ -61,7 +61,7 @@ def test_a_full_log_disk_does_not_stop_the_training(run, small_disk, ranks, scri
     result = json.loads((folder / "result.json").read_text())
     assert (result["exit_reason"], result["epochs"]) == ("finished", 12)
     assert result["log_write_failures"] > 0
-    warning = "warning: log write failed: .*?: No space left on device; training goes on"
+    warning = "warning: log write failed: .*?: No space left on device; training continues"
     told = len(re.findall(warning, done.stderr))
     assert 1 <= told <= ranks * (1 + result["wall_time_s"] // QUIET_S), done.stderr
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -81,7 +81,7 @@ def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
     said = run.finish(status=1, HVDTRAIN_FAULT="raise@rankall:step21")
     warnings = [line for line in said.splitlines() if "write failed" in line]
     assert len(warnings) == 1
-    assert re.search(r"checkpoint write failed: .*: No space left on device.*; training goes on", warnings[0])
+    assert re.search(r"checkpoint write failed: .*: No space left on device.*; training continues", warnings[0])
     left = files_under(run.path / "checkpoints")
     assert {name: one for name, one in left.items() if not name.startswith(("best", ".step-000000020"))} == saved
     assert (run.result["steps"], run.result["exit_reason"]) == (20, "failed")
@@ -108,7 +108,7 @@ def test_a_disk_without_room_for_a_second_checkpoint_of_texts(tmp_path, tmp_path
     whole.finish()
     run.killed("step6", saved=4)
     said = run.finish(status=1, HVDTRAIN_FAULT="raise@rankall:step12")
-    assert re.search(r"checkpoint write failed: .*: No space left on device.*; training goes on", said)
+    assert re.search(r"checkpoint write failed: .*: No space left on device.*; training continues", said)
     assert [name for name in run.checkpoints if not name.startswith(".")] == ["step-000000004"]
     disk(64_000)
     run.finish()

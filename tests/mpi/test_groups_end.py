@@ -57,7 +57,8 @@ def test_a_group_that_is_late_is_named_with_its_lag(runs):
         said = ended(job, 0)
     (late,) = [line for line in run.lines if line.get("event") == "behind" and line["lag_s"] > 3]
     assert (late["step"], late["rank"]) == (9, 1)
-    assert f"step 9: other groups have waited {late['lag_s']:.1f} s" in said
+    assert f"hvdtrain: warning: step 9: straggler: host {late['host']} " in said
+    assert f" wait {late['lag_s']:.1f} s" in said
 
 
 @pytest.mark.slow

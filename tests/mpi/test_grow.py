@@ -80,7 +80,7 @@ def test_a_newcomer_that_ends_in_its_imports_is_followed_by_another(start, tmp_p
     words = (*WORDS, *PER_RANK, "--grow", "--epochs", "60")
     start(2, *words, fault="kill@rank1:step4", program=["-c", code]).wait(LIMIT_S)
     assert [(one["event"], one["ranks"]) for one in changes(tmp_path)] == [("lost", [1]), ("joined", [3])]
-    assert "nobody has come for rank 1, tried again in 5 s: " in (tmp_path / "out").read_text()
+    assert "hvdtrain: warning: no replacement for rank 1 yet (" in (tmp_path / "out").read_text()
 
 
 def test_a_run_that_ends_before_a_newcomer_is_there_leaves_none(grow, tmp_path):
@@ -95,7 +95,7 @@ def test_under_hvdlaunch_a_newcomer_takes_the_place_of_the_plan_and_the_run_ends
     done = launched.finished(tmp_path, argv, HVDTRAIN_FAULT="kill@rank1:step4")
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    assert "joined in place of rank 1; 2 ranks go on after" in said
+    assert "joined, replacing rank 1; 2 ranks continue after" in said
     assert "prterun" not in said
     facts = [json.loads((tmp_path / f"runs/effnet/r/ranks/rank-{rank}.json").read_text()) for rank in (1, 2)]
     assert facts[0]["cores"] == facts[1]["cores"]

@@ -4,6 +4,7 @@ import pytest
 
 from tests.mpi.conftest import EFFNET, slow
 from tests.mpi.interrupted import TINY, same_end
+from tests.refusals import require_facts
 
 POWER = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", "--compression", "powersgd:2")
 POWER = (*POWER, "--checkpoint-every-steps", "5", "--check-replicas-every", "2")
@@ -19,7 +20,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(runs, reference):
 def test_a_step_that_is_not_finite_leaves_no_trace(runs):
     run = runs(2, POWER)
     said = run.finish(HVDTRAIN_FAULT="nan@rank1:step1,nan@rank1:step6")
-    assert "step 6 skipped on all ranks: the loss of rank 1 not finite" in said
+    assert "step 6: skipped on all ranks, NaN or Inf in the loss of rank 1" in said
     assert run.result["skipped_steps"] == 2
     assert len(run.weights) == 1
 
@@ -27,8 +28,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(runs):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["powersgd:999"], "--compression powersgd:999 makes no gradient of this model half as large: give at most "),
-        slow(["powersgd"], "--compression powersgd: choose none, fp16 or powersgd:R, as powersgd:2"),
+        (["powersgd:999"], "--compression powersgd:999: ... at most powersgd:"),
+        slow(["powersgd"], "--compression powersgd: ... none, fp16 or powersgd:R"),
         slow(["powersgd:2", "--precision", "fp16"], "--compression powersgd:2 does not work with --precision fp16: "),
     ],
 )
@@ -36,5 +37,5 @@ def test_a_wrong_choice_is_one_line(run, tmp_path, words, line):
     done = run("mpirun", 2, [*EFFNET, *TINY, "--runs-dir", str(tmp_path), "--compression", *words])
     assert done.returncode == 2
     (said,) = [one for one in done.stderr.splitlines() if one.startswith("hvdtrain: ")]
-    assert said.startswith(f"hvdtrain: {line}"), said
+    require_facts(said, f"hvdtrain: error: {line}")
     assert not list(tmp_path.iterdir())

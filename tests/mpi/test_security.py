@@ -18,6 +18,7 @@ from hvdtrain.checkpoint import files as checkpoint
 from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
 from tests.mpi.launched import argv, environment
 from tests.mpi.secrets import NAMES, listening, on_command_lines, open_to_others, told, watched
+from tests.refusals import require_facts
 from tests.unit.checkpoint.test_strangers import payloads
 
 PROJECT = Path(__file__).parents[2]
@@ -125,7 +126,7 @@ def test_a_run_does_not_begin_from_a_strangers_checkpoint_that_would_run_code(tm
     forged = forge(tmp_path, torn_off, 99, **{document: payloads(canary)[kind]})
     status, said = resumed(tmp_path, torn_off)
     assert (status, said.count("\n")) == (2, 1), said
-    assert said.startswith(f"hvdtrain: {forged.relative_to(tmp_path)}/{document}.pt is refused (")
+    assert said.startswith(f"hvdtrain: error: {forged.relative_to(tmp_path)}/{document}.pt: rejected (")
     assert not canary.exists()
 
 
@@ -142,7 +143,8 @@ def test_damaged_and_foreign_checkpoints_are_passed_over(tmp_path, torn_off):
     (tmp_path / RUN / "checkpoints/step-000000098").symlink_to(tmp_path / "elsewhere")
     status, said = resumed(tmp_path, torn_off)
     assert status == 0, said
-    assert re.findall(r"^hvdtrain: passed over \S+/step-0+(\d+)", said, re.MULTILINE) == ["98", "97", "96", "95"]
+    skipped = re.findall(r"^hvdtrain: warning: \S+/step-0+(\d+).*; skipping this checkpoint$", said, re.MULTILINE)
+    assert skipped == ["98", "97", "96", "95"]
     newest = checkpoint.find_newest(torn_off / RUN / "checkpoints")[0]
     assert f"resumed from {RUN}/checkpoints/step-{newest.step:09d}, epoch 1\n" in said
     assert not canary.exists()
@@ -169,7 +171,8 @@ def test_pretrained_weights_of_a_stranger_run_no_code(tmp_path):
     with started(tmp_path, [sys.executable, *EFFNET, *QUICK, "--pretrained", str(weights)], "") as job:
         assert job.wait(100) == 2
     said = (tmp_path / "out").read_text()
-    assert said == f"hvdtrain: --pretrained {weights}: not a file of tensors that torch.save wrote\n"
+    assert said.count("\n") == 1
+    require_facts(said, f"hvdtrain: error: --pretrained {weights}: not a file of tensors")
     assert not canary.exists()
 
 

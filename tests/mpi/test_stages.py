@@ -10,6 +10,7 @@ from tests import texts
 from tests.mpi.conftest import EFFNET, PROGRAMS, end_well, launcher_of, slow
 from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, WORDS, difference
+from tests.refusals import require_facts
 
 # 23 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
 EPOCH = (*TINY, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
@@ -169,7 +170,7 @@ def test_a_nan_on_one_stage_is_skipped_by_all_and_named(ended, rank):
     assert result(cut)["skipped_steps"] == 1
     assert_same_end(cut, alone)
     where = ["the forward pass of stage 0 of rank 0", "the loss of stage 1 of rank 1"][rank]
-    assert f"step 7 skipped on all ranks: {where} not finite" in (cut.parents[2] / "said").read_text()
+    assert f"step 7: skipped on all ranks, NaN or Inf in {where}" in (cut.parents[2] / "said").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -272,18 +273,18 @@ def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
         slow(
             3,
             ["--stages", "2"],
-            "--stages 2: 3 ranks cannot be replicas of 2 ranks each: start 2 or 4, or give --stages 1",
+            "--stages 2: 3 ranks ... 2 or 4, or ... --stages 1",
         ),
         (
             2,
             ["--stages", "2", "--accumulate-steps", "1"],
             "--stages 2 requires --accumulate-steps 2 or more",
         ),
-        slow(2, ["--stages", "2", "--stages-at", "9"], "--stages-at 9: the model has blocks 0 to 7: give no more"),
+        slow(2, ["--stages", "2", "--stages-at", "9"], "--stages-at 9: ... blocks 0 to 7"),
     ],
 )
 def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path, ranks, words, line):
     done = run("mpirun", ranks, [*EFFNET, *EPOCH, *BATCHES, *words, "--run", "r"])
     assert done.returncode == 2
-    assert line in refusal(done.stdout + done.stderr)
+    require_facts(refusal(done.stdout + done.stderr), line)
     assert not (tmp_path / "runs").exists()

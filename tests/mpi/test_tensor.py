@@ -9,6 +9,7 @@ from tests import texts
 from tests.mpi.conftest import PROGRAMS, end_well, launcher_of, slow
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, INTERRUPTED, WORDS, difference
+from tests.refusals import require_facts
 
 EXACT = (*WORDS, "--epochs", "5", "--dropout", "0", "--optimizer", "sgd", "--lr", "0.5", "--global-batch-size", "16")
 
@@ -135,7 +136,7 @@ def test_a_nan_of_one_slice_is_skipped_by_all_and_named(tmp_path, rank):
     texts.put(tmp_path / "texts")
     words = [*BERT, *WORDS, "--tensor", "2", "--global-batch-size", "8", "--epochs", "1"]
     said = end_well(tmp_path, "mpirun", 2, words, HVDTRAIN_FAULT=f"nan@rank{rank}:step2")
-    assert f"step 2 skipped on all ranks: the loss of slice {rank} of rank {rank} not finite" in said
+    assert f"step 2: skipped on all ranks, NaN or Inf in the loss of slice {rank} of rank {rank}" in said
     assert json.loads((tmp_path / "runs" / "bert" / "r" / "result.json").read_text())["skipped_steps"] == 1
 
 
@@ -151,13 +152,13 @@ def test_a_flipped_bit_of_what_all_slices_have_ends_the_run(run, tmp_path):
 @pytest.mark.parametrize(
     ("ranks", "tensor", "line"),
     [
-        (2, "4", "--tensor 4: 2 ranks cannot be replicas of 4 ranks each: start 4, or give --tensor 2"),
-        slow(4, "4", "--tensor 4 does not divide the model's 2 heads: give --tensor 2"),
+        (2, "4", "--tensor 4: 2 ranks ... 4, or ... --tensor 2"),
+        slow(4, "4", "--tensor 4: ... 2 heads ... --tensor 2"),
     ],
 )
 def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path, ranks, tensor, line):
     texts.put(tmp_path / "texts")
     done = run("mpirun", ranks, [*BERT, *WORDS, "--tensor", tensor])
     assert done.returncode == 2
-    assert line in refusal(done.stdout + done.stderr)
+    require_facts(refusal(done.stdout + done.stderr), line)
     assert not (tmp_path / "runs").exists()

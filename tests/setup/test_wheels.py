@@ -72,7 +72,7 @@ def test_both_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels,
     refused = start("mpirun", "--oversubscribe", "-np", "2", "python", *EFFNET, *QUICK)
     assert refused.returncode == 2, refused.stdout + refused.stderr
     [line] = [line for line in refused.stderr.splitlines() if "hvdtrain" in line]
-    assert line.startswith(f"hvdtrain: {elsewhere}: Horovod is not installed")
+    assert line.startswith(f"hvdtrain: error: {elsewhere}: Horovod is not installed")
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "runs").exists()
 

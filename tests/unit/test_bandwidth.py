@@ -6,6 +6,7 @@ import torch
 from hvdtrain import bandwidth
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
+from tests.refusals import refused, require_facts
 
 
 @pytest.mark.parametrize(
@@ -17,26 +18,24 @@ def test_sizes_are_read(word, size):
 
 @pytest.mark.parametrize("word", ["", "0", "6", "-4", "1TB", "5GB", "1e6", "64MB;", "MB", "٤KB", "9" * 11])
 def test_other_sizes_are_refused(word):
-    with pytest.raises(BadInput, match=r"^--sizes '.*' must be a multiple of 4 bytes up to 4GB, such as"):
+    with pytest.raises(BadInput, match=r"^--sizes '.*': .*multiple of 4 bytes up to 4GB.* 16MB"):
         bandwidth.parse_size(word)
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "facts"),
     [
-        (["--over", "ours,nccl"], "--over 'nccl' is unknown: choose from ours, mpi4py, gloo"),
-        (["--over", "ours,ours"], "--over ours,ours names one twice"),
-        (["--repeats", "1"], "--repeats 1 has no spread: give at least 2"),
-        (["--limit-s", "0"], "--limit-s 0: give a number of seconds, more than 0"),
-        (["--limit-s", "nan"], "--limit-s nan: give a number of seconds, more than 0"),
-        (["--json", "nowhere/report.json"], "--json nowhere/report.json: there is no folder nowhere, make it first"),
-        (["--repeats", "many"], "argument --repeats: invalid int value: 'many'; see --help"),
+        (["--over", "ours,nccl"], "--over 'nccl' ... ours, mpi4py, gloo"),
+        (["--over", "ours,ours"], "--over ours,ours ... once"),
+        (["--repeats", "1"], "--repeats 1 ... at least 2"),
+        (["--limit-s", "0"], "--limit-s 0: ... more than 0"),
+        (["--limit-s", "nan"], "--limit-s nan: ... more than 0"),
+        (["--json", "nowhere/report.json"], "--json nowhere/report.json: ... folder nowhere"),
+        (["--repeats", "many"], "--repeats: ... 'many' ... --help"),
     ],
 )
-def test_other_words_are_refused(words, complaint):
-    with pytest.raises(BadInput) as error:
-        bandwidth.parse(words)
-    assert str(error.value) == complaint
+def test_other_words_are_refused(words, facts):
+    require_facts(refused(lambda: bandwidth.parse(words)), facts)
 
 
 class Two(SerialComm):
@@ -58,7 +57,7 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
     monkeypatch.setattr(bandwidth, "psutil", memory(free))
     assert bandwidth.usable_device(Two(), asked()).type == "cpu"
     monkeypatch.setattr(bandwidth, "psutil", memory(free - 1))
-    with pytest.raises(BadInput, match=r"^--sizes 256MB does not fit into memory here: give at most 255MB$"):
+    with pytest.raises(BadInput, match=r"^--sizes 256MB: .*memory.* 255MB\.$"):
         bandwidth.usable_device(Two(), asked())
 
 

@@ -22,7 +22,7 @@ from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.data import load_on_all
 from tests.ranks import Rank
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 from tests.steps import required_sizes
 from tests.unit.loop.trainings import begun, train
 
@@ -54,9 +54,7 @@ def test_a_run_too_short_for_two_passes_is_refused(traced, least):
         return required_sizes(replace(settings, epochs=steps // 2), train=200)
 
     line = refused(lambda: sizes(least - 2))
-    assert line.startswith(f"--profile exact needs {least} steps")
-    assert f"the run has {least - 2}" in line
-    assert "--epochs" in line
+    require_facts(line, f"--profile exact ... {least} steps ... {least - 2} ... --epochs")
     assert sizes(least).steps_per_epoch == 2
 
 
@@ -69,7 +67,7 @@ def test_what_is_measured_must_fit_into_max_steps_whatever_the_epochs(words, ste
 
     line = refused(lambda: sizes(steps - 1))
     assert str(steps - 1) in line
-    assert "more --max-steps" in line
+    assert "--max-steps" in line
     assert "--epochs" not in line
     sizes(steps)
 
@@ -106,8 +104,9 @@ def test_the_global_batch_is_shared_by_ranks_and_passes(ranks, changes, micro_ba
 def test_a_global_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_they_do(size, ranks, accumulate, near):
     settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=size, accumulate_steps=accumulate)
     message = refused(lambda: batch_sizes(settings, samples=1438, ranks=ranks))
-    assert message.startswith(f"--global-batch-size {size} cannot be divided by {ranks} ranks x --accumulate-steps ")
-    assert message.endswith(f"{accumulate}: {near} can")
+    require_facts(
+        message, f"--global-batch-size {size} ... {ranks} ranks ... --accumulate-steps {accumulate} ... {near}"
+    )
     found = batch_sizes(replace(settings, global_batch_size=near), samples=1438, ranks=ranks)
     assert found.micro_batch * ranks * accumulate == found.global_batch == near
 
@@ -115,7 +114,7 @@ def test_a_global_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_th
 def test_an_indivisible_global_batch_is_refused_while_loading():
     settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=50)
     message = refused(lambda: required_sizes(replace(settings, accumulate_steps=4), train=60, test=4))
-    assert message.startswith("--global-batch-size 50 cannot be divided by 1 ranks x --accumulate-steps 4: 48 can")
+    require_facts(message, "--global-batch-size 50 ... --accumulate-steps 4 ... 48")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_an_indivisible_global_batch_is_refused_while_loading():
 def test_sync_bn_with_one_image_per_rank_is_refused(ranks, changes):
     settings = replace(DIGITS, sync_bn=True, **changes)
     message = refused(lambda: required_sizes(settings, train=60, test=4, ranks=ranks))
-    assert message == "--sync-bn with a batch of 1 per rank leaves nothing to normalise: use at least 2"
+    require_facts(message, "--sync-bn ... batch of 1 ... at least 2")
     sizes = required_sizes(replace(settings, sync_bn=False), train=60, test=4, ranks=ranks)
     assert sizes.micro_batch == 1
 

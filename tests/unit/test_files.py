@@ -68,5 +68,5 @@ def test_a_device_and_a_file_without_end_are_refused(tmp_path, read):
     assert read(plain) == b"a\r\nb\n"
     with pytest.raises((OSError, ValueError), match=r"it has more than [0-9]+ MiB"):
         read(endless)
-    with pytest.raises((OSError, ValueError), match=r"it is (a device|no regular file)"):
+    with pytest.raises((OSError, ValueError), match=r"a device|not a regular file"):
         read(device)

@@ -141,7 +141,7 @@ try:
     reason = main()
 except RuntimeError:
     with contextlib.suppress(OSError):
-        errors.write(f"hvdtrain: rank {rank} failed\n{traceback.format_exc()}")
+        errors.write(f"hvdtrain: error: rank {rank} failed\n{traceback.format_exc()}")
         errors.flush()
     os._exit(1)
 faulthandler.cancel_dump_traceback_later()

@@ -116,7 +116,7 @@ def damaged(root, damage):
 @pytest.mark.parametrize("part", [0, 0.5, 0.999])
 def test_a_truncated_file_is_passed_over(tmp_path, name, part):
     reason = damaged(tmp_path, lambda folder: os.truncate(folder / name, int((folder / name).stat().st_size * part)))
-    assert (" in place of " if name != MANIFEST else "damaged") in reason
+    assert (" bytes instead of " if name != MANIFEST else "damaged") in reason
 
 
 @pytest.mark.parametrize("name", ["state.pt", "ranks/0.pt", MANIFEST])
@@ -145,7 +145,7 @@ def test_one_flipped_bit_of_a_file_is_seen_by_newest_and_by_load(tmp_path, name)
     bits = file.stat().st_size * 8
     for bit in range(0, bits, bits // 97):
         flip(file, bit)
-        assert find_newest(tmp_path) == (None, [f"{file} is damaged: its SHA-256 is not the manifest's"])
+        assert find_newest(tmp_path) == (None, [f"{file} is damaged: its SHA-256 differs from the manifest's"])
         with pytest.raises(BadInput, match=r"damaged.*another --run"):
             load(found, name)
         flip(file, bit)

@@ -126,7 +126,7 @@ def test_a_file_of_one_rank_that_cannot_be_written_is_one_failure(tmp_path, monk
     [said] = capsys.readouterr().err.splitlines()
     who = "" if rank == 0 else r"rank 2 on \S+: "
     assert re.fullmatch(
-        rf"hvdtrain: warning: checkpoint write failed: {tmp_path}: {who}{os.strerror(number)}; training goes on", said
+        rf"hvdtrain: warning: checkpoint write failed: {tmp_path}: {who}{os.strerror(number)}; training continues", said
     )
     runs = saved(tmp_path, 3, 5, newest=3, keep=3)
     assert runs[0].steps == [5]

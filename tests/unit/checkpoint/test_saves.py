@@ -190,7 +190,7 @@ def test_a_checkpoint_that_is_damaged_after_it_was_found_is_refused(tmp_path, st
     again = begun()
     for name in ("ranks/0.pt", "state.pt"):
         (found.folder / name).write_bytes(b"torn")
-        with pytest.raises(BadInput, match=rf"{name} has 4 bytes"):
+        with pytest.raises(BadInput, match=rf"{name} is damaged: 4 bytes"):
             resume(again.parts, found)
 
 

@@ -150,7 +150,7 @@ def test_a_broken_disk_costs_no_checkpoint(tmp_path, start, capsys, name, first)
         assert before.items() <= files_under(tmp_path).items()
         assert run.counts == {CHECKPOINT_WRITE: 1}
         assert warnings == (
-            f"hvdtrain: warning: checkpoint write failed: {tmp_path}: Input/output error; training goes on\n"
+            f"hvdtrain: warning: checkpoint write failed: {tmp_path}: Input/output error; training continues\n"
         )
     else:
         assert (name, first) in {("mkdir", 3), ("rename", 2), ("rename", 3)}  # there are fewer calls

@@ -236,8 +236,8 @@ def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, ca
     assert c["accuracy %"] == "97.00"
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith(f"hvdtrain: {tmp_path}/b has no result.json")
-    assert lines[1].startswith(f"hvdtrain: {tmp_path}/c/config.json cannot be read")
+    assert lines[0].startswith(f"hvdtrain: warning: {tmp_path}/b: no result.json")
+    assert lines[1].startswith(f"hvdtrain: warning: {tmp_path}/c/config.json: cannot be read")
     assert "settings that are unknown (c)" in text
 
 
@@ -264,7 +264,7 @@ def test_odd_runs_are_left_out_in_one_line_each_and_the_others_are_compared(tmp_
     assert [row["run"] for row in rows(output.out)] == ["a and 1 more"]
     lines = [f"odd{number}/{file}: {problem}" for number, (file, _, problem) in enumerate(odd)]
     lines.append(r"odd\xff: its path is not valid UTF-8")
-    assert output.err.splitlines() == [f"hvdtrain: {tmp_path}/{line}; skipping this run" for line in lines]
+    assert output.err.splitlines() == [f"hvdtrain: warning: {tmp_path}/{line}; skipping this run" for line in lines]
 
 
 def test_odd_runs_alone_are_one_line(tmp_path):
@@ -353,11 +353,11 @@ def test_runs_without_metrics_say_so_in_the_picture(tmp_path):
     ("words", "line"),
     [
         ([], "nothing to compare"),
-        (["gone"], "gone is not a folder"),
-        (["--sweep", "gone.json"], "gone.json cannot be read"),
+        (["gone"], "gone: not a folder"),
+        (["--sweep", "gone.json"], "gone.json: cannot be read"),
         (["a", "--sweep", "b"], "not both"),
-        (["--sweep", "b", "--out", "c"], "--out is for run folders"),
-        (["--no-such-option"], "unrecognized arguments: --no-such-option; see --help"),
+        (["--sweep", "b", "--out", "c"], "--out: only for run folders"),
+        (["--no-such-option"], "unrecognized arguments: --no-such-option. See --help"),
     ],
 )
 def test_bad_input_is_one_line(words, line):
@@ -369,7 +369,7 @@ def test_bad_input_is_one_line(words, line):
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     make_run(tmp_path / "a")
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="give another --out"):
+    with pytest.raises(BadInput, match="another --out"):
         compare.main([str(tmp_path), "--out", str(tmp_path / "file" / "out")])
 
 

@@ -272,7 +272,7 @@ def test_a_study_without_results_is_drawn(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"sizes": [1], "runs": [{}], "program": [], "mode": "weak"}'])
 def test_a_file_that_is_not_a_study_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "sweep.json").write_text(content)
-    with pytest.raises(BadInput, match=r"is not the sweep.json of a study"):
+    with pytest.raises(BadInput, match=r"not the sweep.json of a study"):
         read(tmp_path / "sweep.json")
 
 

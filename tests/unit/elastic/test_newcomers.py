@@ -10,6 +10,7 @@ import pytest
 from hvdtrain.elastic import newcomers
 from hvdtrain.elastic.newcomers import Invitation, Newcomers, make_command, read_invitation, wait_to_join
 from hvdtrain.safety import exits
+from tests.refusals import require_facts
 
 VALUE = "of the owner alone"
 
@@ -107,50 +108,49 @@ def waited(done):
         time.sleep(0.005)
 
 
-def test_those_who_are_ready_are_told_where_to_join(starts, tmp_path):
+def test_those_who_are_ready_are_told_where_to_join(starts, tmp_path, capsys):
     coming, started = starts
-    bridge, said = Bridge(1), []
+    bridge = Bridge(1)
     coming.append(bridge)
-    these = Newcomers((ConnectionError,), said.append)
+    these = Newcomers((ConnectionError,))
     these.invite(lambda: [invitation(tmp_path, 3, 1), invitation(tmp_path, 4, 2)])
     assert these.ready.wait(10)
     assert started == [(2, ["h1", "h2"])]
     assert these.send_port() == "a port"
     assert [(value, whom) for value, whom, _ in bridge.sent] == [("a port", 0), ("a port", 1)]
-    assert (these.ready.is_set(), bridge.freed, said) == (False, True, [])
+    assert (these.ready.is_set(), bridge.freed, capsys.readouterr().err) == (False, True, "")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("found", [ConnectionError("no slot"), Bridge(fails=ConnectionError("it was lost"))])
-def test_who_has_not_come_is_invited_again(starts, tmp_path, found):
+def test_who_has_not_come_is_invited_again(starts, tmp_path, capsys, found):
     coming, started = starts
     coming += [found, Bridge(1)]
-    said = []
-    these = Newcomers((ConnectionError,), said.append)
+    these = Newcomers((ConnectionError,))
     these.invite(lambda: [invitation(tmp_path)])
     assert these.ready.wait(10)
     assert len(started) == 2
-    assert said == [
-        f"nobody has come for rank 1, tried again in 0 s: {found if isinstance(found, Exception) else found.fails}"
-    ]
+    [line] = capsys.readouterr().err.splitlines()
+    reason = found if isinstance(found, Exception) else found.fails
+    require_facts(line, f"hvdtrain: warning: ... rank 1 ... {reason} ... 0 s")
 
 
-def test_a_newcomer_that_ends_while_it_loads_is_noticed(starts, tmp_path, monkeypatch):
+def test_a_newcomer_that_ends_while_it_loads_is_noticed(starts, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(newcomers, "_is_alive", lambda _: False)
     coming, _ = starts
-    lost, said = Bridge(), []
+    lost = Bridge()
     coming += [lost, Bridge(1)]
-    these = Newcomers((ConnectionError,), said.append)
+    these = Newcomers((ConnectionError,))
     these.invite(lambda: [invitation(tmp_path)])
     assert these.ready.wait(10)
     assert lost.revoked
-    assert "one has ended" in said[0]
+    assert "one of 1 processes ended" in capsys.readouterr().err
 
 
 def test_nobody_is_invited_where_nobody_is_missing(starts):
     _, started = starts
     asked = threading.Event()
-    these = Newcomers((ConnectionError,), print)
+    these = Newcomers((ConnectionError,))
     these.invite(lambda: asked.set() or [])
     assert asked.wait(10)
     time.sleep(0.05)

@@ -46,8 +46,8 @@ def test_what_goes_with_elastic(words):
 
 
 def test_a_least_number_of_ranks_is_for_an_elastic_run():
-    assert refused(lambda: images.parse(["--min-np", "2"])) == "--min-np 2 requires --elastic"
-    assert refused(lambda: images.parse(["--min-np", "2", "--grow"])) == "--min-np 2 with --grow requires --elastic"
+    assert refused(lambda: images.parse(["--min-np", "2"])) == "--min-np 2 requires --elastic."
+    assert refused(lambda: images.parse(["--min-np", "2", "--grow"])) == "--min-np 2 with --grow requires --elastic."
     assert images.parse(["--min-np", "1"]).min_np == 1
 
 

@@ -9,7 +9,7 @@ from hvdtrain.core.settings import FileSettings
 from hvdtrain.feed.datasets import Loaded, as_split, collate
 from hvdtrain.feed.feed import Resident
 from hvdtrain.ranks.comm import SerialComm
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 from tests.steps import CPU
 
 INPUTS, TARGETS = torch.arange(10.0)[:, None], torch.arange(10) % 3
@@ -126,18 +126,18 @@ def test_ranks_share_the_cores_of_their_host_for_workers(monkeypatch, settings, 
         (Stream(), "Stream: its samples have no numbers. Use tensors, or a Dataset with __getitem__ and __len__: "),
         (iter([1]), "list_iterator: its samples have no numbers. "),
         (None, "NoneType: its samples have no numbers. "),
-        ((INPUTS, TARGETS, TARGETS), "a sample of 3 values without names: use a dict, or inputs and targets only"),
-        (Samples((1, 2, 3)), "a sample of 3 values without names: use a dict, or inputs and targets only"),
-        ((), "tensors of a split need as many samples each: there are none"),
-        ({}, "tensors of a split need as many samples each: there are none"),
-        ((INPUTS, TARGETS[:7]), "tensors of a split need as many samples each: inputs has 10, targets has 7"),
-        ({"x": INPUTS, "y": np.zeros(10)}, "'y' is ndarray: use a tensor with samples first, such as "),
-        ((torch.tensor(1.0),), "'inputs' is a scalar: use a tensor with samples first, such as "),
-        (Samples({"text": "words"}), "'text' is list: use a tensor with samples first, such as "),
+        ((INPUTS, TARGETS, TARGETS), "a sample of 3 values without names: ... dict"),
+        (Samples((1, 2, 3)), "a sample of 3 values without names: ... dict"),
+        ((), "tensors of a split: ... there are none"),
+        ({}, "tensors of a split: ... there are none"),
+        ((INPUTS, TARGETS[:7]), "tensors of a split: ... inputs has 10, targets has 7"),
+        ({"x": INPUTS, "y": np.zeros(10)}, "'y' is ndarray: ... torch.as_tensor"),
+        ((torch.tensor(1.0),), "'inputs' is a scalar: ... torch.as_tensor"),
+        (Samples({"text": "words"}), "'text' is list: ... torch.as_tensor"),
     ],
 )
 def test_what_ranks_cannot_take_their_parts_of_is_refused(data, line):
-    assert refused(lambda: split_of(data)).startswith(line)
+    require_facts(refused(lambda: split_of(data)), line)
 
 
 def test_a_batch_of_samples_has_names():

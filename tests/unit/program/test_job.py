@@ -16,7 +16,7 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.settings import command_line
 from tests.ranks import Rank
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 from tests.steps import CPU
 
 SAMPLES = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -144,12 +144,11 @@ def test_settings_need_no_more_than_a_field_of_their_own(capsys):
 
 def test_settings_that_are_not_a_dataclass_are_refused():
     line = refused(lambda: parse(["--width", "8"], [NotADataclass]))
-    assert line == "class NotADataclass: write @dataclass(frozen=True, kw_only=True) above it"
+    require_facts(line, "class NotADataclass: ... @dataclass(frozen=True, kw_only=True)")
 
 
 def test_a_field_that_would_replace_a_method_is_refused():
-    line = refused(lambda: parse([], [WithAMethodsName]))
-    assert line == "class WithAMethodsName: hvdtrain.Settings uses the name 'missing'. Call the field otherwise."
+    require_facts(refused(lambda: parse([], [WithAMethodsName])), "class WithAMethodsName: ... 'missing'")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hvdtrain.program.join import join_ranks, warn_of_nccl_only, with_horovods_t
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import settings as vision_settings
 from tests.ranks import Rank
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 
 
 @pytest.mark.parametrize("name", ["torch", "nccl", "cuda", "nvidia_driver", "mpi"])
@@ -22,8 +22,7 @@ def test_ranks_with_other_versions_are_refused(monkeypatch, name):
     monkeypatch.setattr(sys, "argv", ["it"])
     monkeypatch.setattr(join, "connect", lambda **_: Rank(0, 2, answers=with_other))
     message = refused(lambda: join_ranks(vision_settings.parse, vision_settings.scaled()))
-    assert message.startswith(f"ranks disagree on the version of {name}: rank 0 on ")
-    assert message.endswith("has 'another'; start all ranks with the same command, code and software")
+    require_facts(message, f"the version of {name}: rank 0 on ... rank 1 on ... 'another' ... same command")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_horovods_optimizer_sums_on_gpus_where_the_other_settings_let_it(monkeyp
     assert settings.reducer == reducer
     assert (note is None) == (beside is None)
     if beside is not None:
-        assert note.startswith("note: --reducer bucket, since ")
+        assert note.startswith("--reducer bucket ")
         assert beside in note
 
 
@@ -53,7 +52,7 @@ def test_horovods_optimizer_sums_on_gpus_where_the_other_settings_let_it(monkeyp
 def test_what_only_nccl_obeys_is_named_on_cpus(monkeypatch, gpus):
     monkeypatch.setattr(join, "sees_gpus", lambda: gpus)
     given = {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "HOROVOD_TORUS_ALLREDUCE": "0"}
-    line = "warning: HOROVOD_HIERARCHICAL_ALLREDUCE: only NCCL obeys, and no GPU was found. Unset "
+    line = "HOROVOD_HIERARCHICAL_ALLREDUCE: only NCCL obeys, and no GPU was found. Unset "
     assert (warn_of_nccl_only(given) or "").startswith("" if gpus else line)
     assert (warn_of_nccl_only(given) is None) == gpus
     assert warn_of_nccl_only({}) is None
@@ -68,7 +67,7 @@ def test_the_reducer_that_is_chosen_is_in_the_settings_of_all_ranks(monkeypatch,
     assert "HOROVOD_FUSION_THRESHOLD" not in environment  # it would not be tuned
     monkeypatch.setattr(sys, "argv", ["it", "--compression", "powersgd:2"])
     assert join_ranks(vision_settings.parse, vision_settings.scaled())[1].reducer == "bucket"
-    assert capsys.readouterr().err.count("hvdtrain: note: --reducer bucket, since ") == 1
+    assert capsys.readouterr().err.count("hvdtrain: note: --reducer bucket ") == 1
 
 
 SIZE, TUNED = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"
@@ -99,7 +98,7 @@ def test_horovods_environment_is_obeyed_or_named(words, environment, bucket_mb, 
     settings, said = with_horovods_threshold(vision_settings.parse(words.split()), environment)
     assert settings.sent_at_once_mb == bucket_mb
     assert (said is None) == (warning is None)
-    assert (said or "").startswith(f"warning: {warning}" if warning else "")
+    assert (said or "").startswith(warning or "")
 
 
 @pytest.mark.parametrize("size", ["64MB", "-1", "1e9"])

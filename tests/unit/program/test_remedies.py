@@ -55,8 +55,8 @@ def test_what_is_missing_is_proposed_at_once_and_taken(parse, words):
 @pytest.mark.parametrize(
     ("parse", "words", "remedy", "mended"),
     [
-        (images.parse, "--optimizer best", "choose one of sgd", "--optimizer sgd"),
-        (images.parse, "--compression zip", "as powersgd:2", "--compression powersgd:2"),
+        (images.parse, "--optimizer best", "Choose one of sgd", "--optimizer sgd"),
+        (images.parse, "--compression zip", "powersgd:2", "--compression powersgd:2"),
         (images.parse, "--global-batch-size 8 --batch-size-per-rank 8", "Use only one.", "--global-batch-size 8"),
         (images.parse, "--compile --sync-bn", "Use only one.", "--sync-bn"),
         (images.parse, "--sync local --sync-every x", "--sync-every 16", "--sync local --sync-every 16"),
@@ -65,8 +65,8 @@ def test_what_is_missing_is_proposed_at_once_and_taken(parse, words):
         (images.parse, "--elastic --timeline", "Use only one.", "--elastic"),
         (texts.parse, "--tensor 2 --optimizer lamb", "Use only one.", "--tensor 2"),
         (texts.parse, "--tensor 2 --stages 2", "Use only one.", "--tensor 2"),
-        (texts.parse, "--max-tokens 7", "give at least 8", "--max-tokens 8"),
-        (texts.parse, "--task mlm --data csv --label-column l", "leave it out", "--task mlm --data csv"),
+        (texts.parse, "--max-tokens 7", "at least 8", "--max-tokens 8"),
+        (texts.parse, "--task mlm --data csv --label-column l", "Leave it out", "--task mlm --data csv"),
         (texts.parse, "--recipe finetune --model bert_base", "--recipe finetune and --model bert_base", ""),
         (texts.parse, "--epochs 3 --max-steps 5", "Use only one.", "--max-steps 5"),
     ],

@@ -38,7 +38,7 @@ def wide():
 def test_the_class_is_the_only_recipe():
     assert parse([], [Mine]) == Mine()
     assert parse(["--width", "8", "--stages", "2", "--accumulate-steps", "2"], [Mine]).parts == ("--stages", 2)
-    assert "choose one of default" in refused(lambda: parse(["--recipe", "wide"], [Mine]))
+    assert "Choose one of default" in refused(lambda: parse(["--recipe", "wide"], [Mine]))
 
 
 def test_the_first_of_several_recipes_is_the_default():
@@ -47,9 +47,9 @@ def test_the_first_of_several_recipes_is_the_default():
 
 
 def test_its_options_have_rules_and_capabilities_beside_the_common_ones():
-    assert refused(lambda: parse(["--width", "0"], [Mine])) == "--width 0 must be at least 1"
+    assert refused(lambda: parse(["--width", "0"], [Mine])) == "--width 0: must be at least 1."
     assert options_refused_together(lambda: parse(["--wired", "--elastic"], [Mine])) == {"--wired", "--elastic"}
-    assert refused(lambda: parse(["--grow"], [Mine])) == "--grow requires --elastic"
+    assert refused(lambda: parse(["--grow"], [Mine])) == "--grow requires --elastic."
     assert {"width", "model", "seed"} <= set(marked(Mine, SHAPES))
 
 

@@ -113,20 +113,20 @@ def test_a_line_that_is_not_whole_is_kept_back_for_a_while_and_mixes_with_none(f
 def test_a_line_without_end_is_not_kept_back_for_ever():
     line, passed = Line(), 0
     for _ in range(100):
-        passed += len(line.whole(b"x" * 5000, 0.0))
+        passed += len(line.complete_lines(b"x" * 5000, 0.0))
     assert passed + len(line.rest()) == 500_000
     assert line.due == math.inf
-    assert len(Line().whole(b"x" * CHUNK_BYTES, 0.0)) == CHUNK_BYTES
+    assert len(Line().complete_lines(b"x" * CHUNK_BYTES, 0.0)) == CHUNK_BYTES
 
 
 def test_the_wait_of_a_line_counts_from_its_beginning():
     line = Line()
-    assert line.whole(b"a", 1.0) == b""
-    assert line.whole(b"b", 1.1) == b""
+    assert line.complete_lines(b"a", 1.0) == b""
+    assert line.complete_lines(b"b", 1.1) == b""
     assert line.due == 1.0 + HELD_S
-    assert line.whole(b"\nc", 1.2) == b"ab\n"
+    assert line.complete_lines(b"\nc", 1.2) == b"ab\n"
     assert line.due == 1.2 + HELD_S
-    assert line.whole(b"\n", 1.3) == b"c\n"
+    assert line.complete_lines(b"\n", 1.3) == b"c\n"
     assert line.due == math.inf
 
 

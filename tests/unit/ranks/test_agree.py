@@ -6,7 +6,7 @@ from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from tests.ranks import saying
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 
 
 def raising(text):
@@ -65,4 +65,4 @@ def test_different_facts_name_ranks_hosts_and_both_values(first, other, values):
     ranks = saying(["one", first], ["one", first], ["two", other])
     name, ours, theirs = values
     message = refused(lambda: require_equal(ranks, first))
-    assert f"ranks disagree on {name}: rank 0 on one has {ours}, rank 2 on two has {theirs};" in message
+    require_facts(message, f"{name}: rank 0 on one ... {ours} ... rank 2 on two ... {theirs}")

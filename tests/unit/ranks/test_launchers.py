@@ -4,7 +4,7 @@ import pytest
 
 from hvdtrain.ranks import connect, launchers
 from hvdtrain.ranks.comm import SerialComm
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"}
 SRUN = {
@@ -32,11 +32,9 @@ def alone(monkeypatch, environment):
     ],
 )
 def test_processes_that_do_not_meet_are_refused_with_the_right_command(monkeypatch, environment, launcher, count):
-    assert refused(lambda: alone(monkeypatch, environment)) == (
-        f"{launcher} has started {count} processes that do not meet over MPI, and each would train a model of its own: "
-        f"start them with mpirun -np {count}, horovodrun -np {count} or hvdlaunch run -np {count} in place of "
-        f"{launcher}, or one alone with {'mpirun -np' if launcher == 'srun' else 'torchrun --nproc-per-node'} 1"
-    )
+    single = "mpirun -np 1" if launcher == "srun" else "torchrun --nproc-per-node 1"
+    facts = f"{launcher} ... {count} ... mpirun -np {count} ... hvdlaunch run -np {count} ... {single}"
+    require_facts(refused(lambda: alone(monkeypatch, environment)), facts)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +77,6 @@ def test_what_mpi_says_counts(monkeypatch, size, environment, refuses):
     monkeypatch.setattr(connect, "HorovodComm", lambda _: type("Joined", (SerialComm,), {"size": size})())
     monkeypatch.setitem(sys.modules, "mpi4py", type("mpi4py", (), {"MPI": type("MPI", (), {"COMM_WORLD": 0})}))
     if refuses:
-        assert refused(lambda: alone(monkeypatch, environment)).startswith("srun has started 8 processes")
+        require_facts(refused(lambda: alone(monkeypatch, environment)), "srun ... 8 ... mpirun -np 8")
     else:
         assert alone(monkeypatch, environment).size == size

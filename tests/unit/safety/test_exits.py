@@ -83,7 +83,7 @@ def test_a_rank_that_fails_is_shown_where_others_go_on_without_it(monkeypatch, c
     assert asked() is others_go_on
 
 
-@pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: --lr 0 is wrong\n"), ("1", "")])
+@pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: error: --lr 0 is wrong\n"), ("1", "")])
 def test_bad_input_exits_2_with_one_line_of_rank_0(monkeypatch, capsys, rank, printed):
     monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_RANK": rank})
     with pytest.raises(SystemExit) as leaving:
@@ -110,14 +110,16 @@ def test_a_failing_rank_leaves_at_once_with_its_status(monkeypatch, capsys, erro
     assert leaving.value.args == (status,)
     stderr = capsys.readouterr().err
     if status == 1:
-        assert stderr.startswith(f"hvdtrain: rank 5 on {socket.gethostname()} failed: ValueError: broken\nTraceback")
+        assert stderr.startswith(
+            f"hvdtrain: error: rank 5 on {socket.gethostname()} failed: ValueError: broken\nTraceback"
+        )
         assert stderr.rstrip().endswith("ValueError: broken")
     else:
         assert stderr == ""
 
 
 @pytest.mark.parametrize("status", [exits.TOO_MANY_SKIPPED, exits.REPLICAS_DIFFER])
-@pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: rank 1 differs\n"), ("1", "")])
+@pytest.mark.parametrize(("rank", "printed"), [("0", "hvdtrain: error: rank 1 differs\n"), ("1", "")])
 def test_an_agreed_end_exits_with_its_status_and_one_line_of_rank_0(monkeypatch, capsys, rank, printed, status):
     monkeypatch.setattr(os, "environ", {"OMPI_COMM_WORLD_RANK": rank})
     with pytest.raises(SystemExit) as leaving:
@@ -164,7 +166,7 @@ def test_the_line_that_rank_0_prints_is_reported(report, capsys, error, rank):
     os.environ["OMPI_COMM_WORLD_RANK"] = rank
     with pytest.raises(SystemExit):
         exits.run(raising(error))
-    line = "hvdtrain: --lr 0 is wrong"
+    line = "hvdtrain: error: --lr 0 is wrong"
     assert capsys.readouterr().err == ("" if rank == "1" else f"{line}\n")
     assert (json.loads(report.read_text()) if report.exists() else {}) == ({} if rank == "1" else {"said": line})
 

@@ -41,8 +41,8 @@ def test_only_the_first_attempt_has_faults(attempt, fires):
 
 def test_every_rank_announces_what_any_rank_will_suffer():
     text = "kill@rank1:step7,nan@rankall:step2"
-    line = f"hvdtrain: faults are injected into this run: HVDTRAIN_FAULT={text}"
-    assert [parse(text, rank).announcement for rank in (0, 1, 2)] == [line] * 3
+    [line] = {parse(text, rank).announcement for rank in (0, 1, 2)}
+    assert f"HVDTRAIN_FAULT={text}" in line
 
 
 @pytest.mark.parametrize(("where", "struck"), [("0", [0]), ("1", [1]), ("12", [12]), ("all", [0, 1, 2, 12])])
@@ -83,21 +83,21 @@ def test_a_fault_fires_at_its_place_and_once(place, number):
 @pytest.mark.parametrize("form", ["{}", "nan@rank0:step1,{}", "{},nan@rank0:step1"])
 def test_a_wrong_spelling_is_refused_on_every_rank(wrong, form):
     for rank in (0, 5):
-        with pytest.raises(BadInput, match=r"^HVDTRAIN_FAULT: .* is no fault: write .* kill@rank1:step7$") as refused:
+        with pytest.raises(BadInput, match=r"^HVDTRAIN_FAULT: .* kill@rank1:step7\.$") as refused:
             parse(form.format(wrong), rank)
         assert repr(wrong) in str(refused.value)
 
 
 def test_a_forgotten_comma_or_one_too_many_is_refused():
     for text in ("kill@rank1:step7;kill@rank2:step7", "kill@rank1:step7,", ",", " "):
-        with pytest.raises(BadInput, match="is no fault"):
+        with pytest.raises(BadInput, match="is not a fault"):
             parse(text)
 
 
 @pytest.mark.parametrize("kind", ["nan", "bitflip"])
 @pytest.mark.parametrize("place", ["start", "save1", "eval2"])
 def test_a_step_s_faults_strike_steps_only(kind, place):
-    with pytest.raises(BadInput, match=f"{kind} is a fault of a step: write {kind}@rank1:stepN"):
+    with pytest.raises(BadInput, match=f"{kind}@rank1:stepN"):
         parse(f"{kind}@rank1:{place}")
 
 

@@ -50,7 +50,7 @@ def test_an_os_error_is_counted_reported_and_passed_to_the_callback(capsys, tmp_
     assert seen == [error]
     assert capsys.readouterr() == (
         "",
-        f"hvdtrain: warning: log write failed: {tmp_path}: No space left on device; training goes on\n",
+        f"hvdtrain: warning: log write failed: {tmp_path}: No space left on device; training continues\n",
     )
 
 
@@ -112,7 +112,7 @@ def test_a_warning_is_one_line(capsys):
     fail(Guard(), OSError("first\n  second"))
     assert (
         capsys.readouterr().err
-        == "hvdtrain: warning: log write failed: here: OSError: first second; training goes on\n"
+        == "hvdtrain: warning: log write failed: here: OSError: first second; training continues\n"
     )
 
 

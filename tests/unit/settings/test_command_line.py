@@ -69,7 +69,7 @@ def test_a_stray_word_is_named(words):
 
 @pytest.mark.parametrize("option", ["--experiment", "--run"])
 def test_an_empty_name_is_refused(option):
-    with pytest.raises(BadInput, match=f"^{option} '' must be one folder's name"):
+    with pytest.raises(BadInput, match=f"^{option} '': must be one folder's name"):
         parse([option, ""])
 
 

@@ -56,7 +56,7 @@ def test_a_value_that_cannot_work_is_refused_by_its_group():
 def test_all_that_is_missing_is_named_and_filled_in():
     with pytest.raises(Incomplete) as error:
         require_complete(Whole(width=2, loud=True))
-    assert str(error.value) == "--width 2 requires --depth 2; a run requires --name NAME"
+    assert str(error.value) == "--width 2 requires --depth 2; a run requires --name NAME."
     assert error.value.settings == Whole(width=2, depth=2, loud=True)
     require_complete(Whole(width=2, depth=2))
 

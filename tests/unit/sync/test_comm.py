@@ -6,10 +6,10 @@ import torch
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.replica.parts import split_replicas
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.sync.comm import _count_replicas_per_host, group_ranks
 from hvdtrain.sync.groups import GroupSums
 from tests.ranks import Mpi, Rank, together
+from tests.refusals import refused, require_facts
 
 
 @pytest.mark.parametrize(("ranks", "group_size"), [(2, 1), (4, 2), (6, 3), (6, 2)])
@@ -61,26 +61,21 @@ class Hosts(SerialComm):
 @pytest.mark.parametrize(
     ("comm", "group_size", "line"),
     [
-        (SerialComm(), None, "--sync needs several ranks with MPI between them: start with mpirun, hvdlaunch or "),
-        (Hosts("a", "b", mpi=None), None, "--sync needs several ranks with MPI between them: start with mpirun, "),
-        (Hosts("a", "a"), None, "--sync spares the link between hosts, and all 2 ranks are on a: leave it out, or "),
-        (Hosts("a", "a", "b"), None, r"--sync needs as many ranks on each host \(a 2, b 1\): start as many, or give "),
-        (Hosts("a", "b", "a", "b"), None, "--sync: the ranks of a host are not neighbours: place them by slot, as "),
-        (Hosts(*"abcdef"), 4, "--sync-group-size 4: 6 ranks make groups of 1, 2, 3$"),
-        (Hosts("a", "b"), 2, "--sync-group-size 2: 2 ranks make groups of 1$"),
-        (Hosts("a"), 1, "--sync needs several replicas, and the ranks are one: start more ranks, or leave it out$"),
-        (Hosts("a", "b", parts=2), 1, "--sync needs several replicas, and the ranks are one: start more ranks, or "),
-        (Hosts(*"aabb", parts=2), 2, "--sync-group-size 2: 2 replicas make groups of 1$"),
-        (
-            Hosts(*"aaabbb", parts=2),
-            None,
-            "--sync: a host has 3 ranks, and a replica 2: start a multiple of 2 on each ",
-        ),
+        (SerialComm(), None, "--sync ... several ranks with MPI ... mpirun, hvdlaunch or "),
+        (Hosts("a", "b", mpi=None), None, "--sync ... several ranks with MPI ... mpirun, "),
+        (Hosts("a", "a"), None, "--sync: all 2 ranks are on a ... --sync-group-size"),
+        (Hosts("a", "a", "b"), None, "--sync ... equally many ranks ... (a 2, b 1) ... --sync-group-size"),
+        (Hosts("a", "b", "a", "b"), None, "--sync: ... not neighbours ... hvdlaunch"),
+        (Hosts(*"abcdef"), 4, "--sync-group-size 4: 6 ranks ... 1, 2, 3."),
+        (Hosts("a", "b"), 2, "--sync-group-size 2: 2 ranks ... 1."),
+        (Hosts("a"), 1, "--sync ... several replicas ... more ranks"),
+        (Hosts("a", "b", parts=2), 1, "--sync ... several replicas ... more ranks"),
+        (Hosts(*"aabb", parts=2), 2, "--sync-group-size 2: 2 replicas ... 1."),
+        (Hosts(*"aaabbb", parts=2), None, "--sync: a host has 3 ranks ... a replica 2 ... multiple of 2"),
     ],
 )
 def test_groups_that_cannot_be_are_one_line(comm, group_size, line):
-    with pytest.raises(BadInput, match=f"^{line}"):
-        group_ranks(comm, group_size)
+    require_facts(refused(lambda: group_ranks(comm, group_size)), line)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])

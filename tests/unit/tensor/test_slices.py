@@ -16,7 +16,7 @@ from hvdtrain.tensor.linear import per_rank_draws, sliced_parameters
 from hvdtrain.text import model as berts
 from hvdtrain.text import settings as texts
 from tests.ranks import Rank
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 from tests.unit.stages.test_blocks import bert
 
 
@@ -175,7 +175,7 @@ def test_what_is_whole_must_have_the_same_bits_on_all_slices(name, differs):
     if not differs:
         check_replicas(ranks, Slices(ranks, slices[0]), slices[0], 3)
         return
-    with pytest.raises(EndOfRun, match=rf"^replicas differ after step 3: rank 1 from the others, first in {name};"):
+    with pytest.raises(EndOfRun, match=rf"^replicas differ after step 3: rank 1 .* first in {name}\."):
         check_replicas(ranks, Slices(ranks, slices[0]), slices[0], 3)
 
 
@@ -216,22 +216,23 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
 
 
 def test_layers_have_a_slice_at_least():
-    assert refused(lambda: texts.parse(["--tensor", "0"])).startswith("--tensor 0 must be at least 1")
+    assert refused(lambda: texts.parse(["--tensor", "0"])).startswith("--tensor 0: must be at least 1")
 
 
 @pytest.mark.parametrize(
     ("model", "ranks", "message"),
     [
-        ("bert_tiny", 4, "--tensor 4 does not divide the model's 2 heads: give --tensor 2"),
-        ("bert_base", 5, "--tensor 5 does not divide the model's 12 heads: give --tensor 4"),
+        ("bert_tiny", 4, "--tensor 4: ... 2 heads ... --tensor 2"),
+        ("bert_base", 5, "--tensor 5: ... 12 heads ... --tensor 4"),
     ],
 )
 def test_sizes_that_cannot_be_sliced(model, ranks, message):
-    assert refused(lambda: berts.require_slices(berts.sizes_of(model, vocabulary=50), ranks)) == message
+    require_facts(refused(lambda: berts.require_slices(berts.sizes_of(model, vocabulary=50), ranks)), message)
 
 
 def test_units_that_cannot_be_sliced():
     sizes = berts.BertSizes(vocabulary=50, width=12, layers=1, heads=6, intermediate=10)
-    message = "--tensor 3 does not divide the model's 10 intermediate units: give --tensor 2"
-    assert refused(lambda: berts.require_slices(sizes, 3)) == message
+    require_facts(
+        refused(lambda: berts.require_slices(sizes, 3)), "--tensor 3: ... 10 intermediate units ... --tensor 2"
+    )
     berts.require_slices(sizes, 2)

@@ -4,7 +4,7 @@ import pytest
 
 from hvdtrain.text import formats
 from hvdtrain.text.formats import Columns, Row
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 
 LABELLED = Columns(text="text", pair=None, label="label")
 GLUE = Columns(text=None, pair=None, label=None)
@@ -50,39 +50,37 @@ def test_a_document_is_a_block_of_lines(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
-        ("a.jsonl", '{"text": "a"}\n', "--label-column 'label': {} line 1 has no such column; it has 'text'"),
+        ("a.jsonl", '{"text": "a"}\n', "--label-column 'label': ... {}:1 ... 'text'"),
         (
             "a.jsonl",
             '{"text": "a", "label": 1}\n\n{"text": "b"}',
-            "--label-column 'label': {} line 3 has no such column",
+            "--label-column 'label': ... {}:3",
         ),
-        ("a.jsonl", '{"text": "a", "label": 1}\n{', "{} line 2 is no JSON"),
-        ("a.jsonl", "[1]\n", "{} line 1 is no JSON object"),
-        ("a.jsonl", "[" * 100_000, "{} line 1 is "),
-        ("a.jsonl", '{"text": 1, "label": 1}', "{} line 1: column 'text' holds no text"),
-        ("a.jsonl", '{"text": "a", "label": null}', "{} line 1: column 'label' has no label"),
-        ("a.jsonl", '{"text": "a \\ud83d", "label": 1}', "{} line 1: column 'text' holds half a character, '\\ud83d'"),
-        ("a.csv", "text,label,text\na,b,c\n", "{}: two columns are called 'text': rename one of them"),
-        ("a.csv", "text,class\na,b\n", "--label-column 'label': {} has no such column; it has 'text', 'class'"),
-        ("a.csv", "text,label\na,b\nc\n", "{} line 3 has 1 cells, the header 2"),
-        ("a.csv", 'text,label\n"a,b\n', "{} line 2: unexpected end of data"),
-        ("a.csv", "text,label\na,\n", "{} line 2: column 'label' has no label"),
-        ("a.csv", b"text,label\na,b\ncaf\xe9,b\n", "{} line 3: byte 0xe9 is no UTF-8: convert the file"),
-        ("a.csv", "text,label\na,b\n".encode("utf-16"), "{} line 1: byte 0xff is no UTF-8"),
+        ("a.jsonl", '{"text": "a", "label": 1}\n{', "{}:2: not valid JSON"),
+        ("a.jsonl", "[1]\n", "{}:1: not a JSON object"),
+        ("a.jsonl", "[" * 100_000, "{}:1: "),
+        ("a.jsonl", '{"text": 1, "label": 1}', "{}:1: no text ... 'text'"),
+        ("a.jsonl", '{"text": "a", "label": null}', "{}:1: no label ... 'label'"),
+        ("a.jsonl", '{"text": "a \\ud83d", "label": 1}', "{}:1: half a character ... '\\ud83d' ... 'text'"),
+        ("a.csv", "text,label,text\na,b,c\n", "{}: two columns ... 'text'"),
+        ("a.csv", "text,class\na,b\n", "--label-column 'label': ... {} ... 'text', 'class'"),
+        ("a.csv", "text,label\na,b\nc\n", "{}:3: 1 cells ... 2"),
+        ("a.csv", 'text,label\n"a,b\n', "{}:2: unexpected end of data"),
+        ("a.csv", "text,label\na,\n", "{}:2: no label ... 'label'"),
+        ("a.csv", b"text,label\na,b\ncaf\xe9,b\n", "{}:3: ... UTF-8 ... 0xe9 ... iconv"),
+        ("a.csv", "text,label\na,b\n".encode("utf-16"), "{}:1: ... UTF-8 ... 0xff"),
     ],
 )
 def test_what_is_no_row_is_named_by_file_and_line(tmp_path, name, content, named):
     path = written(tmp_path, name, content)
     reader = formats.read_json_lines if name.endswith("jsonl") else formats.read_table
-    assert refused(lambda: list(reader(path, LABELLED))).startswith(named.format(path))
+    require_facts(refused(lambda: list(reader(path, LABELLED))), named.format(path))
 
 
 @pytest.mark.parametrize("header", ["gj04\t1\t\tOur friends", "question1\tquestion2\tid", "sentence\tid"])
 def test_an_unknown_header_of_glue_asks_for_the_columns(tmp_path, header):
     path = written(tmp_path, "train.tsv", f"{header}\n")
-    assert "give --text-column and --label-column" in refused(
-        lambda: list(formats.read_table(path, GLUE, quoted=False))
-    )
+    assert "--text-column and --label-column" in refused(lambda: list(formats.read_table(path, GLUE, quoted=False)))
 
 
 @pytest.mark.parametrize(
@@ -111,11 +109,10 @@ def test_a_column_of_labels_that_is_given_need_not_be_glues(tmp_path):
 
 def test_a_score_is_no_label(tmp_path):
     path = written(tmp_path, "train.tsv", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.8\n")
-    assert "a score, as of STS-B, is no label" in refused(lambda: list(formats.read_table(path, GLUE, quoted=False)))
+    assert "STS-B" in refused(lambda: list(formats.read_table(path, GLUE, quoted=False)))
     assert next(formats.read_table(path, GLUE, quoted=False, labelled=False)).pair == "b"
 
 
 def test_a_missing_file_is_named(tmp_path):
-    assert refused(lambda: list(formats.read_documents(tmp_path / "a.txt"))) == (
-        f"{tmp_path / 'a.txt'} cannot be read (No such file or directory)"
-    )
+    line = refused(lambda: list(formats.read_documents(tmp_path / "a.txt")))
+    require_facts(line, f"{tmp_path / 'a.txt'}: ... No such file or directory")

@@ -13,7 +13,7 @@ from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.tokens import Shape
 from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, learn_vocabulary
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 from tests.terminal import terminal_of
 
 WORDS = Vocabulary(tokens=(*SPECIALS, "one", "two", "three", "##s"))
@@ -163,7 +163,7 @@ def test_they_are_made_once_for_the_same_content_and_anew_for_another(cache):
 def test_a_file_that_is_changed_while_it_is_read_is_refused(cache):
     keys = iter(["before", "after"])
     changing = Corpus(train=lambda: iter(TRAIN), test=lambda: iter(TEST), key=lambda: next(keys))
-    assert refused(lambda: tokens.prepare(changing, shape())).startswith("a file of --data-dir was changed while")
+    require_facts(refused(lambda: tokens.prepare(changing, shape())), "--data-dir: ... changed")
     assert list(cache.iterdir()) == []
 
 
@@ -184,9 +184,7 @@ def test_a_torn_cache_is_refused_by_name(cache, name, damage):
     if damage != "gone":
         path.write_bytes(content[:-1] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
     line = refused(lambda: tokens.prepare(corpus(), shape()))
-    assert line.startswith(f"{cache / key} is damaged (")
-    assert name in line
-    assert line.endswith("delete that folder to have it made again")
+    require_facts(line, f"{cache / key}: damaged ... {name} ... Delete this folder")
 
 
 @pytest.mark.parametrize(
@@ -206,9 +204,8 @@ def test_another_description_than_was_written_is_refused(cache, change):
     was = about.read_text()
     about.write_text(change(was))
     assert about.read_text() != was
-    said = f"{cache / key} is damaged (about.json or about.sha256 is not as it was written)"
     for read in (lambda: tokens.prepare(corpus(), shape()), lambda: tokens.open_texts(key)):
-        assert refused(read).startswith(said)
+        require_facts(refused(read), f"{cache / key}: damaged ... about.json or about.sha256")
 
 
 def test_others_may_read_what_was_made_as_far_as_the_umask_lets_them(cache):
@@ -229,10 +226,7 @@ def test_tokens_that_another_has_locked_away_are_not_called_damaged(cache, monke
 
     monkeypatch.setattr(Path, "read_bytes", locked)
     for read in (lambda: tokens.prepare(corpus(), shape()), lambda: tokens.open_texts(key)):
-        assert refused(read) == (
-            f"{cache / key / 'about.json'} cannot be read (Permission denied): let its owner allow it, or name another "
-            "folder in XDG_CACHE_HOME"
-        )
+        require_facts(refused(read), f"{cache / key / 'about.json'}: ... Permission denied ... XDG_CACHE_HOME")
 
 
 def test_what_killed_processes_have_begun_is_removed_after_a_day(cache):
@@ -251,26 +245,26 @@ def test_what_killed_processes_have_begun_is_removed_after_a_day(cache):
 
 def test_nothing_is_left_of_texts_that_are_refused(cache):
     one_label = [Row(text="one", label="a")]
-    assert refused(lambda: texts_of(corpus(one_label))).startswith("the training texts have 1 of the two labels")
+    require_facts(refused(lambda: texts_of(corpus(one_label))), "training texts: 1 labels ... two")
     assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("train", "test", "named"),
     [
-        ([], TEST, "--data has 0 training and 2 test texts"),
-        (TRAIN, [], "--data has 3 training and 0 test texts"),
-        (TRAIN, [Row(text="one", label="-1")], "label '-1' of the test texts is none of the training texts'"),
+        ([], TEST, "--data: 0 training ... 2 test texts"),
+        (TRAIN, [], "--data: 3 training ... 0 test texts"),
+        (TRAIN, [Row(text="one", label="-1")], "test texts: label '-1'"),
     ],
 )
 def test_texts_that_cannot_be_learned_are_refused(train, test, named):
-    assert refused(lambda: texts_of(corpus(train, test))).startswith(named)
+    require_facts(refused(lambda: texts_of(corpus(train, test))), named)
 
 
 def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert refused(texts_of).endswith("name another folder in XDG_CACHE_HOME")
+    assert "XDG_CACHE_HOME" in refused(texts_of)
 
 
 def test_a_vocabulary_without_room_for_the_letters_is_refused():

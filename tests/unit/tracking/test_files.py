@@ -58,7 +58,7 @@ def test_a_full_disk_tears_no_record_and_late_records_come_in_order(tmp_path, di
     assert guard.counts[LOG_WRITE] == 3
     file.close()
     [line] = capsys.readouterr().err.splitlines()
-    assert line == f"hvdtrain: warning: log write failed: {tmp_path / 'f'}: No space left on device; training goes on"
+    assert line == f"hvdtrain: warning: log write failed: {tmp_path / 'f'}: No space left on device; training continues"
 
 
 def test_what_waits_is_written_when_the_file_is_closed(tmp_path, disk):

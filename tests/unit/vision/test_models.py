@@ -122,7 +122,7 @@ def test_dropout_and_stochastic_depth_keep_the_models_own_when_not_given():
 
 
 def test_unknown_model_is_named_with_the_choice():
-    with pytest.raises(BadInput, match=r"^--model 'resnet50' is unknown: choose one of efficientnet_b0.*tiny$"):
+    with pytest.raises(BadInput, match=r"^--model 'resnet50': .*efficientnet_b0.*tiny\.$"):
         models.build("resnet50", classes=10)
 
 
@@ -175,12 +175,12 @@ def refused(model, source, name=TINY):
     ids=["prefixed", "incomplete", "one more", "other shape", "empty"],
 )
 def test_weights_of_another_model_are_refused(tmp_path, change):
-    assert "the weights are of another model" in refused(tiny(), saved(tmp_path, change(tiny().state_dict())))
+    assert "weights of another model" in refused(tiny(), saved(tmp_path, change(tiny().state_dict())))
 
 
 def test_weights_of_another_efficientnet_are_refused(tmp_path):
     path = saved(tmp_path, models.build("efficientnet_b0", classes=10).state_dict())
-    assert "the weights are of another model" in refused(tiny(), path)
+    assert "weights of another model" in refused(tiny(), path)
 
 
 @pytest.mark.parametrize("content", [b"not weights", b"", b"PK\x03\x04" + b"x" * 100])
@@ -196,7 +196,7 @@ def test_missing_file_is_refused(tmp_path):
 
 @pytest.mark.parametrize("value", [{"epoch": 3}, {"model": {"weight": torch.ones(1)}}, [torch.ones(1)], torch.ones(1)])
 def test_file_that_is_no_state_dict_is_refused(tmp_path, value):
-    assert "holds no state dict" in refused(tiny(), saved(tmp_path, value))
+    assert "not a state dict" in refused(tiny(), saved(tmp_path, value))
 
 
 class Payload:
@@ -222,7 +222,7 @@ def test_unreachable_hub_names_the_url_and_the_way_out(monkeypatch):
     message = str(error.value)
     assert message.startswith("--pretrained hub: cannot download https://download.pytorch.org/models/efficientnet_b0")
     assert "no route to host for 15.0 seconds" in message
-    assert "give the file" in message
+    assert "pass the file" in message
     assert "\n" not in message
 
 
@@ -246,7 +246,7 @@ def test_hub_has_no_tiny():
 
 
 def test_names_that_are_no_text_are_refused(tmp_path):
-    assert "no state dict" in refused(tiny(), saved(tmp_path, {0: torch.zeros(2)}))
+    assert "not a state dict" in refused(tiny(), saved(tmp_path, {0: torch.zeros(2)}))
 
 
 @pytest.mark.parametrize("odd", ["weight", "bias"])
