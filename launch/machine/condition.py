@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.machine.mounts import storage_of
 from launch.machine.software import Software, read_software
+from launch.machine.system import ROOT
 
 SHM = "/dev/shm"  # noqa: S108 (looked at alone)
 SETTING = re.compile(
@@ -36,6 +38,8 @@ class Folder:
     there: bool
     writable: bool | None  # it, or the nearest folder above that is there; None: not tried, it is only read
     free_mib: int | None  # None: not known
+    file_system: str | None = None  # ext4, nfs4; None where not known
+    disks: tuple[str, ...] = ()  # it is on these, whole ones: nvme0n1; empty where it is on none, or not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +121,14 @@ def _may_lock_all() -> bool:
 
 def _folder(path: Path, *, is_written: bool) -> Folder:
     nearest = _nearest(path)
+    file_system, disks = storage_of(nearest, ROOT)
     return Folder(
         path=str(path),
         there=_is_there(path),
         writable=_takes_files(nearest) if is_written else None,
         free_mib=_free_mib(nearest),
+        file_system=file_system,
+        disks=disks,
     )
 
 

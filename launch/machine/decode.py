@@ -10,7 +10,10 @@ from launch.errors import TopologyError, harmless
 MAX_CHARACTERS = 256  # of one text
 MAX_WHOLE_FLOAT = 1 << 16  # JSON may write 40.0 as 40
 # Older files lack them: they have a default.
-LATER = frozenset({"speed_mbps", "mtu", "p2p", "shared", "drawbacks", "ports", "rate_gbps", "cpu_quota", "measured"})
+LATER = frozenset(
+    {"speed_mbps", "mtu", "p2p", "shared", "drawbacks", "ports", "rate_gbps", "cpu_quota", "measured"}
+    | {"disks", "pcie", "file_system"}
+)
 
 
 def decode(value: object, kind: typing.Any, where: str) -> typing.Any:

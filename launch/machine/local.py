@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from launch.errors import ProcessError
 from launch.machine import locks, nvidia_smi, nvml, system
+from launch.machine.pcie import with_pcie
 from launch.machine.speeds import between_sockets
 from launch.machine.topology import ANOTHER_RUN, Gpu, Topology, is_busy
 from launch.process import Answer, ask, find
@@ -21,8 +22,9 @@ def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
 
     ProcessError where a driver takes more than `timeout_s`.
     """
+    topology = _with_locks(_gpu_topology(timeout_s)) if gpus else Topology(source="none")
     return dataclasses.replace(
-        _with_locks(_gpu_topology(timeout_s)) if gpus else Topology(source="none"),
+        with_pcie(topology, system.SYSFS),
         numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
         interfaces=system.interfaces(),
         cpu_quota=system.cpu_quota(system.ROOT),

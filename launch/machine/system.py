@@ -23,7 +23,7 @@ def numa_nodes(sysfs: Path, usable: frozenset[int]) -> tuple[NumaNode, ...]:
     """The NUMA nodes that have cores, with their cores that are in `usable`; nodes with memory alone are left out."""
     nodes = []
     for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
-        cores = _read(folder / "cpulist")
+        cores = read(folder / "cpulist")
         if cores:
             near = tuple(core for core in parse_cores(cores) if core in usable)
             nodes.append(NumaNode(id=int(folder.name.removeprefix("node")), cores=near))
@@ -33,7 +33,7 @@ def numa_nodes(sysfs: Path, usable: frozenset[int]) -> tuple[NumaNode, ...]:
 def cpu_quota(root: Path) -> float | None:
     """The time that the control groups of this process allow, of either version, in cores; None without a limit."""
     allowed = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -41,9 +41,9 @@ def cpu_quota(root: Path) -> float | None:
         for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees its own as the root
             folder = mount / str(group).lstrip("/")
             numbers = [
-                _read(folder / "cpu.max"),
-                _read(folder / "cpu.cfs_quota_us"),
-                _read(folder / "cpu.cfs_period_us"),
+                read(folder / "cpu.max"),
+                read(folder / "cpu.cfs_quota_us"),
+                read(folder / "cpu.cfs_period_us"),
             ]
             numbers = " ".join(numbers).split()  # as 150000 100000, of one version or the other; max or -1 is no limit
             if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[0]) and int(numbers[1]):
@@ -73,7 +73,7 @@ def interfaces() -> tuple[Interface, ...]:
             plain = name.isascii() and name.isprintable()  # Linux takes nearly any
             if plain and flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
                 cidr = f"{socket.inet_ntoa(address)}/{int.from_bytes(mask, 'big').bit_count()}"
-                mtu = _read(SYSFS / "class/net" / name / "mtu")
+                mtu = read(SYSFS / "class/net" / name / "mtu")
                 addresses.append(
                     Interface(
                         name=name,
@@ -91,14 +91,14 @@ def speed_mbps(sysfs: Path, interface: str) -> int | None:
     None where neither says.
     """
     folder = sysfs / "class/net" / interface
-    own = _read(folder / "speed")
+    own = read(folder / "speed")
     if own.isdecimal() and 0 < int(own) < _UNKNOWN_SPEED:
         return int(own)
-    layer = "InfiniBand" if _read(folder / "type") == _ARPHRD_INFINIBAND else "Ethernet"
+    layer = "InfiniBand" if read(folder / "type") == _ARPHRD_INFINIBAND else "Ethernet"
     rates = [
         _rate_gbps(port)
         for port in (folder / "device/infiniband").glob("*/ports/*")
-        if _read(port / "link_layer") == layer and _read(port / "state").endswith("ACTIVE")
+        if read(port / "link_layer") == layer and read(port / "state").endswith("ACTIVE")
     ]
     return max((round(1000 * rate) for rate in rates if rate), default=None)
 
@@ -126,7 +126,7 @@ def address_toward(address: str) -> str:
 
 def cpuinfo() -> str:
     """The text of /proc/cpuinfo; empty where there is none."""
-    return _read(Path("/proc/cpuinfo"))
+    return read(Path("/proc/cpuinfo"))
 
 
 def pci_device(sysfs: Path, pci: str | None) -> Path | None:
@@ -138,7 +138,7 @@ def pci_device(sysfs: Path, pci: str | None) -> Path | None:
 def rdma_devices(sysfs: Path) -> tuple[tuple[str, Path], ...]:
     """Name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; software adapters are left out."""
     adapters = [(link.name, (link / "device").resolve()) for link in (sysfs / "class/infiniband").glob("*")]
-    return tuple(sorted(((name, at) for name, at in adapters if _bridges(at)), key=lambda device: _natural(device[0])))
+    return tuple(sorted(((name, at) for name, at in adapters if bridges(at)), key=lambda device: natural(device[0])))
 
 
 def rdma_ports(sysfs: Path, adapter: str) -> tuple[Port, ...]:
@@ -147,8 +147,8 @@ def rdma_ports(sysfs: Path, adapter: str) -> tuple[Port, ...]:
     return tuple(
         Port(
             number=int(folder.name),
-            active=_read(folder / "state") in ("4: ACTIVE", ""),  # "": it cannot be read here
-            ethernet=_read(folder / "link_layer") == "Ethernet",
+            active=read(folder / "state") in ("4: ACTIVE", ""),  # "": it cannot be read here
+            ethernet=read(folder / "link_layer") == "Ethernet",
             rate_gbps=_rate_gbps(folder),
         )
         for folder in sorted(folders, key=lambda folder: int(folder.name))
@@ -156,13 +156,13 @@ def rdma_ports(sysfs: Path, adapter: str) -> tuple[Port, ...]:
 
 
 def _rate_gbps(port: Path) -> float | None:
-    rate = re.match(r"([0-9]+(?:\.[0-9]+)?) Gb/sec", _read(port / "rate"))  # 100 Gb/sec (4X EDR)
+    rate = re.match(r"([0-9]+(?:\.[0-9]+)?) Gb/sec", read(port / "rate"))  # 100 Gb/sec (4X EDR)
     return float(rate[1]) if rate else None
 
 
 def numa_of(device: Path | None) -> tuple[int, ...]:
     """The NUMA node of a PCI device; empty where the firmware does not say."""
-    text = _read(device / "numa_node") if device else ""
+    text = read(device / "numa_node") if device else ""
     return (int(text),) if text.isdecimal() else ()
 
 
@@ -173,7 +173,7 @@ def pcie_kind(a: Path | None, b: Path | None) -> str:
     """
     if a is None or b is None:
         return "SYS"
-    bridges_a, bridges_b = _bridges(a), _bridges(b)
+    bridges_a, bridges_b = bridges(a), bridges(b)
     shared = 0
     while shared < min(len(bridges_a), len(bridges_b)) and bridges_a[shared] == bridges_b[shared]:
         shared += 1
@@ -186,7 +186,7 @@ def pcie_kind(a: Path | None, b: Path | None) -> str:
     return "PIX" if deepest <= 1 else "PXB"
 
 
-def _bridges(device: Path) -> list[str]:
+def bridges(device: Path) -> list[str]:
     """The host bridge, then the PCI bridges down to the device, which is left out."""
     parts = list(device.parts[:-1])
     roots: Iterator[int] = (i for i, part in enumerate(parts) if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]{2}", part))
@@ -194,11 +194,13 @@ def _bridges(device: Path) -> list[str]:
     return [] if root is None else parts[root:]
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural(name: str) -> list[tuple[int, str]]:
+    """What names with numbers are sorted by: mlx5_2 before mlx5_10."""
     return [(int(number or 0), word) for word, number in re.findall(r"([^0-9]+)|([0-9]+)", name)]
 
 
-def _read(file: Path) -> str:
+def read(file: Path) -> str:
+    """The text of a file of the kernel, without spaces around it; empty where it cannot be read."""
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""GPUs, links, NUMA nodes and NICs of one host."""
+"""GPUs, links, NUMA nodes, NICs and disks of one host."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ import typing
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from launch.cores import MAX_CORES, core_list
 from launch.errors import ProcessError, TopologyError
@@ -74,6 +74,28 @@ class Nic:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Disk:
+    """One NVMe disk on PCIe."""
+
+    name: str  # as in /dev: nvme0n1
+    pci: str  # of its controller
+    numa: tuple[int, ...]  # NUMA node near it; empty where not known
+    links: tuple[Link, ...]  # to each GPU, in the order of Topology.gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class PcieNode:
+    """One place in the tree of PCIe: a root complex, a switch, or a GPU, an adapter or a disk behind them."""
+
+    depth: int  # 0: a root complex
+    address: str  # pci0000:15 of a root complex, else as Gpu.pci; of a switch its port toward the CPU
+    device: str | None  # GPU0, mlx5_0, nvme0n1; None: a root complex or a switch
+    numa: tuple[int, ...]  # NUMA node near it; empty where not known
+    generation: int | None  # of PCIe, of the link toward the CPU; None where not known
+    lanes: int | None  # of this link; None where not known
+
+
+@dataclass(frozen=True, kw_only=True)
 class Interface:
     """One network interface with an IPv4 address."""
 
@@ -102,7 +124,14 @@ class Topology:
     numa_nodes: tuple[NumaNode, ...] = ()  # empty where not known
     interfaces: tuple[Interface, ...] = ()  # without loopback; empty where not known
     cpu_quota: float | None = None  # time that its processes may take together, in cores; None without a limit
+    disks: tuple[Disk, ...] = ()
+    pcie: tuple[PcieNode, ...] = ()  # each before those behind it; empty where not known
     measured: bool = False  # the GB/s of the links were measured, in place of the table of link speeds
+
+    @property
+    def devices(self) -> tuple[Nic | Disk, ...]:
+        """What has a way to each GPU: NICs, then disks."""
+        return (*self.nics, *self.disks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +182,8 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
     if visible is None or not topology.gpus:
         return topology
     if visible.strip() in ("", "-1", "NoDevFiles"):
-        return dataclasses.replace(topology, gpus=(), links=(), nics=())
+        disks = tuple(dataclasses.replace(disk, links=()) for disk in topology.disks)
+        return dataclasses.replace(topology, gpus=(), links=(), nics=(), disks=disks)
     inside: set[int] = set()
     for entry in (word.strip() for word in visible.split(",")):
         matches = [
@@ -264,10 +294,16 @@ def check(topology: Topology, name: str) -> None:
         **{f"gpus[{i}].cores": gpu.cores for i, gpu in enumerate(topology.gpus)},
         **{f"gpus[{i}].numa": gpu.numa for i, gpu in enumerate(topology.gpus)},
         **{f"numa_nodes[{i}]": (node.id, *node.cores) for i, node in enumerate(topology.numa_nodes)},
+        **{f"disks[{i}].numa": disk.numa for i, disk in enumerate(topology.disks)},
+        **{f"pcie[{i}].numa": node.numa for i, node in enumerate(topology.pcie)},
     }
     for where, values in numbers.items():
         if not all(0 <= number < MAX_CORES for number in values):
             raise TopologyError(f"{name}.{where}: expected numbers from 0 to {MAX_CORES - 1}, found {short(values)}")
+    depths = [-1, *(node.depth for node in topology.pcie)]
+    for i, (above, depth) in enumerate(pairwise(depths)):
+        if not 0 <= depth <= above + 1:
+            raise TopologyError(f"{name}.pcie[{i}].depth: expected one from 0 to {above + 1}, found {depth}")
     for i, interface in enumerate(topology.interfaces):
         try:
             IPv4Interface(interface.cidr)
@@ -280,9 +316,10 @@ def _check_links(topology: Topology, name: str) -> None:
     indices = [gpu.index for gpu in topology.gpus]
     if indices != sorted(set(indices)) or not all(0 <= index < MAX_CORES for index in indices):
         raise TopologyError(f"{name}.gpus: expected each index once, from the lowest, found {short(indices)}")
+    devices: dict[str, Sequence[Nic | Disk]] = {"nics": topology.nics, "disks": topology.disks}
     rows: Sequence[tuple[str, tuple[Link, ...]]] = [
         *((f"{name}.links[{i}]", row) for i, row in enumerate(topology.links)),
-        *((f"{name}.nics[{i}].links", nic.links) for i, nic in enumerate(topology.nics)),
+        *((f"{name}.{what}[{i}].links", own.links) for what, some in devices.items() for i, own in enumerate(some)),
     ]
     if len(topology.links) != len(indices):
         raise TopologyError(
@@ -299,8 +336,9 @@ def _check_links(topology: Topology, name: str) -> None:
                 raise TopologyError(
                     f"{name}.links[{a}][{b}]: expected kind X for a GPU and itself alone, and the same link both ways"
                 )
-    if any(link.kind == "X" for nic in topology.nics for link in nic.links):
-        raise TopologyError(f"{name}.nics: expected no kind X, which is for a GPU and itself")
+    for what, some in devices.items():
+        if any(link.kind == "X" for device in some for link in device.links):
+            raise TopologyError(f"{name}.{what}: expected no kind X, which is for a GPU and itself")
 
 
 def _check_link(link: Link, where: str) -> None:

@@ -13,6 +13,7 @@ from launch.machine.software import Software
 from launch.placement.network import SharedNetwork
 from launch.probe.host_facts import HostFacts
 
+SEVERITIES = ("error", "warning", "note")
 MISSING = "none"
 NOT_SET = "not set"
 MAX_NAMED = 8  # hosts, in one line
@@ -40,7 +41,8 @@ REMEDIES = {
 class Finding:
     """One thing that is wrong with one host or several."""
 
-    severity: Literal["error", "warning"]  # an error: a run would be refused or fail; a warning: it may, or be slow
+    # An error: a run would be refused or fail; a warning: it may, or be slow; a note: it may be a little slower.
+    severity: Literal["error", "warning", "note"]
     hosts: tuple[str, ...]
     about: str  # the fact: torch, MTU
     problem: str
@@ -116,12 +118,12 @@ def folder_findings(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
 
 
 def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The same, errors before warnings; what is wrong with several hosts alike is one finding."""
+    """The same, errors before warnings before notes; what is wrong with several hosts alike is one finding."""
     alike: dict[Finding, list[str]] = {}
     for finding in findings:
         alike.setdefault(replace(finding, hosts=()), []).extend(finding.hosts)
     merged = [replace(finding, hosts=tuple(dict.fromkeys(hosts))) for finding, hosts in alike.items()]
-    return tuple(sorted(merged, key=lambda finding: finding.severity != "error"))
+    return tuple(sorted(merged, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def from_error(error: LaunchError, hosts: Sequence[str], about: str) -> Finding:

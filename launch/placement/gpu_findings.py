@@ -1,4 +1,4 @@
-"""Pure: what is wrong with the GPUs, links and adapters of hosts, and what a training on them would lack."""
+"""Pure: what is wrong with the GPUs, links, adapters and disks of hosts, and what a training on them would lack."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,10 +6,13 @@ from itertools import combinations
 from typing import Literal
 
 from launch.cores import core_list
+from launch.machine.condition import Folder
 from launch.machine.speeds import PCIE_GBPS
-from launch.machine.topology import IN_MIG_MODE, MIG, OUTSIDE, Gpu, Topology, is_busy
+from launch.machine.topology import IN_MIG_MODE, MIG, OUTSIDE, Disk, Gpu, Topology, is_busy
 from launch.machine.topology import named as named_gpus
 from launch.placement.findings import SETUP, TCP_ALONE, Finding, find_outliers, named
+from launch.placement.rings import MAX_VERTICES
+from launch.placement.selection import select
 from launch.probe.host_facts import HostFacts
 
 FAST_GBPS = PCIE_GBPS[4]  # between two GPUs over PCIe
@@ -44,6 +47,12 @@ def gpu_findings(
         *(finding for host, topology in topologies.items() for finding in _of_one_host(host, topology)),
         *_alike(topologies),
         *(() if TCP_ALONE in exports else _ports(topologies)),
+        *(
+            finding
+            for host, own in facts.items()
+            for folder in (own.condition.folders if own.condition else ())
+            for finding in _far_disk(host, own.topology, topologies[host], folder, slots.get(host))
+        ),
     ]
 
 
@@ -95,6 +104,7 @@ def _among(topology: Topology, gpus: Literal["all"] | Collection[int]) -> Topolo
         gpus=tuple(topology.gpus[place] for place in kept),
         links=tuple(tuple(topology.links[a][b] for b in kept) for a in kept),
         nics=tuple(replace(nic, links=tuple(nic.links[place] for place in kept)) for nic in topology.nics),
+        disks=tuple(replace(disk, links=tuple(disk.links[place] for place in kept)) for disk in topology.disks),
     )
 
 
@@ -180,6 +190,39 @@ def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
             problem=odd.describe("ports that are up:"),
             remedy="look at cables, switch ports and `ibstat` there",
         )
+
+
+def _far_disk(host: str, whole: Topology, named: Topology, folder: Folder, ranks: int | None) -> Iterator[Finding]:
+    """A folder on disks that lie across NUMA nodes from every GPU that a run would get of those that --gpus names."""
+    disks = [disk for disk in whole.disks if disk.name in folder.disks]
+    free = [gpu for gpu in named.gpus if gpu.unusable is None]
+    if ranks and ranks < len(free) <= MAX_VERTICES:
+        best = select(named, ranks).best.gpus
+        free = [gpu for gpu in free if gpu.index in best]
+    if not disks or not free or not all(_is_far(whole, disk, gpu) for disk in disks for gpu in free):
+        return
+    usable = [gpu for gpu in whole.gpus if gpu.unusable is None]
+    near_gpus = [gpu.index for gpu in usable if not any(_is_far(whole, disk, gpu) for disk in disks)]
+    near_disks = [disk.name for disk in whole.disks if not any(_is_far(whole, disk, gpu) for gpu in free)]
+    remedies = [
+        *([f"move it to {' or '.join(near_disks)}, near these GPUs"] if near_disks else []),
+        *([f"pass --gpus {core_list(near_gpus)}"] if len(near_gpus) >= len(free) else []),
+    ]
+    nodes = core_list(node for gpu in free for node in gpu.numa)
+    which, names = core_list(gpu.index for gpu in free), " and ".join(disk.name for disk in disks)
+    yield Finding(
+        severity="note",
+        hosts=(host,),
+        about="far disk",
+        problem=f"{folder.path} is on {names}, across NUMA nodes or sockets from GPU {which}",
+        remedy=", or ".join(remedies) or f"put a disk into a slot of NUMA node {nodes} if reading limits the run",
+    )
+
+
+def _is_far(topology: Topology, disk: Disk, gpu: Gpu) -> bool:
+    """Whether a GPU is known to be at another NUMA node than a disk."""
+    link = disk.links[topology.gpus.index(gpu)]
+    return link.kind == "SYS" and bool(disk.numa) and bool(gpu.numa)
 
 
 def _by(gpus: Sequence[Gpu], facts: Callable[[Gpu], Sequence[str]]) -> dict[str, list[Gpu]]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from launch.errors import LaunchError, harmless
 from launch.hosts.host import Host
-from launch.machine.condition import SHM, Condition, looking
+from launch.machine.condition import SHM, Condition, Folder, looking
 from launch.machine.mpi import Mpi
 from launch.machine.show.table import aligned
 from launch.machine.topology import Topology
 from launch.placement.findings import (
     MISSING,
+    SEVERITIES,
     Finding,
     common_findings,
     errors_first,
@@ -148,9 +149,7 @@ def text(checked: Checked) -> str:
                 values.setdefault(own[name], []).append(host)
         for number, (value, hosts) in enumerate(values.items()):
             rows.append([name if number == 0 else "", value, "all" if len(hosts) == len(facts) > 1 else named(hosts)])
-    counts = {
-        severity: sum(finding.severity == severity for finding in checked.findings) for severity in ("error", "warning")
-    }
+    counts = {severity: sum(finding.severity == severity for finding in checked.findings) for severity in SEVERITIES}
     totals = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for noun, count in counts.items() if count)
     where = "1 host" if len(facts) == 1 else f"{len(facts)} hosts"
     return "\n".join(
@@ -217,12 +216,18 @@ def _limits_of(condition: Condition) -> dict[str, str]:
         SHM: MISSING if shm is None else f"{_gib(shm)} free",
         **{
             name: f"{folder.path}{'' if folder.there else ' (not there)'}, {_gib(folder.free_mib)} free"
+            + _storage(folder)
             for name, folder in zip(names, condition.folders, strict=True)
         },
         "run folder shared": {None: "unknown", True: "yes", False: "no"}[condition.sees_token],
         "settings of its own": ", ".join(f"{setting.name}={setting.value}" for setting in condition.settings)
         or MISSING,
     }
+
+
+def _storage(folder: Folder) -> str:
+    on = f" on {' and '.join(folder.disks)}" if folder.disks else ""
+    return f", {folder.file_system}{on}" if folder.file_system else ""
 
 
 def _gib(mib: int | None) -> str:

@@ -1,4 +1,4 @@
-"""A picture of a topology: GPUs in a row by NUMA node, NVLinks as arcs above them, PCIe switches and NICs below."""
+"""A picture of a topology: GPUs in a row by NUMA node, NVLinks as arcs above, PCIe switches, NICs and disks below."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from pathlib import Path
 from launch.cores import core_list
 from launch.machine.show.canvas import Box, Line, Shape, Text, arc, fit, label, save, text_width
 from launch.machine.show.table import MEANINGS, link_word, nearest
-from launch.machine.topology import PCIE_KINDS, Link, Topology, through_switch
+from launch.machine.topology import PCIE_KINDS, Disk, Link, Nic, Topology, through_switch
 
 _MARGIN = 24.0
 _COLUMN, _GPU, _GPU_HEIGHT = 104.0, 84.0, 46.0  # width of a GPU's column, and of its box
 _PAD, _GAP = 12.0, 28.0  # around a NUMA node's columns, between NUMA nodes
-_CHIP, _CHIP_STEP = 20.0, 26.0  # height of a NIC, and from one to the next
+_CHIP, _CHIP_STEP = 20.0, 26.0  # height of a NIC or a disk, and from one to the next
 _ARC_LOW, _ARC_STEP = 34.0, 27.0  # height of an arc to the neighbour, and more for each column beyond
 
 _SWITCHED = ("PIX", "PXB")
@@ -27,7 +27,7 @@ _LINKS = ("#0f7b6c", "#3f8fd2", "#d9782d", "#8e5bb5", "#7a7a7a")  # most NVLinks
 
 @dataclass(frozen=True, kw_only=True)
 class _Card:
-    """A NIC, the kind of its best link, and the GPUs, by position, that have a link of that kind to it."""
+    """A NIC or a disk, the kind of its best link, and the GPUs, by position, that have a link of that kind to it."""
 
     name: str
     kind: str
@@ -74,7 +74,7 @@ def draw(topology: Topology, path: Path) -> None:
 def shapes_of(topology: Topology) -> tuple[list[Shape], float, float]:
     """What the picture consists of, its width and its height."""
     nodes = _nodes(topology)
-    far = tuple(nic.name for place, nic in enumerate(topology.nics) if not _nearest_gpus(topology, place)[0])
+    far = tuple(device.name for device in topology.devices if not _nearest_gpus(topology, device)[0])
     top = _MARGIN + 34 + _height_above(topology, nodes)
     depth = max((_depth(node) for node in nodes), default=0.0)
     columns: dict[int, float] = {}  # the middle of each GPU's column, by position
@@ -102,7 +102,7 @@ def _nodes(topology: Topology) -> list[_Node]:
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for place, gpu in enumerate(topology.gpus):
         groups.setdefault((gpu.numa, gpu.cores if not gpu.numa else ()), []).append(place)
-    near = [(topology.nics[place].name, *_nearest_gpus(topology, place)) for place in range(len(topology.nics))]
+    near = [(device.name, *_nearest_gpus(topology, device)) for device in topology.devices]
     nodes = []
     for (numa, _), gpus in groups.items():
         cards = [_Card(name=name, kind=kind, gpus=best) for name, kind, best in near if best and best[0] in gpus]
@@ -140,9 +140,9 @@ def _nics_below(gpus: Sequence[int], cards: list[_Card]) -> tuple[tuple[str, ...
     return tuple(tuple(stack) for stack in stacks.values())
 
 
-def _nearest_gpus(topology: Topology, nic: int) -> tuple[str, tuple[int, ...]]:
-    """Kind of the NIC's best link and the positions of the GPUs that have it; empty if the best is SYS."""
-    if not topology.gpus or (best := nearest(topology, nic))[0] == "SYS":
+def _nearest_gpus(topology: Topology, device: Nic | Disk) -> tuple[str, tuple[int, ...]]:
+    """Kind of the device's best link and the positions of the GPUs that have it; empty if the best is SYS."""
+    if not topology.gpus or (best := nearest(topology, device))[0] == "SYS":
         return "", ()
     return best[0], tuple(place for place, gpu in enumerate(topology.gpus) if gpu.index in best[1])
 
@@ -313,7 +313,7 @@ def _legend(topology: Topology, *, top: float) -> tuple[list[Shape], float, floa
     """What lines and words mean, with speeds; its right edge and its lower one."""
     places = range(len(topology.gpus))
     pairs = [topology.links[a][b] for a, b in combinations(places, 2)]
-    pcie = {link.kind for link in pairs} | {link.kind for nic in topology.nics for link in nic.links}
+    pcie = {link.kind for link in pairs} | {link.kind for device in topology.devices for link in device.links}
     colors = _colors(topology)
     entries: list[tuple[str, str, Link | None]] = []
     for name in colors:

@@ -7,8 +7,10 @@ from launch.errors import TopologyError, harmless
 from launch.machine.topology import (
     P2P_WORDS,
     PCIE_KINDS,
+    Disk,
     Gpu,
     Link,
+    Nic,
     PeerAccess,
     Topology,
     position,
@@ -65,6 +67,7 @@ def table(topology: Topology) -> str:
                 "GB/s one way\n" + _grid(topology, lambda link: "-" if link.gbps is None else f"{link.gbps:g}")
             )
         blocks += [_gpus(topology)]
+    blocks += [_disks(topology), _pcie(topology)]
     if topology.numa_nodes:
         nodes = [[str(node.id), core_list(node.cores) or "none"] for node in topology.numa_nodes]
         blocks.append(aligned([["NUMA node", "usable cores"], *nodes]))
@@ -83,9 +86,9 @@ def peer_table(access: PeerAccess) -> str:
     return "\n".join([harmless(title), "", aligned([header, *rows]), "", *used]) + "\n"
 
 
-def nearest(topology: Topology, nic: int) -> tuple[str, tuple[int, ...]]:
-    """The kind of a NIC's best link, and the indices of the GPUs that have it; the NIC by position."""
-    kinds = [link.kind for link in topology.nics[nic].links]
+def nearest(topology: Topology, device: Nic | Disk) -> tuple[str, tuple[int, ...]]:
+    """The kind of the best link that a NIC or a disk has to a GPU, and the indices of the GPUs that have it."""
+    kinds = [link.kind for link in device.links]
     best = min(kinds, key=PCIE_KINDS.index)
     return best, tuple(gpu.index for gpu, kind in zip(topology.gpus, kinds, strict=True) if kind == best)
 
@@ -123,8 +126,8 @@ def _grid(topology: Topology, show: Callable[[Link], str]) -> str:
 
 
 def _legend(topology: Topology) -> str:
-    links = [link for row in topology.links for link in row] + [link for nic in topology.nics for link in nic.links]
-    kinds = {link.kind for link in links}
+    rows = [*topology.links, *(device.links for device in topology.devices)]
+    kinds = {link.kind for row in rows for link in row}
     lines = [f"  {kind:<4}  {MEANINGS[kind]}" for kind in PCIE_KINDS if kind in kinds]
     if "NV" in kinds:
         lines.insert(0, f"  NV#   # NVLinks{' through NVSwitch' if through_switch(topology) else ''}")
@@ -134,8 +137,8 @@ def _legend(topology: Topology) -> str:
 def _gpus(topology: Topology) -> str:
     """One line for each GPU; of the columns that bind no rank, one without any known value is left out."""
     near: dict[int, list[str]] = {gpu.index: [] for gpu in topology.gpus}
-    for place, nic in enumerate(topology.nics):
-        kind, indices = nearest(topology, place)
+    for nic in topology.nics:
+        kind, indices = nearest(topology, nic)
         if kind != "SYS":
             for index in indices:
                 near[index].append(f"{nic.name} ({kind})")
@@ -151,6 +154,28 @@ def _gpus(topology: Topology) -> str:
     }
     known = {title: cells for title, cells in columns.items() if any(cells)}
     return aligned([list(known), *([cell or "-" for cell in row] for row in zip(*known.values(), strict=True))])
+
+
+def _disks(topology: Topology) -> str:
+    """One line for each NVMe disk, with its way to each GPU."""
+    rows = [
+        [disk.name, disk.pci, core_list(disk.numa) or "unknown", *map(link_word, disk.links)] for disk in topology.disks
+    ]
+    return aligned([["disk", "PCI", "NUMA", *(f"GPU{gpu.index}" for gpu in topology.gpus)], *rows]) if rows else ""
+
+
+def _pcie(topology: Topology) -> str:
+    """The tree of PCIe, a line for each root complex, switch and device."""
+    rows = [
+        [
+            f"{'  ' * node.depth}{node.address}",
+            node.device or ("switch" if node.depth else "root complex"),
+            core_list(node.numa) or "-",
+            f"PCIe {node.generation} x{node.lanes}" if node.generation and node.lanes else "-",
+        ]
+        for node in topology.pcie
+    ]
+    return aligned([["PCIe", "device", "NUMA", "link"], *rows]) if rows else ""
 
 
 def aligned(rows: list[list[str]]) -> str:

@@ -184,7 +184,7 @@ def changed(path, value):
         (changed(["links", 0, 1, "kind"], "LAN"), r"links\[0\]\[1\].kind: expected NV"),
         (changed(["links", 0, 1, "count"], 0), "count: 0 does not go with NV"),
         (changed(["links", 0, 2, "count"], 1), "count: 1 does not go with SYS"),
-        ({}, "cpu_quota, measured, found none"),
+        ({}, "cpu_quota, disks, pcie, measured, found none"),
         (changed(["links", 0, 1, "gbps"], 0.0), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], -1.0), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], float("inf")), "gbps: expected a positive number or null"),

@@ -6,6 +6,7 @@ import pytest
 from launch.cli import main as cli
 from launch.errors import HostError, PlacementError
 from launch.machine.mpi import Mpi
+from launch.machine.topology import Disk, Link
 from launch.probe.host_facts import HostFacts
 from launch.probe.ssh import Ssh
 from launch.study import check
@@ -98,6 +99,25 @@ def test_warnings_alone_are_status_0(world, tmp_path):
     found, _ = world
     found["h2"] = replace(found["h2"], condition=condition(shm_free_mib=1))
     assert checked(tmp_path).status == 0
+
+
+def test_a_folder_on_a_far_disk_is_a_note_and_the_table_says_what_folders_are_on(world, tmp_path):
+    found, _ = world
+    link, gpus = Link(kind="SYS"), tuple(replace(gpu, numa=(0,)) for gpu in machine().gpus)
+    disk = Disk(name="nvme0n1", pci="0000:91:00.0", numa=(1,), links=(link,) * 4)
+    runs, data = condition().folders
+    folders = (replace(runs, file_system="nfs4"), replace(data, file_system="xfs", disks=("nvme0n1",)))
+    topology = replace(found["h2"].topology, gpus=gpus, disks=(disk,))
+    found["h2"] = replace(found["h2"], topology=topology, condition=condition(folders=folders))
+    result = checked(tmp_path)
+    assert [(one.severity, one.hosts, one.about) for one in result.findings] == [("note", ("h2",), "far disk")]
+    assert result.status == 0
+    lines = check.text(result).splitlines()
+    assert lines[-1] == "3 hosts: 1 note"
+    assert [line.split(", ")[-1].split() for line in lines if "xfs" in line or "nfs4" in line] == [
+        ["nfs4", "h2"],
+        ["xfs", "on", "nvme0n1", "h2"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from launch.errors import TopologyError
+from launch.machine.pcie import nvme_disks, with_pcie
+from launch.machine.saved import read_topology
+from launch.machine.show.picture import shapes_of
+from launch.machine.show.table import table
+from launch.machine.topology import Gpu, Link, Topology, from_json, restrict, to_json
+from tests.unit.machine.sysfs import H800, P4D, RTX6000, gpus_of, write_disk, write_sysfs
+
+
+def read(folder, machine):
+    """The topology of a machine, its GPUs as a driver tells of them."""
+    gpus = tuple(
+        Gpu(index=i, pci=address, numa=(int(address[5] not in "01234567"),))
+        for i, address in enumerate(gpus_of(machine))
+    )
+    rows = tuple(tuple(Link(kind="X" if a == b else "SYS") for b in gpus) for a in gpus)
+    return with_pcie(Topology(source="NVML", gpus=gpus, links=rows), write_sysfs(folder, machine))
+
+
+def kinds(topology):
+    return {disk.pci: [link.kind for link in disk.links] for disk in topology.disks}
+
+
+def tree(topology):
+    return [(node.depth, node.address, node.device) for node in topology.pcie]
+
+
+def test_each_gpu_of_a_server_has_a_disk_behind_its_switch(tmp_path):
+    topology = read(tmp_path, H800)
+    near = {"0000:1a:00.0": 0, "0000:42:00.0": 1, "0000:4d:00.0": 2, "0000:5e:00.0": 3, "0000:9c:00.0": 4}
+    for disk, gpu in near.items():
+        node = ["NODE"] * 4 + ["SYS"] * 4 if gpu < 4 else ["SYS"] * 4 + ["NODE"] * 4
+        assert kinds(topology)[disk] == [*node[:gpu], "PIX", *node[gpu + 1 :]]
+    assert kinds(topology)["0000:28:00.0"] == ["NODE"] * 4 + ["SYS"] * 4  # at a root port
+    assert [disk.name for disk in topology.disks] == [f"nvme{i}n1" for i in range(9)]
+    assert tree(topology)[:7] == [
+        (0, "pci0000:15", None),
+        (1, "0000:16:00.0", None),
+        (2, "0000:18:00.0", "GPU0"),
+        (2, "0000:19:00.0", "mlx5_0"),
+        (2, "0000:1a:00.0", "nvme0n1"),
+        (0, "pci0000:26", None),
+        (1, "0000:28:00.0", "nvme1n1"),
+    ]
+
+
+def test_a_workstation_has_disks_at_a_root_port_and_on_cards_with_switches(tmp_path):
+    topology = read(tmp_path, RTX6000)
+    assert kinds(topology) == {
+        "0000:02:00.0": ["PHB", "NODE", "SYS", "SYS"],
+        "0000:65:00.0": ["NODE", "NODE", "SYS", "SYS"],
+        "0000:6b:00.0": ["NODE", "NODE", "SYS", "SYS"],
+        "0000:a5:00.0": ["SYS", "SYS", "NODE", "NODE"],
+    }
+    start = tree(topology).index((0, "pci0000:60", None))
+    assert tree(topology)[start : start + 6] == [
+        (0, "pci0000:60", None),
+        (1, "0000:61:00.0", None),
+        (2, "0000:63:00.0", None),
+        (3, "0000:65:00.0", "nvme1n1"),
+        (2, "0000:69:00.0", None),
+        (3, "0000:6b:00.0", "nvme2n1"),
+    ]
+
+
+def test_in_a_virtual_machine_devices_are_at_root_complexes(tmp_path):
+    topology = read(tmp_path, P4D)
+    assert topology.disks == ()
+    assert tree(topology)[:3] == [
+        (0, "pci0000:10", None),
+        (1, "0000:10:1c.0", "GPU0"),
+        (1, "0000:10:1d.0", "GPU1"),
+    ]
+
+
+def test_a_link_is_told_as_generation_and_lanes_and_an_idle_gpu_by_what_it_can(tmp_path):
+    links = {node.device: (node.generation, node.lanes) for node in read(tmp_path, H800).pcie}
+    assert (links["GPU0"], links["mlx5_0"], links["nvme0n1"], links[None]) == ((5, 16), (4, 16), (4, 4), (None, None))
+
+
+def test_a_disk_with_several_ways_or_names_is_known_by_its_own(tmp_path):
+    sysfs = write_sysfs(tmp_path, {})
+    devices = [tmp_path / f"devices/pci0000:{root}/0000:{root}:01.0/0000:{root[0]}1:00.0" for root in ("00", "80")]
+    write_disk(sysfs, devices[0], 0, "nvme0c0n1", "nvme0n2")  # the first of a disk with two controllers
+    write_disk(sysfs, devices[1], 10, "nvme10n1")
+    write_disk(sysfs, tmp_path / "devices/virtual/nvme-fabrics/ctl", 2, "nvme2n1")  # over a network
+    assert nvme_disks(sysfs) == [("nvme0n1", devices[0]), ("nvme0n2", devices[0]), ("nvme10n1", devices[1])]
+
+
+def test_disks_behind_a_root_complex_of_their_own_are_below_it(tmp_path):
+    device = tmp_path / "devices/pci0000:64/0000:64:00.5/pci10000:e0/10000:e0:06.0/10000:e1:00.0"
+    write_disk(tmp_path, device, 0, "nvme0n1")
+    topology = with_pcie(Topology(source="none"), tmp_path)
+    assert tree(topology) == [(0, "pci0000:64", None), (1, "pci10000:e0", None), (2, device.name, "nvme0n1")]
+
+
+def test_the_json_has_all_of_it_and_an_older_one_has_none(tmp_path):
+    topology = read(tmp_path, RTX6000)
+    plain = to_json(topology)
+    assert read_topology(json.dumps(plain), name="t") == topology
+    assert from_json({name: value for name, value in plain.items() if name not in ("disks", "pcie")}) == replace(
+        topology, disks=(), pcie=()
+    )
+    assert from_json(to_json(restrict(topology, ""))).disks[0].links == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda plain: plain["disks"][0]["links"].pop(), r"disks\[0\]\.links: expected 4"),
+        (lambda plain: plain["disks"][0]["links"][0].update(kind="X"), "disks: expected no kind X"),
+        (lambda plain: plain["disks"][0].update(numa=[-1]), r"disks\[0\]\.numa"),
+        (lambda plain: plain["pcie"][1].update(depth=2), r"pcie\[1\]\.depth: expected one from 0 to 1"),
+        (lambda plain: plain["pcie"][0].update(depth=-1), r"pcie\[0\]\.depth"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tmp_path, change, where):
+    plain = to_json(read(tmp_path, RTX6000))
+    change(plain)
+    with pytest.raises(TopologyError, match=where):
+        from_json(plain)
+
+
+def test_table_and_picture_show_disks_and_the_tree(tmp_path):
+    topology = read(tmp_path, RTX6000)
+    lines = [line.split() for line in table(topology).splitlines()]
+    assert ["nvme0n1", "0000:02:00.0", "0", "PHB", "NODE", "SYS", "SYS"] in lines
+    assert ["PHB", "PCIe,", "through", "the", "CPU's", "host", "bridge"] in lines  # of a disk alone
+    assert ["0000:63:00.0", "switch", "0", "-"] in lines
+    assert "      0000:65:00.0  nvme1n1       0     PCIe 4 x4" in table(topology).splitlines()
+    texts = [shape.text for shape in shapes_of(topology)[0] if hasattr(shape, "text")]
+    assert {"nvme0n1 PHB", "nvme1n1 NODE", "nvme3n1 NODE"} <= set(texts)
