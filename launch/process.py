@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launch.errors import ProcessError
 
+PIPE = subprocess.PIPE
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # mpirun takes about one second to end its ranks on all hosts.
 TERMINATE_S = 2.0
@@ -105,7 +106,7 @@ class Launcher:
     """A running mpirun or horovodrun in a session of its own, which ends when this process does, however that ends.
 
     The caller reads what it writes to standard error, from `errors`. `folder` is removed at the end. `out` is the open
-    file that is its standard output, None: ours.
+    file that is its standard output, None: ours; with PIPE the caller reads it, from `output`.
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path, out: int | None = None) -> None:
@@ -123,7 +124,7 @@ class Launcher:
             folder.rmdir()
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
         assert self._process.stderr is not None
-        self.errors = self._process.stderr
+        self.errors, self.output = self._process.stderr, self._process.stdout
         self.pid = self._process.pid
         self._keeper = _keep(self.pid, folder)
         self._held = False  # a SIGUSR1 that came too early

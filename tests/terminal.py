@@ -1,7 +1,15 @@
-"""Standard error as a terminal."""
+"""Standard error as a terminal: one that only says so, and one that the kernel makes."""
 
+import contextlib
+import fcntl
 import io
+import os
+import re
+import struct
 import sys
+import termios
+import threading
+import tty
 
 
 class Terminal(io.StringIO):
@@ -16,3 +24,34 @@ def terminal_of(monkeypatch):
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
     return shown
+
+
+class Pty:
+    """A terminal of the kernel; what is written to its `end` is kept."""
+
+    def __init__(self, columns=80):
+        self._reader, self.end = os.openpty()
+        tty.setraw(self.end)
+        fcntl.ioctl(self.end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self.text = ""
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    def _keep(self):
+        with contextlib.suppress(OSError):  # so ends a terminal
+            while chunk := os.read(self._reader, 4096):
+                self.text += chunk.decode()
+
+    def lines(self):
+        """What is to be seen, as far as carriage returns and erased ends of lines go."""
+        lines, at = [""], 0
+        for part in re.findall(r"\x1b\[K|\r|\n|[^\x1b\r\n]+", self.text):
+            if part == "\n":
+                lines, at = [*lines, ""], 0
+            elif part == "\r":
+                at = 0
+            elif part == "\x1b[K":
+                lines[-1] = lines[-1][:at]
+            else:
+                lines[-1] = lines[-1][:at] + part + lines[-1][at + len(part) :]
+                at += len(part)
+        return lines

@@ -87,6 +87,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         elastic=request.elastic,
         grow=request.grow,
         remarks=tuple(remarks),
+        apart=frozenset(host for host, own in used.items() if own.condition and own.condition.sees_token is False),
         topologies={host: topologies[host] for host in used},
     )
 

@@ -30,6 +30,7 @@ class Plan:
     remarks: tuple[str, ...]  # what the user should know, one line each
     elastic: bool = False  # ranks that are left go on when one dies
     grow: bool = False  # and others take the places of those that died
+    apart: frozenset[str] = frozenset()  # hosts that do not see the folder that the run is started from, if known
     topologies: Mapping[str, Topology] = field(default_factory=dict)  # of the hosts that have ranks
 
 

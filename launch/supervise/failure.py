@@ -115,6 +115,13 @@ def first_failed(output: MpirunOutput, traces: Mapping[int, Trace]) -> int | Non
     return None
 
 
+def all_named(ranks: Collection[int], slots: Sequence[RankSlot]) -> str:
+    """Some ranks with their hosts; a long list is cut."""
+    names = [_named(rank, slots) for rank in ranks]
+    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return ", ".join(names[:MAX_NAMED] + more)
+
+
 def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int, Trace]) -> str:
     """Why this rank's watchdog has fired: it hangs itself, or the ranks that it waited for did not come."""
     trace = traces[rank]
@@ -126,7 +133,7 @@ def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int,
         many = "they hang, were stopped, or their hosts are silent"
         why = "it hangs, was stopped, or its host is silent" if len(late) == 1 else many
         reading = "while reading: " if all(other in traces and traces[other].read for other in late) else ""
-        return f"{_all_named(late, slots)} did not arrive{at} ({reading}{why})"
+        return f"{all_named(late, slots)} did not arrive{at} ({reading}{why})"
     why = f": no progress for {after}; they may be in different collectives, or one was stopped"
     return _with_tail(f"deadlock: all ranks are waiting in a collective, {_named(rank, slots)}", trace, why)
 
@@ -156,12 +163,6 @@ def _place(at: re.Match[str]) -> str:
 
 def _named(rank: int, slots: Sequence[RankSlot]) -> str:
     return f"rank {rank} on {slots[rank].host}"
-
-
-def _all_named(ranks: Collection[int], slots: Sequence[RankSlot]) -> str:
-    names = [_named(rank, slots) for rank in ranks]
-    more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
-    return ", ".join(names[:MAX_NAMED] + more)
 
 
 def _text(file: Path) -> str:

@@ -7,14 +7,17 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from launch.errors import ProcessError
-from launch.process import Launcher
+from launch.process import PIPE, Launcher
 from launch.start.render import PreparedRun
 from launch.supervise.failure import explain, summary_line
 from launch.supervise.mpirun_output import MpirunOutput
+from launch.supervise.progress import Progress
 from launch.supervise.rank_logs import FOLDER, Logs
 from launch.supervise.report import Report, read_report
+from launch.supervise.screen import Screen, can_draw
 from launch.supervise.stops import GRACE_S, Stops
 
 ENDS = ("finished", "preempted")  # exit reasons of a status of 0
@@ -43,12 +46,12 @@ def run(prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = No
         folder = tempfile.mkdtemp(prefix=".hvdlaunch-", dir=parent)
     except OSError as error:
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
-    output = MpirunOutput({slot.host for slot in prepared.plan.slots})
+    output, screen = MpirunOutput({slot.host for slot in prepared.plan.slots}), Screen()
     with Stops(grace_s=grace_s) as stops:
-        status, report = _watch(prepared, Path(folder), output, stops, out)
+        status, report = _watch(prepared, Path(folder), output, stops, screen=screen, out=out)
     if status is not None:
         status = _believed(status, prepared, output, report)
-    return _result(prepared, status, output, report, stops)
+    return _result(prepared, status, output, report, stops, screen=screen)
 
 
 def _believed(status: int, prepared: PreparedRun, output: MpirunOutput, report: Report) -> int:
@@ -62,26 +65,43 @@ def _believed(status: int, prepared: PreparedRun, output: MpirunOutput, report: 
 
 
 def _watch(
-    prepared: PreparedRun, folder: Path, output: MpirunOutput, stops: Stops, out: int | None
+    prepared: PreparedRun, folder: Path, output: MpirunOutput, stops: Stops, *, screen: Screen, out: int | None
 ) -> tuple[int | None, Report]:
-    """The launcher's exit status, None if we had to end it, and rank 0's report."""
+    """The launcher's exit status, None if we had to end it, and rank 0's report.
+
+    On several hosts a line on a terminal tells where the job stands; what is written to the same terminal must then
+    come through here.
+    """
     file = folder / "report.json"
     environment = {**prepared.environment, "HVDLAUNCH_REPORT": str(file)}
-    launcher = Launcher(prepared.argv, env=environment, folder=folder, out=out)
-    reader = threading.Thread(target=_copy, args=(launcher, output), daemon=True)
-    reader.start()
+    is_drawn = out is None and len({slot.host for slot in prepared.plan.slots}) > 1 and can_draw()
+    drawing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if is_drawn:
+        progress = Progress(prepared.plan.slots, _logs(prepared), file, apart=bool(prepared.plan.apart))
+        drawing = screen.drawing(progress.line)
+    piped = PIPE if is_drawn and sys.stdout.isatty() else out
+    launcher = Launcher(prepared.argv, env=environment, folder=folder, out=piped)
+    readers = [threading.Thread(target=_copy_errors, args=(launcher, output, screen), daemon=True)]
+    if launcher.output is not None:
+        readers.append(threading.Thread(target=_copy_output, args=(launcher.output, screen), daemon=True))
+    for reader in readers:
+        reader.start()
     try:
-        while (status := launcher.wait(0.1)) is None and not stops.overdue():
-            stops.pass_on(launcher, file)
+        with drawing:
+            while (status := launcher.wait(0.1)) is None and not stops.overdue():
+                stops.pass_on(launcher, file)
         report = read_report(file)
     finally:
         stops.restore()
         launcher.end()
-    reader.join(1.0)
+    for reader in readers:
+        reader.join(1.0)
     return status, report
 
 
-def _result(prepared: PreparedRun, status: int | None, output: MpirunOutput, report: Report, stops: Stops) -> RunResult:
+def _result(
+    prepared: PreparedRun, status: int | None, output: MpirunOutput, report: Report, stops: Stops, *, screen: Screen
+) -> RunResult:
     """How the run ended; the line that explains it is printed here, unless the program has done so."""
     preempted = status == 0 and report.exit_reason == "preempted"
     job = prepared.environment["HVDLAUNCH_JOB"]
@@ -91,11 +111,9 @@ def _result(prepared: PreparedRun, status: int | None, output: MpirunOutput, rep
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"note: stopped and saved{at}. To resume, run the same command with HVDLAUNCH_JOB={job} before it."
     elif status and (stops.by is None or stops.saving):
-        ssh = prepared.launcher.ssh
-        logs = Logs(folder=Path.cwd() / FOLDER / job, python=prepared.launcher.python, ssh=ssh)
-        line = explain(status, output, prepared.plan.slots, report, ssh, logs=logs)
+        line = explain(status, output, prepared.plan.slots, report, prepared.launcher.ssh, logs=_logs(prepared))
     if line is not None:
-        _show(f"hvdlaunch: {'error: ' if status else ''}{line}\n".encode())
+        screen.show(f"hvdlaunch: {'error: ' if status else ''}{line}\n".encode())
     if stops.by is not None and status != 0:
         status, why = 128 + stops.by, f"stopped by {stops.by.name}"
     else:
@@ -109,13 +127,17 @@ def _result(prepared: PreparedRun, status: int | None, output: MpirunOutput, rep
     )
 
 
-def _copy(launcher: Launcher, output: MpirunOutput) -> None:
+def _logs(prepared: PreparedRun) -> Logs:
+    folder = Path.cwd() / FOLDER / prepared.environment["HVDLAUNCH_JOB"]
+    return Logs(folder=folder, python=prepared.launcher.python, ssh=prepared.launcher.ssh)
+
+
+def _copy_errors(launcher: Launcher, output: MpirunOutput, screen: Screen) -> None:
     while chunk := os.read(launcher.errors.fileno(), 65536):
-        _show(output.feed(chunk))
-    _show(output.flush())
+        screen.show(output.feed(chunk))
+    screen.show(output.flush())
 
 
-def _show(text: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads us any more; the ranks go on
-        sys.stderr.buffer.write(text)
-        sys.stderr.buffer.flush()
+def _copy_output(stream: IO[bytes], screen: Screen) -> None:
+    while chunk := os.read(stream.fileno(), 65536):
+        screen.show(chunk, sys.stdout)

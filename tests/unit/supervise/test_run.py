@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -11,7 +12,9 @@ from typing import ClassVar
 import pytest
 
 from launch.errors import ProcessError
-from launch.supervise import run
+from launch.process import PIPE
+from launch.supervise import run, screen
+from tests.terminal import Pty
 from tests.unit.supervise.test_mpirun_output import STATUS_3
 
 USR1, TERM, INT, HUP = signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -25,7 +28,7 @@ class FakeLauncher:
     stderr: ClassVar[bytes] = b""
 
     def __init__(self, argv, *, env, folder, out):
-        self.signals, self.ended = [], False
+        self.signals, self.ended, self.output, self.out = [], False, None, out
         (folder / "report.json").write_text(json.dumps(self.report))
         reader, writer = os.pipe()
         self.errors = os.fdopen(reader, "rb")
@@ -84,7 +87,7 @@ PREPARED = SimpleNamespace(
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
 
-def ended(*signals, grace_s=5.0):
+def ended(*signals, grace_s=5.0, prepared=PREPARED, out=None):
     """A run that gets these signals: (seconds after it has begun, number)."""
 
     def send():
@@ -96,7 +99,7 @@ def ended(*signals, grace_s=5.0):
     sender = threading.Thread(target=send)
     sender.start()
     try:
-        return run.run(PREPARED, grace_s=grace_s)
+        return run.run(prepared, grace_s=grace_s, out=out)
     finally:
         sender.join()
         assert made[-1].ended
@@ -214,3 +217,28 @@ def test_an_elastic_run_has_ended_well_if_it_has_come_to_its_end(launcher, monke
     done = run.run(SimpleNamespace(**vars(PREPARED) | {"plan": elastic}))
     assert done.status == status
     assert bool(capsys.readouterr().err) == (reason in ("preempted", "failed", None))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "out", "term"),
+    [
+        ("h1 h1 h2", None, "xterm"),
+        ("h1 h1 h1", None, "xterm"),
+        ("h1 h1 h2", 1, "xterm"),  # for a program that reads it
+        ("h1 h1 h2", None, "dumb"),
+    ],
+)
+def test_on_several_hosts_a_terminal_shows_where_the_job_stands(launcher, monkeypatch, hosts, out, term):
+    monkeypatch.setattr(screen, "DRAW_S", 0.02)
+    monkeypatch.setenv("TERM", term)
+    pty, launcher.after, launcher.stderr = Pty(), {(TERM,): 143}, b"of a rank\n"
+    slots = [SimpleNamespace(rank=rank, host=host) for rank, host in enumerate(hosts.split())]
+    plan = SimpleNamespace(**vars(PREPARED.plan) | {"slots": slots, "apart": ()})
+    with os.fdopen(pty.end, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        end = ended((0.1, INT), prepared=SimpleNamespace(**vars(PREPARED) | {"plan": plan}), out=out)
+    is_drawn = (hosts, out, term) == ("h1 h1 h2", None, "xterm")
+    assert (end.status, made[0].out) == (130, PIPE if is_drawn else out)
+    assert ("hvdlaunch: 0 of 2 hosts, 0 of 3 ranks up" in pty.text) == is_drawn
+    assert pty.lines() == ["of a rank", ""]

@@ -1,0 +1,154 @@
+"""Where a job over several hosts stands, in one line, from the files that its ranks leave.
+
+A rank is up once its log is there. Step and speed are those of hvdtrain's run folder (metrics.jsonl), and so is who is
+behind: the group of ranks that a report names, or the ranks for which the others wait while no report comes.
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.errors import harmless
+from launch.placement.slots import RankSlot
+from launch.supervise.failure import all_named, read_traces
+from launch.supervise.rank_logs import Logs
+from launch.supervise.report import read_report
+
+SPEED = re.compile(r"train/([a-z]+)_per_s")
+BEHIND_S = 60.0  # a report names a group once, when it has fallen behind: so long it is shown
+# Without a report for so long, and for so many times the time between the last two, the ranks may wait for one of them.
+STALLED_S, STALLED_REPORTS = 10.0, 3
+LOOK_S = 2.0  # from one look for late ranks to the next
+MOST_RANKS = 256  # each leaves files of its own, perhaps over a network
+CHUNK_BYTES = 1 << 20
+
+
+class Progress:
+    """A job from its start; made before that, since logs of an attempt before may be there."""
+
+    def __init__(self, slots: Sequence[RankSlot], logs: Logs, report: Path, *, apart: bool) -> None:
+        """`apart`: some host does not share the folder with the logs, so that nobody knows which ranks are up."""
+        self._slots, self._logs, self._report, self._apart = slots, logs, report, apart
+        self._old_logs = self._log_numbers()
+        self._metrics: Metrics | None = None
+        self._step: int | None = None
+        self._speed = ""
+        self._seconds = self._gap_s = math.nan  # of the last report by the run's clock, and since the one before
+        self._np: int | None = None  # ranks that go on, where some were lost
+        self._behind, self._behind_until = "", -math.inf
+        self._reported_at = self._looked_at = -math.inf
+
+    def line(self) -> str:
+        """The line as it is now."""
+        now = time.monotonic()
+        if self._metrics is None and (folder := read_report(self._report).run_folder) is not None:
+            self._metrics, self._reported_at = Metrics(Path(folder) / "metrics.jsonl"), now
+        if self._metrics is not None:
+            self._take(self._metrics.new(), now)
+            self._look_for_late_ranks(self._metrics.file.parent / "ranks", now)
+        step = [] if self._step is None else [f"step {self._step:,}"]
+        behind = [self._behind] if now < self._behind_until else []
+        return harmless(" | ".join([f"hvdlaunch: {self._up()}", *step, *filter(None, [self._speed]), *behind]))
+
+    def _up(self) -> str:
+        hosts = {slot.host for slot in self._slots}
+        if self._np is not None:
+            return f"{_of(self._np, len(self._slots), 'rank')} up"
+        if self._apart:
+            return f"{len(hosts)} hosts, {len(self._slots)} ranks"
+        logs = self._log_numbers()
+        # A step is one of all ranks, also where their logs are not seen.
+        up = [
+            slot
+            for slot, old, new in zip(self._slots, self._old_logs, logs, strict=True)
+            if self._step is not None or (new is not None and new != old)
+        ]
+        hosts_up = len({slot.host for slot in up})
+        return f"{_of(hosts_up, len(hosts), 'host')}, {_of(len(up), len(self._slots), 'rank')} up"
+
+    def _log_numbers(self) -> list[int | None]:
+        """The number of each rank's log in its file system, which another log does not have; None without a log."""
+        try:
+            with os.scandir(self._logs.folder) as entries:
+                numbers = {entry.name: entry.inode() for entry in entries}
+        except OSError:
+            numbers = {}
+        return [numbers.get(self._logs.file(slot.rank).name) for slot in self._slots]
+
+    def _take(self, lines: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Learn from new lines of metrics.jsonl."""
+        for line in lines:
+            kind, step, seconds = line.get("event"), line.get("step"), line.get("seconds")
+            speeds = {match[1]: line[name] for name in line if (match := SPEED.fullmatch(name))}
+            if kind in ("lost", "joined") and isinstance(line.get("np"), int):
+                self._np = line["np"]
+            elif kind == "behind":
+                self._behind = f"{line.get('host')} (rank {line.get('rank')}) fell behind at step {step}"
+                self._behind_until = now + BEHIND_S
+            elif kind is None and speeds and isinstance(step, int) and isinstance(seconds, int | float):
+                self._gap_s, self._seconds = seconds - self._seconds, seconds
+                self._step, self._reported_at = step, now
+                self._speed = next((_speed(of, unit) for unit, of in speeds.items() if isinstance(of, int | float)), "")
+
+    def _look_for_late_ranks(self, folder: Path, now: float) -> None:
+        """Where no report has come for long, find the ranks for which the others wait."""
+        patience_s = max(STALLED_S, 0.0 if math.isnan(self._gap_s) else STALLED_REPORTS * self._gap_s)
+        is_due = now >= self._looked_at + LOOK_S and len(self._slots) <= MOST_RANKS
+        if now < self._reported_at + patience_s or not is_due:
+            return
+        self._looked_at = now
+        traces = read_traces(folder, len(self._slots))
+        late = [rank for rank, trace in traces.items() if trace.at is not None and not trace.waited]
+        if late and any(trace.waited for trace in traces.values()):
+            places = {traces[rank].at for rank in late}
+            at = f" {places.pop()}" if len(places) == 1 else ""
+            self._behind, self._behind_until = f"waiting for {all_named(late, self._slots)}{at}", now + 2 * LOOK_S
+
+
+class Metrics:
+    """The lines that a run adds to a file of JSON lines; those of an earlier attempt are passed over."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._read_bytes = self._size()
+
+    def new(self) -> list[dict[str, Any]]:
+        """The whole lines since the last call; what is no JSON object is left out."""
+        size = self._size()
+        self._read_bytes = min(self._read_bytes, size)  # a run that is resumed cuts its file
+        if size == self._read_bytes:
+            return []
+        try:
+            with self.file.open("rb") as stream:
+                stream.seek(self._read_bytes)
+                text = stream.read(CHUNK_BYTES)
+        except OSError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == CHUNK_BYTES else b"")
+        self._read_bytes += len(whole)
+        found = []
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError, RecursionError):
+                found.append(json.loads(line))
+        return [value for value in found if isinstance(value, dict)]
+
+    def _size(self) -> int:
+        try:
+            return self.file.stat().st_size
+        except OSError:
+            return 0
+
+
+def _of(part: int, whole: int, noun: str) -> str:
+    """As `1 of 2 hosts`, or `2 hosts` where it is all."""
+    return f"{part} {noun}{'' if part == 1 else 's'}" if part == whole else f"{part} of {whole} {noun}s"
+
+
+def _speed(per_s: float, unit: str) -> str:
+    return f"{per_s:,.0f} {unit}/s" if per_s >= 10 else f"{per_s:.2g} {unit}/s"

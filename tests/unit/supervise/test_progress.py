@@ -1,0 +1,135 @@
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from launch.supervise import progress
+from launch.supervise.progress import Progress
+from launch.supervise.rank_logs import Logs
+
+SLOTS = [SimpleNamespace(rank=rank, host=host) for rank, host in enumerate(("h1", "h1", "h2"))]
+
+
+class Job:
+    """A job of three ranks on two hosts, whose files are made by a test."""
+
+    def __init__(self, folder, *, apart=False):
+        self.folder, self.report = folder, folder / "report.json"
+        self.logs = Logs(folder=folder / "logs/mine", python="python")
+        self.run = folder / "runs/mine"
+        self.progress = Progress(SLOTS, self.logs, self.report, apart=apart)
+
+    def start(self, *ranks):
+        for rank in ranks:
+            self.logs.folder.mkdir(parents=True, exist_ok=True)
+            log = self.logs.file(rank)
+            if log.exists():
+                log.rename(log.with_suffix(".before.log"))
+            log.touch()
+        return self.line()
+
+    def line(self):
+        return self.progress.line().removeprefix("hvdlaunch: ")
+
+    def train(self, *lines):
+        """Report the run folder, and add lines to its metrics."""
+        (self.run / "ranks").mkdir(parents=True, exist_ok=True)
+        self.report.write_text(json.dumps({"run_folder": str(self.run)}))
+        with (self.run / "metrics.jsonl").open("a") as file:
+            file.writelines(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines)
+        return self.line()
+
+    def stand(self, *places):
+        for rank, place in enumerate(places):
+            (self.run / f"ranks/rank-{rank}.at").write_text(f"{place:<63}\n")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now.s)
+    return now
+
+
+@pytest.fixture
+def job(tmp_path, clock):
+    return Job(tmp_path)
+
+
+def report(step, seconds, **more):
+    return {"step": step, "seconds": seconds, "train/images_per_s": 1234.5, **more}
+
+
+def test_ranks_are_up_once_their_logs_are_there(job):
+    assert job.line() == "0 of 2 hosts, 0 of 3 ranks up"
+    assert job.start(1) == "1 of 2 hosts, 1 of 3 ranks up"
+    assert job.start(0, 2) == "2 hosts, 3 ranks up"
+
+
+def test_logs_of_an_attempt_before_do_not_count(job, tmp_path):
+    job.start(0, 1, 2)
+    again = Job(tmp_path)
+    assert again.line() == "0 of 2 hosts, 0 of 3 ranks up"
+    assert again.start(0) == "1 of 2 hosts, 1 of 3 ranks up"
+
+
+def test_where_hosts_have_folders_of_their_own_nobody_knows_who_is_up(tmp_path):
+    assert Job(tmp_path, apart=True).start(0) == "2 hosts, 3 ranks"
+
+
+def test_step_and_speed_are_those_of_the_run_folder(job):
+    job.train()
+    assert job.train(report(20, 4.0), report(40, 8.0)) == "2 hosts, 3 ranks up | step 40 | 1,234 images/s"
+    assert "step 1,000 | 2.5 texts/s" in job.train({"step": 1000, "seconds": 9.0, "train/texts_per_s": 2.5})
+
+
+def test_lines_of_an_attempt_before_half_lines_and_strange_ones_do_not_count(job):
+    old = job.train(report(20, 4.0))
+    assert "step" not in old
+    assert job.train('{"step": 40, "seconds": 5.0, "tra') == old
+    assert "step 40 |" in job.train('in/images_per_s": 1.0}\n')
+    strange = ["\n", "[]\n", "{\n", "[" * 5000 + "\n", {"step": "x", "seconds": 1, "train/a_per_s": 1}]
+    assert "step 40 |" in job.train(*strange, {"event": 3})
+    assert job.train({"step": 50, "seconds": 6.0, "train/images_per_s": None}).endswith("step 50")  # not a number
+    with (job.run / "metrics.jsonl").open("r+") as file:  # as a run that is resumed does
+        file.truncate(10)
+    job.line()
+    assert "step 60 |" in job.train("\n", report(60, 7.0))
+
+
+def test_ranks_that_are_lost_are_not_up(job):
+    job.train()
+    assert job.train({"event": "lost", "np": 2, "step": 3}).startswith("2 of 3 ranks up")
+
+
+def test_a_group_that_fell_behind_is_shown_for_a_while(job, clock):
+    job.train()
+    event = {"event": "behind", "step": 40, "host": "h2\x1b[2J", "rank": 2, "lag_s": 3.0, "share": 0.4}
+    assert job.train(event, report(40, 8.0)).endswith(" | h2\\x1b[2J (rank 2) fell behind at step 40")
+    clock.s += progress.BEHIND_S + 1
+    job.train(report(60, 12.0))
+    assert job.line().endswith("images/s")
+
+
+def test_while_no_report_comes_those_are_named_for_whom_the_others_wait(job, clock):
+    job.train()
+    job.train(report(20, 4.0), report(40, 9.0))
+    job.stand("step 41 waiting", "step 41 waiting", "step 41 reading")
+    clock.s += 14.0  # of three times the five seconds between two reports
+    assert job.line().endswith("images/s")
+    clock.s += 2.0
+    assert job.line().endswith(" | waiting for rank 2 on h2 at step 41 while reading")
+    job.stand("step 41 waiting", "step 41 working", "step 41 working")
+    assert "waiting for rank 2 on h2" in job.line()  # until the next look
+    clock.s += progress.LOOK_S
+    assert job.line().endswith(" | waiting for rank 1 on h1, rank 2 on h2 at step 41")
+    job.stand("step 41 evaluating", "step 41 evaluating", "step 41 evaluating")
+    clock.s += 3 * progress.LOOK_S
+    assert job.line().endswith("images/s")
+
+
+def test_before_the_first_report_a_rank_that_loads_its_data_is_named(job, clock):
+    job.train()
+    job.stand("start working", "start waiting", "start waiting")
+    clock.s += progress.STALLED_S + 1
+    assert job.line().endswith("ranks up | waiting for rank 0 on h1 at the start")
