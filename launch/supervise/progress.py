@@ -43,6 +43,7 @@ class Progress:
         self._np: int | None = None  # ranks that go on, where some were lost
         self._behind, self._behind_until = "", -math.inf
         self._reported_at = self._looked_at = -math.inf
+        self._late: dict[int, str] = {}  # ranks that did not wait at the last look, and where they were
 
     def line(self) -> str:
         """The line as it is now."""
@@ -104,11 +105,12 @@ class Progress:
             return
         self._looked_at = now
         traces = read_traces(folder, len(self._slots))
-        late = [rank for rank, trace in traces.items() if trace.at is not None and not trace.waited]
-        if late and any(trace.waited for trace in traces.values()):
-            places = {traces[rank].at for rank in late}
+        late = {rank: trace.at for rank, trace in traces.items() if trace.at is not None and not trace.waited}
+        if late and late == self._late and any(trace.waited for trace in traces.values()):  # at two looks the same
+            places = set(late.values())
             at = f" {places.pop()}" if len(places) == 1 else ""
             self._behind, self._behind_until = f"waiting for {all_named(late, self._slots)}{at}", now + 2 * LOOK_S
+        self._late = late
 
 
 class Metrics:
