@@ -48,7 +48,7 @@ class Progress:
     def line(self) -> str:
         """The line as it is now."""
         now = time.monotonic()
-        if self._metrics is None and (folder := read_report(self._report).run_folder) is not None:
+        if self._metrics is None and isinstance(folder := read_report(self._report).run_folder, str):
             self._metrics, self._reported_at = Metrics(Path(folder) / "metrics.jsonl"), now
         if self._metrics is not None:
             self._take(self._metrics.new(), now)
@@ -63,13 +63,10 @@ class Progress:
             return f"{_of(self._np, len(self._slots), 'rank')} up"
         if self._apart:
             return f"{len(hosts)} hosts, {len(self._slots)} ranks"
-        logs = self._log_numbers()
-        # A step is one of all ranks, also where their logs are not seen.
-        up = [
-            slot
-            for slot, old, new in zip(self._slots, self._old_logs, logs, strict=True)
-            if self._step is not None or (new is not None and new != old)
-        ]
+        up = list(self._slots)
+        if self._step is None:  # a step is one of all ranks
+            logs = zip(self._slots, self._old_logs, self._log_numbers(), strict=True)
+            up = [slot for slot, old, new in logs if new is not None and new != old]
         hosts_up = len({slot.host for slot in up})
         return f"{_of(hosts_up, len(hosts), 'host')}, {_of(len(up), len(self._slots), 'rank')} up"
 
@@ -92,10 +89,12 @@ class Progress:
             elif kind == "behind":
                 self._behind = f"{line.get('host')} (rank {line.get('rank')}) fell behind at step {step}"
                 self._behind_until = now + BEHIND_S
-            elif kind is None and speeds and isinstance(step, int) and isinstance(seconds, int | float):
+            elif kind is None and "epoch" in line:  # it only follows the report of the last step
+                continue
+            elif kind is None and speeds and isinstance(step, int) and isinstance(seconds, float):
                 self._gap_s, self._seconds = seconds - self._seconds, seconds
                 self._step, self._reported_at = step, now
-                self._speed = next((_speed(of, unit) for unit, of in speeds.items() if isinstance(of, int | float)), "")
+                self._speed = next((_speed(of, unit) for unit, of in speeds.items() if isinstance(of, float)), "")
 
     def _look_for_late_ranks(self, folder: Path, now: float) -> None:
         """Where no report has come for long, find the ranks for which the others wait."""
@@ -143,7 +142,7 @@ class Metrics:
     def _size(self) -> int:
         try:
             return self.file.stat().st_size
-        except OSError:
+        except (OSError, ValueError):  # a stranger's path may have a zero byte
             return 0
 
 

@@ -79,7 +79,10 @@ def test_where_hosts_have_folders_of_their_own_nobody_knows_who_is_up(tmp_path):
 
 def test_step_and_speed_are_those_of_the_run_folder(job):
     job.train()
-    assert job.train(report(20, 4.0), report(40, 8.0)) == "2 hosts, 3 ranks up | step 40 | 1,234 images/s"
+    assert (
+        job.train(report(20, 4.0), report(40, 8.0), report(99, 9.0, epoch=1))
+        == "2 hosts, 3 ranks up | step 40 | 1,234 images/s"
+    )
     assert "step 1,000 | 2.5 texts/s" in job.train({"step": 1000, "seconds": 9.0, "train/texts_per_s": 2.5})
 
 
@@ -88,13 +91,19 @@ def test_lines_of_an_attempt_before_half_lines_and_strange_ones_do_not_count(job
     assert "step" not in old
     assert job.train('{"step": 40, "seconds": 5.0, "tra') == old
     assert "step 40 |" in job.train('in/images_per_s": 1.0}\n')
-    strange = ["\n", "[]\n", "{\n", "[" * 5000 + "\n", {"step": "x", "seconds": 1, "train/a_per_s": 1}]
+    strange = ["\n", "[]\n", "{\n", "[" * 5000 + "\n", {"step": "x", "seconds": 1.0, "train/a_per_s": 1.0}]
     assert "step 40 |" in job.train(*strange, {"event": 3})
     assert job.train({"step": 50, "seconds": 6.0, "train/images_per_s": None}).endswith("step 50")  # not a number
     with (job.run / "metrics.jsonl").open("r+") as file:  # as a run that is resumed does
         file.truncate(10)
     job.line()
     assert "step 60 |" in job.train("\n", report(60, 7.0))
+
+
+@pytest.mark.parametrize("folder", [3, None, "a\0b", "/nowhere", []])
+def test_a_report_of_no_run_folder_changes_nothing(job, folder):
+    job.report.write_text(json.dumps({"run_folder": folder}))
+    assert job.start(0, 1, 2) == "2 hosts, 3 ranks up"
 
 
 def test_ranks_that_are_lost_are_not_up(job):

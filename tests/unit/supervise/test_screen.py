@@ -79,6 +79,13 @@ def test_a_line_that_is_waited_for_keeps_no_end_waiting_and_is_not_drawn_later(m
         assert pty.text == ""
 
 
+def test_in_the_background_of_a_shell_nothing_is_drawn(monkeypatch):
+    monkeypatch.setattr(screen.os, "tcgetpgrp", lambda _: 1)
+    with terminal(monkeypatch) as pty, Screen().drawing(lambda: "status"):
+        time.sleep(0.05)
+        assert pty.text == ""
+
+
 def test_a_terminal_that_erases_nothing_or_none_gets_no_line(monkeypatch):
     with terminal(monkeypatch):
         assert can_draw()
