@@ -9,6 +9,7 @@ import struct
 import sys
 import termios
 import threading
+import time
 import tty
 
 
@@ -40,6 +41,16 @@ class Pty:
         with contextlib.suppress(OSError):  # so ends a terminal
             while chunk := os.read(self._reader, 4096):
                 self.text += chunk.decode()
+
+    def settled(self):
+        """What is to be seen once all that was written has come through the kernel."""
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            before = self.text
+            time.sleep(0.02)
+            if self.text != before:
+                end = time.monotonic() + 0.2
+        return self.lines()
 
     def lines(self):
         """What is to be seen, as far as carriage returns and erased ends of lines go."""

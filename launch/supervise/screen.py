@@ -39,11 +39,10 @@ class Screen:
 
         def draw() -> None:
             while not ended.wait(DRAW_S):
-                text = line()[: _columns() - 1]
+                text = line()
                 with self._lock:
-                    if text != self._drawn and not ended.is_set() and not self._is_begun and _is_in_foreground():
-                        _write(sys.stderr, f"\r{text}{TO_LINE_END}".encode())
-                        self._drawn = text
+                    if not ended.is_set() and not self._is_begun and _is_in_foreground():
+                        self._draw(text[: _columns() - 1])
 
         threading.Thread(target=draw, daemon=True).start()
         try:
@@ -52,6 +51,11 @@ class Screen:
             with self._lock:
                 ended.set()
                 self._erase()
+
+    def _draw(self, text: str) -> None:
+        if text != self._drawn:
+            _write(sys.stderr, f"\r{text}{TO_LINE_END}".encode())
+        self._drawn = text
 
     def _erase(self) -> None:
         if self._drawn:

@@ -29,12 +29,6 @@ def until(pty: Pty, shown: str) -> None:
         time.sleep(0.05)
 
 
-def left(pty: Pty) -> list[str]:
-    """What the terminal shows once it has got all that was written."""
-    time.sleep(0.2)
-    return pty.lines()
-
-
 @pytest.mark.parametrize(
     "words", [[], ["--show", "all"], pytest.param(["--launcher", "horovodrun"], marks=LONG)], ids=str
 )
@@ -44,7 +38,7 @@ def test_a_terminal_shows_where_the_job_stands_below_what_ranks_print(cluster, t
     until(pty, STANDS)
     (tmp_path / "enough").touch()
     assert job.wait(20) == 0
-    printed = [re.sub(r"^\[[\d,]+\](<stdout>:)?\s?", "", line) for line in left(pty)]
+    printed = [re.sub(r"^\[[\d,]+\](<stdout>:)?\s?", "", line) for line in pty.settled()]
     steps = [line for line in printed if line.startswith("step ")]
     assert steps == [f"step {20 * number}" for number in range(1, len(steps) + 1)]
     assert len(steps) > 1
@@ -59,7 +53,7 @@ def test_the_line_is_cut_to_a_narrow_terminal_and_gone_after_ctrl_c(cluster, tmp
     until(pty, r"2 hosts, 3 ranks up \| step \d\x1b")
     job.send_signal(signal.SIGINT)
     assert job.wait(10) == 130
-    assert [line for line in left(pty) if "ranks up" in line] == []
+    assert [line for line in pty.settled() if "ranks up" in line] == []
 
 
 def test_a_restart_counts_its_own_ranks_and_steps(cluster, tmp_path):

@@ -37,8 +37,7 @@ def test_the_line_is_below_the_others_and_gone_at_the_end(monkeypatch):
             assert pty.lines()[:-1] == ["one", "two"]
         until(lambda: pty.lines() == ["one", "two", ""])
         shown.show(b"three\n")
-        time.sleep(0.05)
-        assert pty.lines() == ["one", "two", "three", ""]
+        assert pty.settled() == ["one", "two", "three", ""]
 
 
 def test_the_line_is_cut_to_the_width_and_a_shorter_one_leaves_nothing_of_it(monkeypatch):
@@ -56,8 +55,7 @@ def test_nothing_is_drawn_over_a_line_that_has_begun(monkeypatch):
         with shown.drawing(lambda: "status"):
             until(lambda: pty.lines() == ["status"])
             shown.show(b"\r 10%")
-            time.sleep(0.05)
-            assert pty.lines() == [" 10%"]
+            assert pty.settled() == [" 10%"]
             shown.show(b"\r100%\n")
             until(lambda: pty.lines() == ["100%", "status"])
 
