@@ -1,5 +1,6 @@
 """Saving when all ranks have decided so, and the best weights of a run."""
 
+import time
 from collections.abc import Callable, Mapping
 
 from hvdtrain.checkpoint.saves import Saves
@@ -22,18 +23,21 @@ class Saver(Hook):
         *,
         run: str,
         is_best: Callable[[Mapping[str, float]], bool],
+        on_save: Callable[[float], None],
         watchdog: Watchdog,
     ) -> None:
-        """`run` is its name, `is_best` says whether the metrics of a test are better than all before."""
+        """`run` is its name, `is_best` says whether the metrics of a test are better than all before.
+
+        `on_save` is told for how many seconds a checkpoint has held the training.
+        """
         self._saves, self._points, self._step, self._run = saves, points, step, run
-        self._is_best, self._watchdog = is_best, watchdog
+        self._is_best, self._on_save, self._watchdog = is_best, on_save, watchdog
 
     def obey(self, decision: Decision, position: Position) -> None:
         """Save if all ranks have decided so; EndOfRun if they leave."""
         if decision.save:
             self._watchdog.begin_checkpoint(position.step)
-            self._saves.save(position)
-            self._points.saved()
+            self._points.saved(self._save(position))
         if decision.leave:
             self._saves.end_run(position, run=self._run)
 
@@ -48,5 +52,13 @@ class Saver(Hook):
         self._saves.go_on(global_batch=loop.feed.sizes.global_batch)
 
     def trained(self, position: Position) -> None:
-        self._saves.save(position)
+        self._save(position)
         self._saves.wait(position.step)
+
+    def _save(self, position: Position) -> float:
+        """Take a checkpoint; the seconds for which the training has waited for it."""
+        began_s = time.perf_counter()
+        self._saves.save(position)
+        held_s = time.perf_counter() - began_s
+        self._on_save(held_s)
+        return held_s

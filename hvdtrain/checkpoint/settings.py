@@ -1,10 +1,17 @@
 """When checkpoints are written and read."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from hvdtrain.checkpoint.interval import FAILURES_PER_GPU_HOUR
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, Chosen
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, POSITIVE, Chosen, Rule
+
+SECONDS_OR_AUTO = Rule(
+    holds=lambda value: value == "auto" or 0 <= value < math.inf, text="must be auto, or a number of at least 0"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +26,16 @@ class CheckpointSettings(Group):
         Chosen(why="a run resumes. To start anew, give another --run or remove its folder"),
     ] = "auto"
     """auto resumes from the run's newest valid checkpoint, if it has any; never starts anew."""
-    checkpoint_every_s: Annotated[float, AT_LEAST_0, ASIDE] = 300.0
-    """Seconds between checkpoints; 0 for none by the clock."""
+    checkpoint_every_s: Annotated[float | Literal["auto"], SECONDS_OR_AUTO, ASIDE] = 300.0
+    """Seconds between checkpoints; 0 for none by the clock; auto for what loses least time, from the time that saves
+    have held the training and from --failures-per-gpu-hour."""
+    failures_per_gpu_hour: Annotated[float, POSITIVE, ASIDE] = FAILURES_PER_GPU_HOUR
+    """With --checkpoint-every-s auto: how often a rank fails, with its GPU and its share of the host."""
     checkpoint_every_steps: Annotated[int | None, AT_LEAST_1, ASIDE] = None
     """Steps between checkpoints, besides those by the clock."""
     keep: Annotated[int, AT_LEAST_1, ASIDE] = 2
     """Newest checkpoints to keep; the best weights are kept apart."""
+
+    def check(self, given: set[str]) -> None:
+        if "failures_per_gpu_hour" in given and self.checkpoint_every_s != "auto":
+            raise BadInput(f"--failures-per-gpu-hour {self.failures_per_gpu_hour:g} requires --checkpoint-every-s auto")

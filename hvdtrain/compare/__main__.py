@@ -19,6 +19,7 @@ from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.groups import Group
 from hvdtrain.compare.tables import (
+    ENERGY,
     TEXT_METRICS,
     Column,
     escape_line,
@@ -119,6 +120,7 @@ def table(run_groups: Sequence[Group]) -> list[Column]:
         ("loss", "eval_loss", "{:.4f}".format),
         ("steps", "steps", format_integer),
         ("skipped steps", "skipped_steps", format_integer),
+        *([ENERGY] if any(group.mean(ENERGY[1]) for group in run_groups) else []),
         ("peak MiB", "memory.resident_mib", format_three_digits),
     ):
         means = [group.accuracy() if name == "accuracy_percent" else group.mean(name) for group in run_groups]

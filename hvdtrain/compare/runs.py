@@ -27,6 +27,7 @@ _RUN_SETTINGS = {
     "resume",
     "checkpoint_every_s",
     "checkpoint_every_steps",
+    "failures_per_gpu_hour",
     "keep",
     "hang_timeout_s",
     "workers",

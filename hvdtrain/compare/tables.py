@@ -56,6 +56,9 @@ def format_integer(value: float) -> str:
 # Title, name in result.json and format of what runs of texts have besides accuracy and loss.
 TEXT_METRICS = (("F1", "eval_f1", "{:.3f}".format), ("perplexity", "eval_perplexity", format_three_digits))
 
+# The same of runs whose power was measured.
+ENERGY = ("energy Wh", "energy_wh", format_three_digits)
+
 
 def to_markdown(columns: Sequence[Column]) -> str:
     """The table in Markdown, padded so that people can read it as text."""

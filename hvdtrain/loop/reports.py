@@ -96,6 +96,12 @@ class Report:
             for name, value in _spread(f"usage/{gauge}", by_rank).items()
         }
 
+    def power_w(self) -> float | None:
+        """What the GPUs of all hosts take now; None where one of them could not be read, or there are none."""
+        readings = zip(self.gauges, self.readings.tolist(), strict=True)
+        powers = [value for (_, name), value in readings if name.endswith("power_w")]
+        return None if not powers or any(map(math.isnan, powers)) else math.fsum(powers)
+
     def events(self) -> list[dict[str, Any]]:
         """What was not as it should be, as lines of metrics.jsonl."""
         skipped = [{"event": "skipped", "step": step, **why.to_event()} for step, why in self.skipped]

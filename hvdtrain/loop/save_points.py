@@ -34,15 +34,15 @@ class SavePoints(Protocol):
     def decide(self, step: int) -> Callable[[], Decision]:
         """Begin to agree on what to do after this step, hidden behind it; what is returned waits for the answer."""
 
-    def saved(self) -> None:
-        """A checkpoint was taken now."""
+    def saved(self, held_s: float) -> None:
+        """A checkpoint was taken now, for which the training has waited `held_s`."""
 
 
 class _Never:
     def decide(self, step: int) -> Callable[[], Decision]:
         return lambda: Decision(save=False, leave=False)
 
-    def saved(self) -> None:
+    def saved(self, held_s: float) -> None:
         pass
 
 
@@ -60,8 +60,12 @@ class AgreedSavePoints:
         every_s: float,
         every_steps: int | None,
         newcomers: threading.Event | None = None,
+        next_s: Callable[[float], float] | None = None,
     ) -> None:
-        """`leave` is set on a rank that was asked to, `newcomers` on rank 0 when some are ready."""
+        """`leave` is set on a rank that was asked to, `newcomers` on rank 0 when some are ready.
+
+        After a save that has held the training for some seconds, `next_s` of them is the time to the next.
+        """
         self._comm = comm
         self._leave = leave
         self._every_s = every_s
@@ -69,6 +73,7 @@ class AgreedSavePoints:
         self._saved_at = time.monotonic()
         self._asked_at: int | None = None  # the step of the last question
         self._newcomers = newcomers
+        self._next_s = next_s
 
     def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
@@ -86,8 +91,10 @@ class AgreedSavePoints:
 
         return decided
 
-    def saved(self) -> None:
+    def saved(self, held_s: float) -> None:
         self._saved_at = time.monotonic()
+        if self._next_s is not None:
+            self._every_s = self._next_s(held_s)
 
     def go_on(self) -> None:
         """There are other ranks, perhaps lost between their questions."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.checkpoint.interval import FIRST_S, MeasuredInterval
 from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
@@ -268,18 +269,31 @@ class Training:
         return next((membership for membership in changing if membership is not None), Membership())
 
     def _save_points(self, membership: Membership) -> AgreedSavePoints:
+        settings = self._settings
+        every_s, next_s = settings.checkpoint_every_s, None
+        if every_s == "auto":
+            rate = settings.failures_per_gpu_hour
+            every_s, next_s = FIRST_S, MeasuredInterval(ranks=self._comm.size, failures_per_gpu_hour=rate).after
         return AgreedSavePoints(
             self._comm,
             self._record.stop_requested,
-            every_s=self._settings.checkpoint_every_s,
-            every_steps=self._settings.checkpoint_every_steps,
+            every_s=every_s,
+            every_steps=settings.checkpoint_every_steps,
             newcomers=membership.newcomers,
+            next_s=next_s,
         )
 
     def _saver(self, saves: Saves, points: AgreedSavePoints, folder: RunFolder) -> Saver:
-        record = self._record
-        name = folder.path.name
-        return Saver(saves, points, self.step, run=name, is_best=record.tracker.is_best, watchdog=record.watch)
+        tracker, watch = self._record.tracker, self._record.watch
+        return Saver(
+            saves,
+            points,
+            self.step,
+            run=folder.path.name,
+            is_best=tracker.is_best,
+            on_save=tracker.record_save,
+            watchdog=watch,
+        )
 
     def _injected_faults(self) -> list[Hook]:
         if self._record.faults is NONE:

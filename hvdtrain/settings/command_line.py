@@ -156,13 +156,24 @@ def _kind(hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
     """What argparse must know of a type: bool, a Literal, or one that is called with the word."""
     more = next(({"nargs": "?", "const": note.means} for note in at_field if isinstance(note, Alone)), {})
     if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
+        (hint, *words) = (kind for kind in get_args(hint) if kind is not type(None))
+        if words:
+            return {"type": _number_or(get_args(words[0])), "metavar": "|".join(["FLOAT", *get_args(words[0])])}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint), "type": type(get_args(hint)[0]), **more}
     assert hint in (int, float, str, Path)
     return {"type": hint, "metavar": hint.__name__.upper(), **more}
+
+
+def _number_or(words: Sequence[str]) -> Callable[[str], float | str]:
+    """The parser of a number, or of one of these words."""
+
+    def number(text: str) -> float | str:
+        return text if text in words else float(text)
+
+    return number
 
 
 def _docstrings(settings: type) -> dict[str, str]:

@@ -22,6 +22,8 @@ class Recorder(Hook):
     def record(self, report: Report) -> None:
         run = self._run
         run.tracker.add_counts(report.step, report.counts())
+        if (power_w := report.power_w()) is not None:
+            run.tracker.add_energy(power_w)
         if run.tracker.is_writer:
             events = report.events()
             run.tracker.report(report.scalars(), event_lines=events)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.core.phases import Phase
@@ -91,12 +92,14 @@ class Tracker:
             "loss_spikes": 0,
             f"unreadable_{measures.unit}": 0,
             "resumed": 0,
+            "energy_wh": None,  # of all GPUs, where their power was measured
             **dict.fromkeys(counts, 0),
         }
         self.result = {
             **result,
             **self._resumable,
             "wall_time_s": None,
+            "checkpoint_hold_s": None,  # for which a checkpoint has held the training, in the median
             "log_write_failures": 0,
             "checkpoint_write_failures": 0,
             "memory": None,  # in a run that did not come to an end of its own: no rank could ask the others
@@ -117,6 +120,8 @@ class Tracker:
             events_file = Path(memory["events_file"]).name  # a stranger's may lead elsewhere
             lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
         self._facts: dict[str, Any] = {}
+        self._saves_s: list[float] = []
+        self._power_at_s = time.perf_counter()
         if is_writer:
             self._open(events_file, lines_bytes, events_bytes)
 
@@ -205,6 +210,17 @@ class Tracker:
         self.result["steps"] = step
         for name, count in counts.items():
             self.result[name] += count
+
+    def add_energy(self, power_w: float) -> None:
+        """Add what all GPUs took since the report before, at this power; called on all ranks."""
+        now_s = time.perf_counter()
+        self.result["energy_wh"] = (self.result["energy_wh"] or 0.0) + power_w * (now_s - self._power_at_s) / 3600
+        self._power_at_s = now_s
+
+    def record_save(self, held_s: float) -> None:
+        """Take in for how long a checkpoint has held the training."""
+        self._saves_s.append(held_s)
+        self.result["checkpoint_hold_s"] = median(self._saves_s)
 
     def report(self, scalars: Mapping[str, float], *, event_lines: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write a report's numbers at the step of `add_counts`, on rank 0; `event_lines` go into metrics.jsonl."""

@@ -1,4 +1,4 @@
-"""hvdlaunch run | plan | sweep | check | gpus | topo | hostfile: the command line."""
+"""hvdlaunch run | plan | sweep | check | estimate | gpus | topo | hostfile: the command line."""
 
 import argparse
 import os
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 WITH_PROGRAM = ("run", "plan", "sweep")
-COMMANDS = (*WITH_PROGRAM, "check", "gpus", "topo", "hostfile")
+COMMANDS = (*WITH_PROGRAM, "check", "estimate", "gpus", "topo", "hostfile")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -105,6 +105,10 @@ def _do(options: argparse.Namespace) -> int:
         from launch.cli import show
 
         do = {"topo": show.topo, "gpus": show.gpus, "hostfile": show.hostfile}
+    elif options.command == "estimate":
+        from launch.cli.estimate import estimate
+
+        do = {"estimate": estimate}
     else:
         from launch.cli import start
 

@@ -14,6 +14,7 @@ MEANT = {
     **dict.fromkeys(("-npernode", "--npernode", "-ppn"), ("--per-host",)),
     "-np": ("-k",),
     "--busy": ("--gpus",),
+    "--price": ("--price-per-gpu-hour",),
     "--from": ("--hostfile", "--topology"),
 }
 NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes their names

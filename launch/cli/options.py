@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.cli import mistakes, values
+from launch.cli.estimate_options import add_failures, add_options
 from launch.cli.job_options import add_job_options
 from launch.errors import CommandError
 from launch.machine.local import DRIVER_TIMEOUT_S
@@ -78,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     add_job_options(run)
     plan = command("plan", "show who would run where, the files and the exact command", f"-np 4 {TRAINING}")
     _add_start_options(plan)
+    add_failures(plan)
     plan.set_defaults(dry_run=True, sbatch=None, sbatch_options=[], mpijob=None, mpijob_options=[], nccl_debug=False)
     sweep = command(
         "sweep",
@@ -97,6 +99,13 @@ def parser() -> argparse.ArgumentParser:
     _add_topo_options(command("topo", "show how GPUs, NUMA nodes and NICs of this host are connected", "--pair 0,3"))
     _add_hostfile_options(
         command("hostfile", "read a list of hosts in any spelling, write it in another", "-H a:8,b:4 --format mpich")
+    )
+    add_options(
+        command(
+            "estimate",
+            "predict speed, cost and failures of other numbers of GPUs, from short runs; starts nothing",
+            "runs/effnet/one --gpus 8,64 --gpus-per-host 8 --link 200gbit",
+        )
     )
     for subparser in (run, plan, sweep):
         subparser.usage = f"{subparser.prog} [options] -- PROGRAM [ARGUMENT]..."

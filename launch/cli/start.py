@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from launch.cli import mistakes
+from launch.cli.estimate_options import faults_of
 from launch.cli.files import hosts_in, listed_hosts, measured_links, read, write
 from launch.errors import CommandError, harmless
+from launch.estimate.failures import describe
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
 from launch.machine.saved import read_topology
@@ -235,7 +237,12 @@ def _topologies(specifications: Collection[str]) -> dict[str, Topology]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    print(plan_text(prepare.prepare(_request(options), _environment(options), Path.cwd())))
+    prepared = prepare.prepare(_request(options), _environment(options), Path.cwd())
+    print(plan_text(prepared))
+    if options.command == "plan" and options.hours is not None:
+        ranks = len(prepared.plan.slots)
+        lines = describe(faults_of(options), gpus=ranks, hours=options.hours, save_s=options.save_s)
+        print("\n".join(["", *lines]))
     if not options.topology:
         _remind_root(options, "to start it as root, add --allow-run-as-root")
     return 0

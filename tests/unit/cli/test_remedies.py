@@ -12,7 +12,9 @@ from launch.errors import CommandError
 from tests.unit.cli.commands import ended, refusal
 
 COMMANDS = next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-FOR = {"-np": "2", "-k": "2", "-H": "a:2", "--per-host": "2", "--gpus": "0", "--hostfile": "hosts"}
+FOR = {"-np": "2", "-k": "2", "-H": "a:2", "--per-host": "2", "--gpus": "2", "--hostfile": "hosts"}
+FOR["--price-per-gpu-hour"] = "2.5"
+NEEDED = {"gpus": ["-k", "2"], "estimate": ["--gpus", "2"]}
 PLACEHOLDERS = {"N": "2", "A:N": "a:2", "PROGRAM": "prog", "image=IMAGE": "image=a", "claim=NAME": "claim=b"}
 
 
@@ -64,7 +66,7 @@ OTHERS = [
 
 @pytest.mark.parametrize(("command", "word", "meant"), OTHERS)
 def test_an_option_of_another_launcher(command, word, meant):
-    value, needed = FOR.get(meant, "pix4.txt"), ["-k", "2"] if command == "gpus" else []
+    value, needed = FOR.get(meant, "pix4.txt"), NEEDED.get(command, [])
     with pytest.raises(CommandError, match=f"^{word} is unknown: write {meant}; see hvdlaunch {command} --help"):
         parser().parse_args([command, word, value, *needed])
     assert parser().parse_args([command, meant, value, *needed]).command == command

@@ -316,3 +316,10 @@ def test_what_happened_is_told_by_step_and_counted():
         {"event": "spike", "step": 3, "rank": 1, "loss": 9.0, "usual": 1.0},
     ]
     assert made.counts() == {"skipped_steps": 1, "loss_spikes": 1, "unreadable_images": 3}
+
+
+def test_power_is_that_of_all_gpus_or_not_known():
+    one, two = (0, "usage/a/gpu0_power_w"), (8, "usage/b/gpu_power_w")
+    assert report_of(usage={one: 250.0, two: 300.0, (0, "usage/a/cpu_percent"): 9.0}).power_w() == 550.0
+    assert report_of(usage={one: 250.0, two: math.nan}).power_w() is None
+    assert report_of().power_w() is None

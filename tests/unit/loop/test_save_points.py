@@ -46,14 +46,25 @@ def test_by_the_clock_since_the_last_save(clock):
     assert these.decide(1)() == KEEP_ON
     clock[0] += 10.0
     assert these.decide(2)() == SAVE
-    these.saved()
+    these.saved(0.5)
     assert these.decide(3)() == KEEP_ON
     clock[0] += 9.0
-    these.saved()  # by steps, or by another's wish
+    these.saved(0.5)  # by steps, or by another's wish
     clock[0] += 9.0
     assert these.decide(4)() == KEEP_ON
     clock[0] += 1.0
     assert these.decide(5)() == SAVE
+
+
+def test_the_next_save_is_due_as_what_the_last_one_took_asks_for(clock):
+    these = AgreedSavePoints(
+        SerialComm(), threading.Event(), every_s=10.0, every_steps=None, next_s=lambda held_s: 8 * held_s
+    )
+    these.saved(0.5)
+    clock[0] += 3.9
+    assert these.decide(1)() == KEEP_ON
+    clock[0] += 0.1
+    assert these.decide(2)() == SAVE
 
 
 def test_neither_steps_nor_clock_of_themselves(clock):

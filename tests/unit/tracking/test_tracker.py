@@ -36,6 +36,8 @@ RESULT_KEYS = [
     "skipped_steps",
     "loss_spikes",
     "unreadable_images",
+    "energy_wh",
+    "checkpoint_hold_s",
     "log_write_failures",
     "checkpoint_write_failures",
     "resumed",
@@ -190,6 +192,8 @@ def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
         "skipped_steps": 3,
         "loss_spikes": 1,
         "unreadable_images": 0,
+        "energy_wh": None,
+        "checkpoint_hold_s": None,
         "log_write_failures": 0,
         "checkpoint_write_failures": 0,
         "resumed": 0,
@@ -205,6 +209,19 @@ def test_result_of_a_run_that_ended_before_its_first_report(start, tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert set(result) == set(RESULT_KEYS)
     assert (result["steps"], result["eval_accuracy"], result["exit_reason"]) == (0, None, "interrupted")
+
+
+def test_energy_is_power_times_time_and_a_save_is_the_median(start, monkeypatch):
+    tracker, now = start(), [time.perf_counter()]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    tracker.add_energy(0.0)
+    for power_w in (100.0, 300.0):
+        now[0] += 1800
+        tracker.add_energy(power_w)
+    for held_s in (1.0, 9.0, 2.0):
+        tracker.record_save(held_s)
+    assert tracker.result["energy_wh"] == pytest.approx(200.0)
+    assert tracker.result["checkpoint_hold_s"] == 2.0
 
 
 def test_only_the_first_reason_counts(start, tmp_path):

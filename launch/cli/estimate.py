@@ -1,0 +1,129 @@
+"""estimate: what other numbers of GPUs would give, cost and lose to failures; nothing is started, no host is asked."""
+
+import argparse
+import json
+from dataclasses import replace
+
+from launch.cli.estimate_options import faults_of
+from launch.cli.files import read, write
+from launch.errors import CommandError
+from launch.estimate import inputs, report, sizes
+from launch.estimate.advice import advice
+from launch.estimate.hardware import CPU_INSIDE_GB_PER_S, INSIDE_UNKNOWN_GB_PER_S, MACHINES, Hardware
+from launch.estimate.inputs import Known
+from launch.estimate.step import Job
+
+BYTES_EACH = 4  # gradients of fp32 weights, as DistributedDataParallel and Horovod sum them under mixed precision, too
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Print what is predicted for each size."""
+    known = _known(options)
+    machine = _hardware(options, known)
+    if options.allreduce:
+        machine = _calibrated(machine, known, options.allreduce)
+    if options.overlap is not None:
+        known = replace(known, job=replace(known.job, overlap=options.overlap))
+    question = _question(options, known)
+    found = sizes.sizes(known, machine, question)
+    lines = advice(found, known, machine, question)
+    assumed = report.assumptions(known, machine, question)
+    if options.csv is not None:
+        write(options.csv, report.to_csv(found))
+    if options.picture is not None:
+        from launch.estimate.picture import draw
+
+        draw(found, known, options.picture)
+    if options.json:
+        print(json.dumps(report.to_json(found, lines, assumed, known), indent=1))
+    else:
+        print(report.to_markdown(found, lines, assumed, known))
+    return 0
+
+
+def _known(options: argparse.Namespace) -> Known:
+    """From the one source that is given."""
+    given = [
+        name
+        for name, value in (("RUN", options.runs), ("--dry-run", options.dry_run), ("--measured", options.measured))
+        if value
+    ]
+    if len(given) != 1:
+        wrong = f"{' and '.join(given)} do not go together" if given else "nothing was measured"
+        raise CommandError(f"{wrong}: pass either folders of runs, or --dry-run FILE, or --measured 8=1223")
+    of_measured = {"--model": options.model, "--batch": options.batch, "--precision": options.precision}
+    if options.measured:
+        if missing := [name for name, value in of_measured.items() if value is None]:
+            raise CommandError(f"--measured requires {', '.join(missing)}")
+        parameters, tensors = inputs.named_model(options.model)
+        job = Job(
+            model=options.model,
+            unit=options.unit or "images",
+            precision=options.precision,
+            batch_per_gpu=options.batch,
+            gradient_bytes=BYTES_EACH * parameters,
+            gradient_tensors=tensors,
+        )
+        return inputs.from_speeds(options.measured, job, _hardware(options, None))
+    if extra := [name for name, value in of_measured.items() if value is not None]:
+        raise CommandError(f"{', '.join(extra)} requires --measured: runs and dry runs have their own")
+    if options.runs:
+        return inputs.read_runs(options.runs)
+    if options.machine is None:
+        raise CommandError("--dry-run requires --machine, whose GPU it takes")
+    text, name = read(options.dry_run)
+    return inputs.read_dry_run(text, name=name, device=MACHINES[options.machine].device)
+
+
+def _hardware(options: argparse.Namespace, known: Known | None) -> Hardware:
+    """The machine, with what the options say otherwise; without one hosts like those of the runs."""
+    if options.machine is not None:
+        machine = MACHINES[options.machine]
+    else:
+        is_cpu = known is not None and known.is_cpu
+        measured = [one.per_host for one in known.measured] if known else [*(options.measured or {1: 0.0})]
+        machine = Hardware(
+            name="hosts as measured",
+            gpus_per_host=max(measured),
+            inside_gb_per_s=CPU_INSIDE_GB_PER_S if is_cpu else INSIDE_UNKNOWN_GB_PER_S,
+            link_gb_per_s=None,
+            is_cpu=is_cpu,
+        )
+    return replace(
+        machine,
+        gpus_per_host=options.gpus_per_host or machine.gpus_per_host,
+        link_gb_per_s=options.link or machine.link_gb_per_s,
+        name=machine.name if options.link is None else f"{machine.name}, --link",
+    )
+
+
+def _calibrated(machine: Hardware, known: Known, times: tuple[tuple[int, float], ...]) -> Hardware:
+    """The machine with the bandwidth and the start of sums that were measured over the largest measured size."""
+    from launch.estimate.allreduce import calibrated
+
+    try:
+        return calibrated(machine, max(one.gpus for one in known.measured), times)
+    except ValueError as error:
+        raise CommandError(f"--allreduce: {error}") from None
+
+
+def _question(options: argparse.Namespace, known: Known) -> sizes.Question:
+    samples = options.samples_per_epoch or known.samples_per_epoch
+    for name, value in (("--epochs", options.epochs), ("--deadline", options.deadline)):
+        if value is not None and samples is None:
+            raise CommandError(f"{name} requires --samples-per-epoch: only a run folder has it")
+    epochs = options.epochs or known.epochs
+    if options.deadline is not None and epochs is None:
+        raise CommandError("--deadline requires --epochs")
+    return sizes.Question(
+        gpus=options.gpus,
+        price_per_gpu_hour=options.price_per_gpu_hour,
+        epochs=epochs,
+        samples_per_epoch=samples,
+        hours=options.hours,
+        deadline_h=options.deadline,
+        critical_batch=options.critical_batch,
+        critical_source="--critical-batch",
+        save_s=options.save_s,
+        faults=faults_of(options),
+    )

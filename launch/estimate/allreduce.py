@@ -1,0 +1,105 @@
+"""What an all-reduce takes: ring, tree and two levels, by their latency and their bandwidth.
+
+Formulas: ring and two levels after Patarasuk and Yuan 2009 and Jia et al. 2018, the tree after Sanders, Speck and
+Traeff 2009, with the steps that NCCL counts (src/graph/tuning.cc).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from launch.estimate.hardware import GB, Hardware
+
+Algorithm = Literal["ring", "tree", "two-level"]
+
+# Seconds, from NCCL's tables for its protocol LL128 and, between hosts, Simple, which carries large sums.
+HOP_S: dict[str, float] = {"ring inside": 1.9e-6, "ring across": 14e-6, "tree inside": 1.25e-6, "tree across": 14e-6}
+CPU_HOP_S = 60e-6  # a message of ranks on CPUs over TCP
+# Sums that are neither small nor large are slower than both terms together: NCCL reaches 0.63 to 0.85 of the
+# bandwidth between 16 and 256 MB. The geometric mean of both terms counts so much.
+MIXED = 0.7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The time of sums over the same ranks by one algorithm."""
+
+    algorithm: Algorithm
+    latency_s: float
+    s_per_byte: float
+
+    def seconds(self, size: float) -> float:
+        """The time of a sum of `size` bytes."""
+        carried_s = size * self.s_per_byte
+        return self.latency_s + carried_s + MIXED * math.sqrt(self.latency_s * carried_s)
+
+
+def costs(hardware: Hardware, gpus: int) -> tuple[Cost, ...]:
+    """What each algorithm costs over so many GPUs, hosts full; inside one host the ring alone."""
+    local = min(gpus, hardware.gpus_per_host)
+    hosts = math.ceil(gpus / local)
+    hop = dict.fromkeys(HOP_S, CPU_HOP_S) if hardware.is_cpu else HOP_S
+    inside = 1 / (hardware.inside_gb_per_s * GB)
+    if gpus == 1:
+        return (Cost(algorithm="ring", latency_s=0.0, s_per_byte=0.0),)
+    share = 2 * (gpus - 1) / gpus
+    if hosts == 1:
+        ring_s = hardware.start_s + 2 * (gpus - 1) * hop["ring inside"]
+        return (Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * inside),)
+    assert hardware.link_gb_per_s is not None  # who has none is refused before
+    across = 1 / (hardware.link_gb_per_s * GB)
+    start_s, levels_s = hardware.start_s, 2 * math.log2(hosts) * hop["tree across"]
+    ring_s = start_s + 2 * (gpus - hosts) * hop["ring inside"] + 2 * (hosts - 1) * hop["ring across"]
+    tree_s = start_s + 2 * (local - 1) * hop["tree inside"] + levels_s
+    two_levels_s = start_s + 2 * (local - 1) * hop["ring inside"] + levels_s
+    two_levels = 2 * (local - 1) / local * inside + 2 * (hosts - 1) / hosts * across
+    return (
+        Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * max(inside, across)),
+        Cost(algorithm="tree", latency_s=tree_s, s_per_byte=2 * max(inside, across)),
+        Cost(algorithm="two-level", latency_s=two_levels_s, s_per_byte=two_levels),
+    )
+
+
+def cheapest(options: Sequence[Cost], size: float) -> Cost:
+    """The algorithm that sums `size` bytes first."""
+    return min(options, key=lambda cost: cost.seconds(size))
+
+
+def through(times: Sequence[tuple[int, float]]) -> Cost:
+    """The curve through the smallest and the largest of measured sums, (bytes, seconds) from the smallest.
+
+    Solved for the roots of both terms: with u = sqrt(latency) and v = sqrt(s_per_byte) a sum takes
+    u^2 + MIXED u v sqrt(n) + n v^2. ValueError if a larger sum is not slower.
+    """
+    (small, small_s), (large, large_s) = times[0], times[-1]
+    if large_s <= small_s:
+        raise ValueError(f"{large} bytes take {large_s:g} s, not longer than {small} bytes with {small_s:g} s")
+    low, high = 0.0, large_s / large  # of s_per_byte: the small sum's time falls as it grows, for a given large one
+    for _ in range(100):
+        middle = (low + high) / 2
+        carried_s = large * middle
+        root = (-MIXED * math.sqrt(carried_s) + math.sqrt((MIXED**2 - 4) * carried_s + 4 * large_s)) / 2
+        cost = Cost(algorithm="ring", latency_s=root**2, s_per_byte=middle)
+        if cost.seconds(small) > small_s:
+            low = middle
+        else:
+            high = middle
+    return cost
+
+
+def calibrated(hardware: Hardware, gpus: int, times: Sequence[tuple[int, float]]) -> Hardware:
+    """The hardware on which sums over `gpus` take what was measured; ValueError where `through` has none.
+
+    Inside one host that is its bandwidth, over several that of the link.
+    """
+    if gpus == 1:
+        raise ValueError("one GPU sums nothing: measure 2 or more")
+    measured = through(times)
+    hops_s = min(cost.latency_s for cost in costs(hardware, gpus)) - hardware.start_s
+    start_s = max(measured.latency_s - hops_s, 0.0)
+    reached = 2 * (gpus - 1) / gpus / measured.s_per_byte / GB
+    if gpus <= hardware.gpus_per_host:
+        return replace(hardware, inside_gb_per_s=reached, start_s=start_s)
+    inside = max(reached, hardware.inside_gb_per_s)
+    return replace(hardware, link_gb_per_s=reached, inside_gb_per_s=inside, start_s=start_s)

@@ -1,0 +1,114 @@
+"""What failures cost: odds, restarts, the best time between checkpoints, and the share of time that counts.
+
+Failures of N GPUs come as a Poisson process with N times the rate of one.
+"""
+
+import math
+from dataclasses import dataclass
+
+# Meta's research clusters, 150 million GPU-hours: a failure in 47 days at 8 GPUs (1.1e-4 per GPU-hour), in 7.9 h at
+# 1,024 (1.2e-4). Llama 3 405B had 419 in 54 days on 16,384 GPUs, 2e-5. (HPCA 2025; Llama 3 report)
+FAILURES_PER_GPU_HOUR = 1.2e-4
+RESTART_S = (
+    14.0  # median of 20 restarts of hvdlaunch --restarts, 3 ranks on CPUs (docs/faults.md); large jobs take longer
+)
+RECOVERY_S = 0.7  # in place, the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """How often one GPU fails, and how long a job stands still for it."""
+
+    per_gpu_hour: float = FAILURES_PER_GPU_HOUR
+    restart_s: float = RESTART_S
+    recovery_s: float = RECOVERY_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """A job of some hours, and its failures."""
+
+    hours: float
+    odds: float  # that it is interrupted at all
+    interruptions: float  # expected
+    between_s: float  # mean time from one to the next
+    young_s: float | None  # seconds between checkpoints; None where the time of a save is not known
+    daly_s: float | None
+    goodput_restarts: float | None  # share of the time that counts, with checkpoints every daly_s
+    goodput_in_place: float | None
+
+
+def odds(hours: float, gpus: int, per_gpu_hour: float) -> float:
+    """1 - (1 - p)^N with p the odds of one GPU in these hours."""
+    return -math.expm1(-per_gpu_hour * hours * gpus)
+
+
+def young_s(save_s: float, between_s: float) -> float:
+    """The first-order optimum of Young 1974."""
+    return math.sqrt(2 * save_s * between_s)
+
+
+def daly_s(save_s: float, between_s: float) -> float:
+    """The higher-order optimum of Daly 2006, from the end of a save to the begin of the next."""
+    if save_s >= 2 * between_s:
+        return between_s
+    ratio = save_s / (2 * between_s)
+    return young_s(save_s, between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+def goodput_restarts(every_s: float, *, save_s: float, restart_s: float, between_s: float) -> float:
+    """The share that counts where each failure costs what was done since the last checkpoint, and a restart.
+
+    Daly's exact form: failures may strike saves and restarts, too. 1 where nothing fails and nothing is saved.
+    """
+    exponent = (every_s + save_s) / between_s
+    if exponent > 700:  # exp would overflow
+        return 0.0
+    return every_s / (between_s * math.exp(restart_s / between_s) * math.expm1(exponent))
+
+
+def goodput_in_place(every_s: float, *, save_s: float, recovery_s: float, between_s: float) -> float:
+    """The share that counts where the ranks that are left go on after `recovery_s`, and others take the lost places."""
+    return every_s / (every_s + save_s) / (1 + recovery_s / between_s)
+
+
+def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -> Outlook:
+    """The failures of one job."""
+    rate = faults.per_gpu_hour * gpus
+    between_s = 3600 / rate
+    every_s = None if save_s is None else max(daly_s(save_s, between_s), 1e-9)
+    known = None if save_s is None or every_s is None else (every_s, save_s)
+    return Outlook(
+        hours=hours,
+        odds=odds(hours, gpus, faults.per_gpu_hour),
+        interruptions=rate * hours,
+        between_s=between_s,
+        young_s=None if save_s is None else young_s(save_s, between_s),
+        daly_s=every_s,
+        goodput_restarts=known
+        and goodput_restarts(known[0], save_s=known[1], restart_s=faults.restart_s, between_s=between_s),
+        goodput_in_place=known
+        and goodput_in_place(known[0], save_s=known[1], recovery_s=faults.recovery_s, between_s=between_s),
+    )
+
+
+def describe(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -> tuple[str, str, str]:
+    """What a job has to expect, how often to save, and what counts of its time; one line each."""
+    one = outlook(faults, gpus=gpus, hours=hours, save_s=save_s)
+    job = f"{gpus} rank{'s' * (gpus > 1)} for {hours:g} h"
+    expected = (
+        f"{job}: interrupted with odds of {one.odds:.2%}, {one.interruptions:.2g} times on average "
+        f"({faults.per_gpu_hour:g} failures per GPU-hour)"
+    )
+    if one.young_s is None or one.daly_s is None or one.goodput_restarts is None or one.goodput_in_place is None:
+        asked = "pass --save-s, which result.json of a run has as checkpoint_hold_s"
+        return expected, f"time between checkpoints: {asked}", f"goodput: {asked}"
+    goodput = (
+        f"goodput: {one.goodput_restarts:.2%} with --restarts ({faults.restart_s:g} s each), "
+        f"{one.goodput_in_place:.2%} with --elastic --grow ({faults.recovery_s:g} s)"
+    )
+    return (
+        expected,
+        f"a checkpoint that takes {save_s:g} s: one every {one.daly_s:.0f} s (Daly; Young: {one.young_s:.0f} s)",
+        goodput,
+    )

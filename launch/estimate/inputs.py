@@ -1,0 +1,232 @@
+"""What is known of a training: from run folders, the JSON of --dry-run, or one speed on the command line."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launch.errors import CommandError, harmless
+from launch.estimate.hardware import Hardware
+from launch.estimate.models import MODELS
+from launch.estimate.step import Job, Measured
+from launch.files import read_text
+from launch.machine.decode import decode
+
+HOROVOD_BUCKET_BYTES = 128 * 2**20  # Horovod's own fusion threshold since 0.21
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A training, the sizes whose speed is known, and what else they have shown."""
+
+    job: Job
+    measured: tuple[Measured, ...]
+    samples_per_epoch: int | None = None
+    epochs: float | None = None
+    save_s: float | None = None  # that a checkpoint holds the training
+    watts_per_gpu: float | None = None
+    memory_bytes: int | None = None  # of a GPU, of a dry run
+    is_cpu: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBytes:
+    """The parts of a GPU's memory in the JSON of --dry-run."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    average: int
+    activations: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryDevice:
+    """One GPU in the JSON of --dry-run."""
+
+    name: str
+    memory_bytes: int
+    step_s: float
+    low_s: float
+    high_s: float
+    bound: str
+    samples_per_s: float
+    fits: bool
+    largest_batch_per_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """The JSON of `python -m hvdtrain.effnet --dry-run --json`."""
+
+    dry_run: int
+    program: str
+    model: str
+    unit: str
+    precision: str
+    batch_size_per_rank: int
+    micro_batches: int
+    parameters: int
+    gradient_tensors: int
+    gradient_bytes: int
+    operations: int
+    kernels: int
+    flops: int
+    bytes: int
+    memory_bytes: MemoryBytes
+    devices: tuple[DryDevice, ...]
+    cannot_see: tuple[str, ...]
+
+
+def from_speeds(speeds: Mapping[int, float], job: Job, hardware: Hardware) -> Known:
+    """One or several sizes whose speed the command line gives."""
+    known = (
+        Measured(gpus=gpus, per_host=min(gpus, hardware.gpus_per_host), samples_per_s=speed, source="--measured")
+        for gpus, speed in speeds.items()
+    )
+    return Known(job=job, measured=tuple(known))
+
+
+def named_model(name: str) -> tuple[int, int]:
+    """Parameters and gradient tensors of a model; CommandError for a name that the table lacks."""
+    if name not in MODELS:
+        raise CommandError(
+            f"--model {name!r} is unknown: pass the file of --dry-run FILE, which its program writes with "
+            f"--dry-run --json, or one of {', '.join(MODELS)}"
+        )
+    return MODELS[name]
+
+
+def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
+    """What a dry run says of one GPU; LaunchError for another JSON, or one without this device."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CommandError(f"{name} is not JSON: write it with python -m hvdtrain.effnet --dry-run --json") from None
+    if not isinstance(document, dict) or document.get("dry_run") != 1:
+        raise CommandError(f"{name} is not of a dry run: write it with python -m hvdtrain.effnet --dry-run --json")
+    dry: DryRun = decode(document, DryRun, name)
+    shown = {one.name: one for one in dry.devices}
+    if device not in shown:
+        raise CommandError(
+            f"{name} has {', '.join(shown) or 'no device'}, not {device}: pass a --machine with one of them"
+        )
+    one = shown[device]
+    numbers = (dry.batch_size_per_rank, dry.micro_batches, dry.gradient_bytes, one.step_s, one.low_s, one.high_s)
+    if not all(0 < number < math.inf for number in numbers):
+        raise CommandError(f"{name}: batch, gradients and times must be positive numbers: write it again")
+    job = Job(
+        model=dry.model,
+        unit=dry.unit,
+        precision=dry.precision,
+        batch_per_gpu=dry.batch_size_per_rank * dry.micro_batches,
+        gradient_bytes=dry.gradient_bytes,
+        gradient_tensors=dry.gradient_tensors,
+        micro_batches=dry.micro_batches,
+    )
+    known = Measured(
+        gpus=1,
+        per_host=1,
+        samples_per_s=job.batch_per_gpu / one.step_s,
+        source=f"the dry run's {one.name}, bound by {one.bound}",
+        is_dry_run=True,
+        deviation=max(one.high_s / one.step_s - 1, 1 - one.low_s / one.step_s, 0) / 2,
+    )
+    return Known(job=job, measured=(known,), memory_bytes=dry.memory_bytes.total)
+
+
+def read_runs(folders: Sequence[Path]) -> Known:
+    """What finished runs of one training at several sizes have shown; CommandError where they are not that."""
+    runs = [_read_run(folder) for folder in folders]
+    first = runs[0]
+    for folder, other in zip(folders, runs, strict=True):
+        different = [
+            field
+            for field in ("model", "unit", "precision", "batch_per_gpu", "micro_batches", "gradient_bytes")
+            if getattr(other.job, field) != getattr(first.job, field)
+        ]
+        if different:
+            values = " and ".join(str(getattr(one.job, different[0])) for one in (first, other))
+            raise CommandError(
+                f"{folders[0]} and {folder} are runs of different trainings ({different[0]} {values}): pass runs that "
+                "differ only in their number of ranks"
+            )
+    largest = max(runs, key=lambda known: known.measured[0].gpus)
+    sizes: dict[tuple[int, int], list[Measured]] = {}
+    for known in runs:
+        sizes.setdefault((known.measured[0].gpus, known.measured[0].per_host), []).append(known.measured[0])
+    return replace(largest, measured=tuple(_mean(same) for same in sizes.values()))
+
+
+def _mean(same: Sequence[Measured]) -> Measured:
+    """Several runs of one size as one."""
+    speed = math.fsum(one.samples_per_s for one in same) / len(same)
+    return replace(same[0], samples_per_s=speed, source=", ".join(one.source for one in same))
+
+
+def _read_run(folder: Path) -> Known:
+    result, config = _document(folder / "result.json"), _document(folder / "config.json")
+    speeds = {name: value for name, value in result.items() if re.fullmatch(r"train_[a-z]+_per_s", name)}
+    try:
+        ((speed_name, speed),) = speeds.items()
+        derived, ranks, hosts = config["derived"], int(result["np"]), len(result["hosts"])
+        batch, steps = int(result["global_batch"]), int(config["accumulate_steps"])
+        sent_mb = derived.get("fusion_threshold_mb")
+        job = Job(
+            model=harmless(str(result["model"])),
+            unit=speed_name.removeprefix("train_").removesuffix("_per_s"),
+            precision=harmless(str(config["precision"])),
+            batch_per_gpu=batch // ranks,
+            gradient_bytes=int(derived["gradient_bytes"]),
+            gradient_tensors=0,  # a run has not counted them
+            bucket_bytes=HOROVOD_BUCKET_BYTES if sent_mb is None else max(int(sent_mb * 2**20), 1),
+            micro_batches=steps,
+        )
+        sync = config["sync"]
+        if sync != "flat":
+            raise CommandError(
+                f"{folder} ran with --sync {sync}: pass a run with --sync flat, from which that is estimated"
+            )
+        if (
+            speed is None
+            or not 0 < float(speed) < math.inf
+            or ranks < 1
+            or not 1 <= hosts <= ranks
+            or job.batch_per_gpu < 1
+        ):
+            raise CommandError(f"{folder} has no speed yet: let the run finish one epoch")
+        known = Measured(
+            gpus=ranks, per_host=math.ceil(ranks / hosts), samples_per_s=float(speed), source=harmless(str(folder))
+        )
+        energy_wh, time_s = result.get("energy_wh"), result.get("wall_time_s")
+        return Known(
+            job=job,
+            measured=(known,),
+            samples_per_epoch=int(derived["train_samples"]),
+            epochs=float(result["epochs"]),
+            save_s=result.get("checkpoint_hold_s"),
+            watts_per_gpu=3600 * energy_wh / time_s / ranks if energy_wh and time_s else None,
+            is_cpu=str(_document(folder / "ranks" / "rank-0.json").get("device")).startswith("cpu"),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise CommandError(
+            f"{folder} is not the folder of a training that has ended ({harmless(repr(error))}): pass one with a "
+            "result.json, such as runs/effnet/one"
+        ) from None
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(read_text(file)))
+    except OSError as error:
+        raise CommandError(
+            f"{file} cannot be read ({error.strerror}): pass the folder of a run that has ended"
+        ) from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CommandError(
+            f"{file} is not a run's ({harmless(str(error))}): pass the folder of a run that has ended"
+        ) from None

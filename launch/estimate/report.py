@@ -1,0 +1,207 @@
+"""The sizes as Markdown for people, as JSON and CSV for programs, and every assumption behind them."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from launch.estimate import step as model
+from launch.estimate.failures import FAILURES_PER_GPU_HOUR, RECOVERY_S, RESTART_S
+from launch.estimate.hardware import Hardware
+from launch.estimate.helps import POWERSGD_SHARE
+from launch.estimate.inputs import Known
+from launch.estimate.sizes import Question, Size
+
+
+def to_json(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[str], known: Known) -> dict[str, Any]:
+    """For programs: `sizes`, `advice`, `assumptions`, and what was measured."""
+    return {
+        "estimate": 1,
+        "model": known.job.model,
+        "unit": f"{known.job.unit}/s",
+        "measured": {str(one.gpus): one.samples_per_s for one in known.measured},
+        "sizes": [_plain(size) for size in found],
+        "advice": list(advice),
+        "assumptions": list(assumed),
+    }
+
+
+def _plain(size: Size) -> dict[str, Any]:
+    step = size.step
+    point = step if step is not None and not size.is_band else None
+    return {
+        "gpus": size.gpus,
+        "hosts": size.hosts,
+        "samples_per_s": point and point.samples_per_s,
+        "low": step and step.low,
+        "high": step and step.high,
+        "step_s": point and point.step_s,
+        "compute_s": point and point.compute_s,
+        "exposed_communication_s": point and point.exposed_s,
+        "negotiation_s": point and point.negotiation_s,
+        "stragglers_s": point and point.stragglers_s,
+        "why_not": size.why_not,
+        "extrapolated": size.is_extrapolated,
+        "efficiency": point and size.efficiency,
+        "hours": point and size.hours,
+        "gpu_hours": point and size.gpu_hours,
+        "cost": point and size.cost,
+        "energy_kwh": point and size.energy_kwh,
+        "all_reduce": step and {"algorithm": step.algorithm, "s": step.sums_s, "why": size.algorithm_why},
+        "helps": [asdict(way) for way in size.helps],
+        "fits_memory": size.fits,
+        "stages_to_fit": size.stages,
+        "global_batch": size.batch,
+        "past_critical_batch": size.past_critical,
+        "failures": size.failures and asdict(size.failures),
+    }
+
+
+def to_csv(found: Sequence[Size]) -> str:
+    """One line for each size, with the numbers of `to_json`; failures as columns of their own."""
+    rows = []
+    for size in found:
+        plain = _plain(size)
+        reduced, failed = plain.pop("all_reduce"), plain.pop("failures")
+        plain["helps"] = "; ".join(f"{one['option']} {one['times_as_fast']:.2f}" for one in plain["helps"])
+        rows.append({**plain, "all_reduce": reduced and reduced["algorithm"], **(failed or {})})
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
+def to_markdown(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[str], known: Known) -> str:
+    """Tables of speed and cost, of the step's parts and of failures; then advice and assumptions."""
+    unit = known.job.unit
+    blocks = [
+        f"{known.job.model}, {known.job.precision}, {known.job.batch_per_gpu} {unit} per GPU, from "
+        + "; ".join(
+            f"{one.gpus} GPU{'s' * (one.gpus > 1)}: {one.samples_per_s:.4g} {unit}/s" for one in known.measured
+        ),
+        _table(
+            [
+                f"{'GPUs'}",
+                "hosts",
+                f"{unit}/s",
+                "band",
+                "efficiency",
+                "hours",
+                "GPU-hours",
+                "cost",
+                "kWh",
+                "fits",
+                "note",
+            ],
+            [_speed_row(size) for size in found],
+        ),
+    ]
+    steps = [size for size in found if size.step is not None and not size.is_band]
+    if steps:
+        header = ["GPUs", "step ms", "compute", "exposed sums", "negotiation", "stragglers", "all-reduce", "why"]
+        blocks.append(_table(header, [_step_row(size) for size in steps]))
+    failed = [size for size in found if size.failures is not None]
+    if failed:
+        header = [
+            "GPUs",
+            "hours",
+            "odds",
+            "interruptions",
+            "save every (Young)",
+            "(Daly)",
+            "goodput, restarts",
+            "in place",
+        ]
+        blocks.append(_table(header, [_failure_row(size) for size in failed]))
+    helps = [
+        f"- {size.gpus} GPUs, at most as fast: "
+        + ", ".join(f"{one.option} {one.times_as_fast:.2f} times" for one in size.helps)
+        for size in found
+        if size.helps
+    ]
+    blocks += ["\n".join(lines) for lines in (list(advice), helps) if lines]
+    blocks.append("Assumptions:\n" + "\n".join(f"- {line}" for line in assumed))
+    return "\n\n".join(blocks)
+
+
+def _number(value: float | None, form: str = ".3g") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _speed_row(size: Size) -> list[str]:
+    step, is_point = size.step, size.step is not None and not size.is_band
+    fits = {None: "-", True: "yes", False: "no" if size.stages is None else f"{size.stages} stages"}[size.fits]
+    return [
+        str(size.gpus),
+        str(size.hosts),
+        f"{step.samples_per_s:.4g}" if step and is_point else "-",
+        f"{step.low:.4g} to {step.high:.4g}" if step else "-",
+        _number(size.efficiency if is_point else None, ".0%"),
+        *(_number(value if is_point else None) for value in (size.hours, size.gpu_hours, size.cost, size.energy_kwh)),
+        fits,
+        size.why_not or ("extrapolated" if size.is_extrapolated else ""),
+    ]
+
+
+def _step_row(size: Size) -> list[str]:
+    assert size.step is not None
+    step = size.step
+    parts = (step.step_s, step.compute_s, step.exposed_s, step.negotiation_s, step.stragglers_s)
+    return [str(size.gpus), *(f"{1000 * part:.4g}" for part in parts), step.algorithm, size.algorithm_why]
+
+
+def _failure_row(size: Size) -> list[str]:
+    assert size.failures is not None
+    one = size.failures
+    return [
+        str(size.gpus),
+        _number(one.hours),
+        _number(one.odds, ".1%"),
+        _number(one.interruptions),
+        *("-" if every_s is None else f"{every_s:.3g} s" for every_s in (one.young_s, one.daly_s)),
+        *(_number(share, ".1%") for share in (one.goodput_restarts, one.goodput_in_place)),
+    ]
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table without the columns that are empty in every row."""
+    kept = [i for i in range(len(header)) if any(row[i] not in ("", "-") for row in rows)]
+    lines = [
+        [header[i] for i in kept],
+        ["--:" if i < len(header) - 1 else "---" for i in kept],
+        *([row[i] for i in kept] for row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[str, ...]:
+    """What every number rests on, each with its source."""
+    job, faults = known.job, question.faults
+    link = "no link" if hardware.link_gb_per_s is None else f"link {hardware.link_gb_per_s:.3g} GB/s each way"
+    sources = ", ".join(dict.fromkeys(one.source for one in known.measured))
+    rate = "Meta's research clusters, HPCA 2025" if faults.per_gpu_hour == FAILURES_PER_GPU_HOUR else "as given"
+    default_stops = (faults.restart_s, faults.recovery_s) == (RESTART_S, RECOVERY_S)
+    stops = "3 ranks on CPUs, docs/faults.md; pass those of your job" if default_stops else "as given"
+    save_s = known.save_s if question.save_s is None else question.save_s
+    return (
+        f"speed: from {sources}",
+        f"hosts: {hardware.gpus_per_host} GPUs, {hardware.inside_gb_per_s:g} GB/s inside, {link} ({hardware.name})",
+        f"gradients: {job.gradient_bytes / 1e6:.4g} MB in buckets of {job.bucket_bytes / 2**20:.3g} MiB",
+        f"hidden: sums travel during {job.overlap:.0%} of backward, which is {model.BACKWARD:.0%} of computation",
+        f"stragglers: ranks deviate by {model.STRAGGLERS:.0%} of a step (fitted to 5 public tables)",
+        "band: 90 % if errors are normal; `extrapolated`: no public table over several hosts checks it",
+        *([f"above {model.LARGEST_POINT} GPUs: a band alone, no table checks a number"] if _has_band(question) else []),
+        f"failures: {faults.per_gpu_hour:g} per GPU-hour ({rate})",
+        f"stops: {faults.restart_s:g} s for a restart, {faults.recovery_s:g} s in place ({stops})",
+        "saves: not measured, pass --save-s for intervals and goodput"
+        if save_s is None
+        else f"saves: training waits {save_s:.3g} s ({'measured' if question.save_s is None else '--save-s'})",
+        *(["critical batch: not known, pass --critical-batch"] if question.critical_batch is None else []),
+        f"powersgd:2: sends {POWERSGD_SHARE:.0%} of the gradients, as of efficientnet_b0 (docs/slow-links.md)",
+    )
+
+
+def _has_band(question: Question) -> bool:
+    return max(question.gpus) > model.LARGEST_POINT

@@ -1,0 +1,174 @@
+"""The step of N GPUs from the step of fewer: compute, sums that nothing hides, negotiation and stragglers.
+
+The model is T(N) = (T(M) - c(M)) (1 + s (sqrt(2 ln N) - sqrt(2 ln M))) + c(N). What is not communication stays as on
+the M GPUs that were measured, but for the slowest of N ranks, who comes the later the more there are: the expected
+maximum of N normal deviations s. c is what backward does not hide of the sums, bucket by bucket, and negotiation.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from launch.estimate.allreduce import Algorithm, Cost, cheapest, costs
+from launch.estimate.hardware import Hardware
+
+STRAGGLERS = 0.07  # deviation of a rank's step, as a share of it; five public tables fit alike with 0.05 to 0.1
+BACKWARD = 2 / 3  # of a step's computation: backward does twice the work of forward
+OVERLAP = 0.75  # of backward, while which sums travel: with BACKWARD half of the step hides them
+BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel
+CYCLE_S = 0.5e-3  # half of Horovod's cycle of 1 ms: how long gradients wait for it on average
+NEGOTIATION_HOP_S = 15e-6  # one message of Horovod's coordinator, of which there are 2 log2(hosts)
+LARGEST_POINT = 1024  # GPUs; above it there is only a band: no table that could be held against it has more
+
+# One standard deviation of what the model leaves open, as shares of a step.
+REPEATED = 0.018  # two runs of one published table
+GROWTH = 0.017  # for each doubling of what was measured: the rest of the tables
+INSIDE = 0.12  # from one GPU to the others of its host, which share cores, memory and what reads samples
+OTHER = 0.05  # computation from a dry run, or a machine of which no table over several hosts is known
+BAND = 1.65  # deviations on each side: 90 % of a normal distribution
+CHECKED = ("dgx-a100",)  # machines with a public table over several hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is trained, as far as it decides how a step grows."""
+
+    model: str
+    unit: str  # images
+    precision: str
+    batch_per_gpu: int
+    gradient_bytes: int  # of all gradients, as they travel
+    gradient_tensors: int
+    bucket_bytes: int = BUCKET_BYTES
+    micro_batches: int = 1
+    overlap: float = OVERLAP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One size whose speed is known."""
+
+    gpus: int
+    per_host: int
+    samples_per_s: float  # of the whole job
+    source: str
+    is_dry_run: bool = False
+    deviation: float = 0.0  # relative, of a dry run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """The all-reduce of a step's gradients."""
+
+    cost: Cost
+    total_s: float
+    exposed_s: float  # that no backward hides
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The predicted step of one size."""
+
+    gpus: int
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    negotiation_s: float
+    stragglers_s: float
+    sums_s: float  # all sums, hidden or not
+    algorithm: Algorithm
+    deviation: float  # relative, one standard deviation
+    samples_per_step: int
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples_per_step / self.step_s
+
+    @property
+    def low(self) -> float:
+        """The lower end of the band, samples/s."""
+        return self.samples_per_s / (1 + BAND * self.deviation)
+
+    @property
+    def high(self) -> float:
+        """The upper end of the band, samples/s."""
+        return self.samples_per_s * (1 + BAND * self.deviation)
+
+
+def sums(job: Job, options: tuple[Cost, ...], compute_s: float) -> Sums:
+    """The sums of a step in buckets of equal size: the last travels when backward has ended, the others beside it."""
+    buckets = max(math.ceil(job.gradient_bytes / job.bucket_bytes), 1)
+    size = job.gradient_bytes / buckets
+    cost = cheapest(options, size)
+    one_s = cost.seconds(size)
+    hidden_s = job.overlap * BACKWARD * compute_s / job.micro_batches
+    return Sums(cost=cost, total_s=buckets * one_s, exposed_s=one_s + max(0.0, (buckets - 1) * one_s - hidden_s))
+
+
+def negotiation_s(hardware: Hardware, gpus: int) -> float:
+    """What Horovod's ranks agree on before the last bucket: half a cycle, and messages up and down a tree of hosts."""
+    hosts = math.ceil(gpus / hardware.gpus_per_host)
+    return 0.0 if gpus == 1 else CYCLE_S + 2 * math.log2(hosts) * NEGOTIATION_HOP_S
+
+
+def late(gpus: int) -> float:
+    """By how many deviations the slowest of so many ranks comes late."""
+    return math.sqrt(2 * math.log(gpus))
+
+
+def base(measured: tuple[Measured, ...], hardware: Hardware, gpus: int) -> Measured:
+    """The size to predict from: the largest with as many GPUs on a host as this size has, else the largest."""
+    per_host = min(gpus, hardware.gpus_per_host)
+    alike = [one for one in measured if one.per_host == per_host and one.gpus <= gpus]
+    return max(alike or measured, key=lambda one: one.gpus)
+
+
+def alone_s(job: Job, hardware: Hardware, known: Measured) -> float:
+    """The measured step without what was exposed of its sums; these depend on it, so it is found by repetition."""
+    step_s = known.gpus * job.batch_per_gpu / known.samples_per_s
+    options = costs(replace(hardware, gpus_per_host=known.per_host), known.gpus)
+    rest_s = step_s - (0.0 if known.is_dry_run else negotiation_s(hardware, known.gpus))
+    compute_s = rest_s
+    for _ in range(20):
+        compute_s = max(rest_s - sums(job, options, compute_s).exposed_s, 0.05 * step_s)
+    return compute_s
+
+
+def predict(
+    job: Job, hardware: Hardware, measured: tuple[Measured, ...], gpus: int, *, algorithm: Algorithm | None = None
+) -> Step:
+    """The step of `gpus` GPUs on such hosts, each full; with `algorithm` its sums take that one."""
+    known = base(measured, hardware, gpus)
+    compute_s = alone_s(job, hardware, known)
+    options = costs(hardware, gpus)
+    chosen = tuple(cost for cost in options if cost.algorithm == algorithm) or options
+    travel = sums(job, chosen, compute_s)
+    stragglers_s = compute_s * STRAGGLERS * (late(gpus) - late(known.gpus))
+    agreed_s = negotiation_s(hardware, gpus)
+    step_s = compute_s + stragglers_s + travel.exposed_s + agreed_s
+    return Step(
+        gpus=gpus,
+        step_s=step_s,
+        compute_s=compute_s,
+        exposed_s=travel.exposed_s,
+        negotiation_s=agreed_s,
+        stragglers_s=stragglers_s,
+        sums_s=travel.total_s,
+        algorithm=travel.cost.algorithm,
+        deviation=_deviation(hardware, known, gpus, exposed=travel.exposed_s / step_s),
+        samples_per_step=gpus * job.batch_per_gpu,
+    )
+
+
+def is_extrapolated(hardware: Hardware, known: Measured, gpus: int) -> bool:
+    """Whether no published table says how well such a prediction does."""
+    return known.is_dry_run or hardware.name not in CHECKED or gpus > 64 or known.gpus < hardware.gpus_per_host < gpus
+
+
+def _deviation(hardware: Hardware, known: Measured, gpus: int, *, exposed: float) -> float:
+    """Independent errors together: repetition, growth, half of what is exposed, and what was never measured."""
+    parts = [REPEATED, GROWTH * math.log2(gpus / known.gpus), exposed / 2, known.deviation]
+    if known.gpus == 1 < gpus and not known.is_dry_run:
+        parts.append(INSIDE)
+    if known.is_dry_run or hardware.name not in CHECKED:
+        parts.append(OTHER)
+    return math.hypot(*parts) if gpus != known.gpus or known.is_dry_run else REPEATED

@@ -1,0 +1,192 @@
+"""hvdlaunch estimate: what it reads, prints and refuses."""
+
+import csv
+import json
+
+import pytest
+
+from tests.unit.cli.commands import output, refusal
+
+MEASURED = ["--measured", "8=1223", "--unit", "images/s", "--model", "efficientnet_b4", "--precision", "tf32"]
+B4 = ["estimate", *MEASURED, "--batch", "64", "--machine", "dgx-a100"]
+PARTS = ("compute_s", "exposed_communication_s", "negotiation_s", "stragglers_s")
+
+
+def sizes(capsys, *words):
+    return json.loads(output(capsys, *words, "--json"))["sizes"]
+
+
+def dry_run(**changes):
+    device = {"memory_bytes": 80, "step_s": 0.4, "low_s": 0.3, "high_s": 0.5, "bound": "memory", "samples_per_s": 160.0}
+    parts = ("parameters", "gradients", "optimizer", "average", "activations")
+    return {
+        "dry_run": 1,
+        "program": "hvdtrain.effnet",
+        "model": "efficientnet_b4",
+        "unit": "images",
+        "precision": "tf32",
+        "batch_size_per_rank": 64,
+        "micro_batches": 1,
+        "parameters": 19_341_616,
+        "gradient_tensors": 418,
+        "gradient_bytes": 77_366_464,
+        "operations": 1,
+        "kernels": 1,
+        "flops": 1,
+        "bytes": 1,
+        "memory_bytes": {**dict.fromkeys(parts, 1), "total": 100_000_000_000},
+        "devices": [{"name": "a100", **device, "fits": False, "largest_batch_per_rank": 32}],
+        "cannot_see": [],
+        **changes,
+    }
+
+
+def make_run(folder, *, ranks, speed, hosts=("here",), model="efficientnet_tiny", device="cpu", **changes):
+    (folder / "ranks").mkdir(parents=True)
+    derived = {"gradient_bytes": 20_000_000, "fusion_threshold_mb": 25.0, "train_samples": 1438}
+    config = {"precision": "fp32", "accumulate_steps": 1, "sync": "flat", "derived": derived}
+    result = {"np": ranks, "hosts": list(hosts), "model": model, "global_batch": 32 * ranks, "epochs": 5}
+    result |= {"train_images_per_s": speed, "checkpoint_hold_s": 0.5, "energy_wh": 10.0, "wall_time_s": 36.0, **changes}
+    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "ranks" / "rank-0.json").write_text(json.dumps({"device": device}))
+    return str(folder)
+
+
+def test_a_measured_speed_predicts_larger_sizes_in_parts(capsys):
+    found = sizes(capsys, *B4, "--gpus", "16,32,64")
+    assert [size["gpus"] for size in found] == [16, 32, 64]
+    for size in found:
+        assert size["low"] < size["samples_per_s"] < size["high"]
+        assert size["samples_per_s"] == pytest.approx(size["gpus"] * 64 / size["step_s"])
+        assert size["step_s"] == pytest.approx(sum(size[part] for part in PARTS))
+        assert 0.85 < size["efficiency"] < 1
+        assert not size["extrapolated"]
+
+
+def test_above_1024_gpus_there_is_a_band_alone(capsys):
+    (size,) = sizes(capsys, *B4, "--gpus", "2048", "--epochs", "1", "--samples-per-epoch", "1000000")
+    assert size["extrapolated"]
+    assert size["low"] < size["high"]
+    assert {size[name] for name in ("samples_per_s", "step_s", "efficiency", "hours", "cost")} == {None}
+
+
+def test_money_time_and_failures(capsys):
+    words = ["--samples-per-epoch", "1281167", "--epochs", "90", "--price-per-gpu-hour", "2.5", "--save-s", "5"]
+    (size,) = sizes(capsys, *B4, "--gpus", "64", *words)
+    assert size["hours"] == pytest.approx(90 * 1281167 / size["samples_per_s"] / 3600)
+    assert size["cost"] == pytest.approx(2.5 * 64 * size["hours"])
+    assert 0 < size["failures"]["odds"] < 1
+    assert size["failures"]["goodput_restarts"] < size["failures"]["goodput_in_place"] < 1
+
+
+def test_a_deadline_and_a_critical_batch_decide(capsys):
+    words = ["--samples-per-epoch", "1281167", "--epochs", "90"]
+    text = output(capsys, *B4, "--gpus", "8,64,256", *words, "--deadline", "12h", "--critical-batch", "8192")
+    assert "24 GPUs are the fewest" in text
+    assert "stop at 128 GPUs" in text
+    (late,) = [
+        line
+        for line in output(capsys, *B4, "--gpus", "8", *words, "--deadline", "1min").splitlines()
+        if "meets" in line
+    ]
+    assert "no size" in late
+
+
+def test_a_dry_run_is_extrapolated_and_says_what_makes_it_fit(capsys, tmp_path):
+    (tmp_path / "dry.json").write_text(json.dumps(dry_run()))
+    found = sizes(capsys, "estimate", "--dry-run", "dry.json", "--machine", "dgx-a100", "--gpus", "8,64")
+    assert all(size["extrapolated"] for size in found)
+    assert [(size["fits_memory"], size["stages_to_fit"]) for size in found] == [(False, 2)] * 2
+    assert found[0]["high"] / found[0]["low"] > 1.4
+
+
+def test_runs_predict_from_the_largest_with_their_saves_and_energy(capsys, tmp_path):
+    runs = [make_run(tmp_path / f"np{ranks}", ranks=ranks, speed=100.0 * ranks) for ranks in (1, 2)]
+    words = ["--gpus-per-host", "2", "--link", "1gbit", "--price-per-gpu-hour", "1"]
+    (two, four) = sizes(capsys, "estimate", *runs, "--gpus", "2,4", *words)
+    assert two["samples_per_s"] == pytest.approx(200)
+    assert 200 < four["samples_per_s"] < 400
+    assert two["hours"] == pytest.approx(5 * 1438 / 200 / 3600)
+    assert two["energy_kwh"] == pytest.approx(0.5 * 2 * two["hours"])  # 10 Wh in 36 s of 2 ranks: 500 W each
+    assert four["failures"]["young_s"] == pytest.approx((2 * 0.5 * 3600 / 1.2e-4 / 4) ** 0.5)
+
+
+def test_one_rank_says_nothing_of_several_hosts(capsys, tmp_path):
+    run = make_run(tmp_path / "one", ranks=1, speed=100.0)
+    inside, beyond = sizes(capsys, "estimate", run, "--gpus", "4,8", "--gpus-per-host", "4", "--link", "1gbit")
+    assert inside["samples_per_s"] > 100
+    assert beyond["samples_per_s"] is None
+    assert "one rank" in beyond["why_not"]
+
+
+def test_csv_and_picture(capsys, tmp_path):
+    output(capsys, *B4, "--gpus", "16,64,2048", "--csv", "out.csv", "--picture", "out.svg")
+    with (tmp_path / "out.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["gpus"] for row in rows] == ["16", "64", "2048"]
+    assert float(rows[0]["samples_per_s"]) > 2000
+    picture = (tmp_path / "out.svg").read_text()
+    assert picture.startswith("<svg")
+    assert picture.count("<polyline") == 4
+
+
+def test_measured_sums_change_the_prediction(capsys):
+    vgg = ["estimate", "--measured", "8=1000", "--model", "vgg16", "--precision", "fp32", "--batch", "32"]
+    vgg += ["--machine", "dgx-a100", "--gpus", "64"]
+    (slow,) = sizes(capsys, *vgg, "--allreduce", "1M=1ms,1G=100ms")
+    (fast,) = sizes(capsys, *vgg)
+    assert slow["all_reduce"]["s"] > 2 * fast["all_reduce"]["s"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["estimate", "--gpus", "8"], "nothing was measured"),
+        ([*B4, "--gpus", "4"], "--gpus 4"),
+        ([*B4, "--gpus", "16", "--link", "0gbit"], "'0gbit' is not a link"),
+        ([*B4, "--gpus", "16", "--price", "2.5"], "--price-per-gpu-hour"),
+        ([*B4, "--gpus", "16", "--price-per-gpu-hour", "2.5EUR"], "'2.5EUR'"),
+        ([*B4, "--gpus", "16", "--deadline", "12"], "12h"),
+        ([*B4, "--gpus", "16", "--deadline", "12h"], "--samples-per-epoch"),
+        ([*B4, "--gpus", "16", "--measured", "8"], "8=1223"),
+        ([*B4, "--gpus", "16", "--allreduce", "1M=186us"], "two"),
+        ([*B4, "--gpus", "16", "--overlap", "2"], "share"),
+        ([*B4, "--gpus", "16", "--model", "own"], "--dry-run"),
+        ([*B4, "--gpus", "16", "--dry-run", "x.json"], "do not go together"),
+        ([*B4, "--gpus", "16", "--picture", "out.png"], ".svg"),
+        (["estimate", "--measured", "8=1223", "--gpus", "16"], "--model, --batch, --precision"),
+        (["estimate", *MEASURED, "--batch", "64", "--gpus", "16"], "--link"),
+        (["estimate", "nowhere", "--gpus", "16"], "nowhere"),
+        (["estimate", "foreign", "--gpus", "16"], "'np'"),
+        (["estimate", "one", "other", "--gpus", "16"], "different trainings (model"),
+        (["estimate", "local", "--gpus", "16"], "--sync local"),
+        (["estimate", "--dry-run", "dry.json", "--gpus", "8"], "--machine"),
+        (["estimate", "--dry-run", "dry.json", "--machine", "p5", "--gpus", "8"], "a100"),
+        (["estimate", "--dry-run", "foreign/config.json", "--machine", "p5", "--gpus", "8"], "not of a dry run"),
+        (["estimate", "--dry-run", "binary", "--machine", "p5", "--gpus", "8"], "binary"),
+        (["estimate", "--dry-run", "less.json", "--machine", "dgx-a100", "--gpus", "8"], "expected an object"),
+        (["estimate", "--dry-run", "zero.json", "--machine", "dgx-a100", "--gpus", "8"], "positive"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_one_line(capsys, tmp_path, words, said):
+    make_run(tmp_path / "one", ranks=2, speed=100.0)
+    make_run(tmp_path / "other", ranks=4, speed=100.0, model="efficientnet_b0")
+    make_run(tmp_path / "local", ranks=4, speed=100.0)
+    config = json.loads((tmp_path / "local" / "config.json").read_text())
+    (tmp_path / "local" / "config.json").write_text(json.dumps({**config, "sync": "local"}))
+    make_run(tmp_path / "foreign", ranks=4, speed=100.0)
+    (tmp_path / "foreign" / "result.json").write_text('{"train_images_per_s": 1}')
+    (tmp_path / "dry.json").write_text(json.dumps(dry_run()))
+    (tmp_path / "zero.json").write_text(json.dumps(dry_run(gradient_bytes=0)))
+    (tmp_path / "less.json").write_text(json.dumps({"dry_run": 1}))
+    assert said in refusal(capsys, *words)
+
+
+def test_plan_prints_three_lines_of_failures(capsys):
+    words = ["plan", "-np", "2", "--topology", "cpu.json", "--gpus", "none", "--hours", "1000", "--save-s", "3"]
+    lines = output(capsys, *words, "--", "true").splitlines()[-3:]
+    assert "interrupted" in lines[0]
+    assert "one every" in lines[1]
+    assert "goodput" in lines[2]

@@ -1,0 +1,139 @@
+"""The model: sums, steps and failures, against numbers worked out by hand and properties that must hold."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from launch.estimate import failures
+from launch.estimate.allreduce import calibrated, cheapest, costs, through
+from launch.estimate.hardware import MACHINES, Hardware, parse_link, parse_times
+from launch.estimate.helps import helps
+from launch.estimate.step import Job, Measured, predict
+
+A100 = MACHINES["dgx-a100"]
+SLOW = Hardware(name="slow", gpus_per_host=2, inside_gb_per_s=10, link_gb_per_s=parse_link("1gbit"))
+B4 = Job(model="b4", unit="images", precision="tf32", batch_per_gpu=64, gradient_bytes=77_366_464, gradient_tensors=418)
+
+
+def told(gpus, speed, per_host=None):
+    return (Measured(gpus=gpus, per_host=per_host or min(gpus, 8), samples_per_s=speed, source="a test"),)
+
+
+def test_a_large_sum_moves_twice_the_bytes_but_one_part():
+    ring, _, two_level = costs(replace(SLOW, start_s=0.0), 4)
+    assert ring.s_per_byte == pytest.approx(2 * 3 / 4 / 0.125e9)
+    assert two_level.s_per_byte == pytest.approx(1 / 10e9 + 1 / 0.125e9)
+
+
+def test_the_tree_wins_over_many_hosts_and_the_ring_over_large_sums():
+    assert cheapest(costs(A100, 1024), 1e6).algorithm == "tree"
+    assert cheapest(costs(SLOW, 4), 1e9).algorithm == "two-level"
+    assert {cost.algorithm for cost in costs(A100, 8)} == {"ring"}
+    assert costs(A100, 1)[0].seconds(1e9) == 0
+
+
+@pytest.mark.parametrize("times", [((2**20, 1e-4), (2**30, 8e-3)), ((2**10, 1e-5), (2**28, 3e-3))])
+def test_the_curve_goes_through_both_sums(times):
+    curve = through(times)
+    assert [curve.seconds(size) for size, _ in times] == pytest.approx([seconds for _, seconds in times])
+
+
+def test_a_larger_sum_that_is_not_slower_is_no_curve():
+    with pytest.raises(ValueError, match="not longer"):
+        through(((2**20, 1e-3), (2**30, 1e-3)))
+
+
+@pytest.mark.parametrize("gpus", [8, 32])
+def test_measured_sums_come_back_from_the_hardware_that_they_calibrate(gpus):
+    curve = through(((2**20, 2e-4), (2**30, 9e-3)))
+    machine = calibrated(A100, gpus, ((2**20, 2e-4), (2**30, 9e-3)))
+    best = cheapest(costs(machine, gpus), 2**30)
+    assert best.seconds(2**30) == pytest.approx(curve.seconds(2**30), rel=0.1)
+
+
+def test_the_size_that_was_measured_comes_back():
+    assert predict(B4, A100, told(8, 1223), 8).samples_per_s == pytest.approx(1223)
+
+
+def test_parts_make_up_the_step():
+    step = predict(B4, A100, told(8, 1223), 64)
+    assert step.step_s == pytest.approx(step.compute_s + step.exposed_s + step.negotiation_s + step.stragglers_s)
+    assert step.samples_per_s == pytest.approx(64 * 64 / step.step_s)
+    assert step.low < step.samples_per_s < step.high
+
+
+def test_efficiency_falls_and_the_band_widens_with_the_size():
+    steps = [predict(B4, A100, told(8, 1223), gpus) for gpus in (16, 64, 256, 1024)]
+    per_gpu = [step.samples_per_s / step.gpus for step in steps]
+    bands = [step.high / step.low for step in steps]
+    assert per_gpu == sorted(per_gpu, reverse=True)
+    assert bands == sorted(bands)
+
+
+def test_the_last_bucket_is_never_hidden_and_overlap_hides_the_others():
+    one_bucket = replace(B4, bucket_bytes=10**9)
+    hidden, exposed = (predict(replace(B4, overlap=share), SLOW, told(2, 20, 2), 8).exposed_s for share in (1.0, 0.0))
+    assert hidden < exposed
+    assert predict(one_bucket, SLOW, told(2, 20, 2), 8).exposed_s == pytest.approx(
+        cheapest(costs(SLOW, 8), B4.gradient_bytes).seconds(B4.gradient_bytes)
+    )
+
+
+def test_the_base_has_as_many_ranks_on_a_host():
+    measured = told(1, 10, 1) + told(2, 14, 2)
+    slow = replace(SLOW, gpus_per_host=1)
+    assert predict(B4, slow, measured, 2).compute_s == pytest.approx(6.4)
+
+
+def test_ways_are_named_where_ranks_wait_and_nowhere_else():
+    step = predict(B4, SLOW, told(2, 200, 2), 8)
+    ways = helps(B4, SLOW, step)
+    assert ways[0].times_as_fast > 1
+    assert [way.times_as_fast for way in ways] == sorted((way.times_as_fast for way in ways), reverse=True)
+    assert "--compression powersgd:2" in {way.option for way in ways}
+    assert helps(B4, A100, predict(B4, A100, told(8, 1223), 64)) == ()
+
+
+def test_odds_of_one_per_cent_on_128_nodes():
+    per_hour = -math.log1p(-0.01)  # 1 % in an hour
+    assert failures.odds(1.0, 128, per_hour) == pytest.approx(0.724, abs=5e-4)
+
+
+def test_daly_is_near_young_for_short_saves_and_below_the_time_between_failures_for_long_ones():
+    assert failures.daly_s(1.0, 1e6) == pytest.approx(failures.young_s(1.0, 1e6), rel=1e-3)
+    assert failures.daly_s(100.0, 40.0) == 40.0
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_dalys_interval_loses_least(factor):
+    costs_s = {"save_s": 20.0, "restart_s": 60.0, "between_s": 3600.0}
+    best_s = failures.daly_s(20.0, 3600.0)
+    best = failures.goodput_restarts(best_s, **costs_s)
+    assert best > failures.goodput_restarts(factor * best_s, **costs_s)
+    assert best == pytest.approx(1 - 20 / best_s - (best_s / 2 + 60) / 3600, abs=0.02)  # the first-order form
+
+
+def test_a_job_that_fails_all_the_time_gets_nothing_done():
+    assert failures.goodput_restarts(1e6, save_s=1.0, restart_s=1.0, between_s=10.0) == 0
+
+
+@pytest.mark.parametrize(("text", "gb_per_s"), [("200gbit", 25), ("8x200gbit", 200), ("100Mbit", 0.0125)])
+def test_links(text, gb_per_s):
+    assert parse_link(text) == pytest.approx(gb_per_s)
+
+
+@pytest.mark.parametrize("text", ["0gbit", "0x200gbit", "25", "fast", "-1gbit", "1gbit/s", ""])
+def test_what_is_no_link_is_refused(text):
+    with pytest.raises(ValueError, match="is not a link"):
+        parse_link(text)
+
+
+def test_times_of_sums():
+    assert parse_times("1G=2760us,1M=0.186ms") == ((2**20, pytest.approx(186e-6)), (2**30, pytest.approx(2760e-6)))
+
+
+@pytest.mark.parametrize("text", ["1M=186us", "1M=186,1G=2", "1M=0us,1G=1s", "1M=1us,1M=2us"])
+def test_what_are_no_times_are_refused(text):
+    with pytest.raises(ValueError, match=r"allreduce|two"):
+        parse_times(text)
