@@ -93,12 +93,13 @@ def from_speeds(speeds: Mapping[int, float], job: Job, hardware: Hardware) -> Kn
 
 def named_model(name: str) -> tuple[int, int]:
     """Parameters and gradient tensors of a model; CommandError for a name that the table lacks."""
-    if name not in MODELS:
+    known = MODELS.get(name.lower().replace("-", "_"))
+    if known is None:
         raise CommandError(
             f"--model {name!r} is unknown: pass the file of --dry-run FILE, which its program writes with "
             f"--dry-run --json, or one of {', '.join(MODELS)}"
         )
-    return MODELS[name]
+    return known
 
 
 def read_dry_run(text: str, *, name: str, device: str | None) -> Known:

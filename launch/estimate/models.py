@@ -1,6 +1,6 @@
-"""Parameters and gradient tensors of models by name, with the 1,000 classes of ImageNet or BERT's masked words."""
+"""Parameters and gradient tensors of models by name, with ImageNet's 1,000 classes or BERT's masked words."""
 
-# torchvision 0.25 and hvdtrain's BERT; a test compares them with what --dry-run counts.
+# Of torchvision, and of hvdtrain's BERT with 30,522 tokens; a test counts them.
 MODELS: dict[str, tuple[int, int]] = {
     "efficientnet_b0": (5_288_548, 213),
     "efficientnet_b1": (7_794_184, 301),
@@ -20,4 +20,6 @@ MODELS: dict[str, tuple[int, int]] = {
     "resnet152": (60_192_808, 467),
     "vgg16": (138_357_544, 32),
     "inception_v3": (27_161_264, 292),
+    "bert_base": (109_514_298, 202),
+    "bert_large": (335_174_458, 394),
 }

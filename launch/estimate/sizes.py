@@ -41,7 +41,7 @@ class Size:
     why_not: str | None
     is_band: bool  # above LARGEST_POINT GPUs only the band is shown
     is_extrapolated: bool
-    efficiency: float | None  # of the speed per GPU that was measured
+    efficiency: float | None  # of the speed per GPU of the smallest size that was measured
     hours: float | None
     gpu_hours: float | None
     cost: float | None
@@ -71,6 +71,7 @@ def sizes(known: Known, hardware: Hardware, question: Question) -> tuple[Size, .
 
 def _size(known: Known, hardware: Hardware, question: Question, gpus: int) -> Size:
     job, told = known.job, base(known.measured, hardware, gpus)
+    least = min(known.measured, key=lambda one: one.gpus)
     why_not = None
     if gpus > hardware.gpus_per_host and max(one.gpus for one in known.measured) == 1 and not told.is_dry_run:
         why_not = "one rank says nothing of several hosts: measure 2 or more ranks"
@@ -87,7 +88,7 @@ def _size(known: Known, hardware: Hardware, question: Question, gpus: int) -> Si
         why_not=why_not,
         is_band=gpus > LARGEST_POINT,
         is_extrapolated=is_extrapolated(hardware, told, gpus),
-        efficiency=None if step is None else step.samples_per_s / gpus / (told.samples_per_s / told.gpus),
+        efficiency=None if step is None else step.samples_per_s / gpus / (least.samples_per_s / least.gpus),
         hours=needed_h,
         gpu_hours=gpu_hours,
         cost=None

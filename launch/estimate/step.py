@@ -134,15 +134,13 @@ def alone_s(job: Job, hardware: Hardware, known: Measured) -> float:
 
 
 def predict(
-    job: Job, hardware: Hardware, measured: tuple[Measured, ...], gpus: int, *, algorithm: Algorithm | None = None
+    job: Job, hardware: Hardware, measured: tuple[Measured, ...], gpus: int, *, stragglers: float = STRAGGLERS
 ) -> Step:
-    """The step of `gpus` GPUs on such hosts, each full; with `algorithm` its sums take that one."""
+    """The step of `gpus` GPUs on such hosts, each full; ranks deviate by `stragglers` of a step."""
     known = base(measured, hardware, gpus)
     compute_s = alone_s(job, hardware, known)
-    options = costs(hardware, gpus)
-    chosen = tuple(cost for cost in options if cost.algorithm == algorithm) or options
-    travel = sums(job, chosen, compute_s)
-    stragglers_s = compute_s * STRAGGLERS * (late(gpus) - late(known.gpus))
+    travel = sums(job, costs(hardware, gpus), compute_s)
+    stragglers_s = compute_s * stragglers * (late(gpus) - late(known.gpus))
     agreed_s = negotiation_s(hardware, gpus)
     step_s = compute_s + stragglers_s + travel.exposed_s + agreed_s
     return Step(
