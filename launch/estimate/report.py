@@ -79,7 +79,7 @@ def to_markdown(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[
     blocks = [
         f"{known.job.model}, {known.job.precision}, {known.job.batch_per_gpu} {unit} per GPU, from "
         + "; ".join(
-            f"{one.gpus} GPU{'s' * (one.gpus > 1)}: {one.samples_per_s:.4g} {unit}/s" for one in known.measured
+            f"{one.gpus} GPU{'s' * (one.gpus > 1)}: {_speed(one.samples_per_s)} {unit}/s" for one in known.measured
         ),
         _table(
             [
@@ -130,14 +130,18 @@ def _number(value: float | None, form: str = ".3g") -> str:
     return "-" if value is None else format(value, form)
 
 
+def _speed(value: float) -> str:
+    return f"{float(f'{value:.4g}'):,g}" if value < 1e6 else f"{float(f'{value:.4g}'):,.0f}"
+
+
 def _speed_row(size: Size) -> list[str]:
     step, is_point = size.step, size.step is not None and not size.is_band
     fits = {None: "-", True: "yes", False: "no" if size.stages is None else f"{size.stages} stages"}[size.fits]
     return [
         str(size.gpus),
         str(size.hosts),
-        f"{step.samples_per_s:.4g}" if step and is_point else "-",
-        f"{step.low:.4g} to {step.high:.4g}" if step else "-",
+        _speed(step.samples_per_s) if step and is_point else "-",
+        f"{_speed(step.low)} to {_speed(step.high)}" if step else "-",
         _number(size.efficiency if is_point else None, ".0%"),
         *(_number(value if is_point else None) for value in (size.hours, size.gpu_hours, size.cost, size.energy_kwh)),
         fits,
@@ -160,7 +164,7 @@ def _failure_row(size: Size) -> list[str]:
         _number(one.hours),
         _number(one.odds, ".1%"),
         _number(one.interruptions),
-        *("-" if every_s is None else f"{every_s:.3g} s" for every_s in (one.young_s, one.daly_s)),
+        *("-" if every_s is None else f"{every_s:,.0f} s" for every_s in (one.young_s, one.daly_s)),
         *(_number(share, ".1%") for share in (one.goodput_restarts, one.goodput_in_place)),
     ]
 
