@@ -34,7 +34,7 @@ def wall_s(job: SimulatedJob, draws: random.Random) -> tuple[float, int]:
     clock_s = kept_s = 0.0
     failures = 0
     fails_at_s = draws.expovariate(1 / job.between_s)
-    while kept_s < job.work_s:
+    while kept_s < job.work_s - 1e-6:
         stretch_s = min(job.every_s, job.work_s - kept_s)
         left_s = stretch_s + job.save_s
         while left_s > 0:

@@ -1,12 +1,13 @@
 """The step of N GPUs from the step of fewer: compute, sums that nothing hides, negotiation and stragglers.
 
-The model is T(N) = (T(M) - c(M)) (1 + s (sqrt(2 ln N) - sqrt(2 ln M))) + c(N). What is not communication stays as on
-the M GPUs that were measured, but for the slowest of N ranks, who comes the later the more there are: the expected
-maximum of N normal deviations s. c is what backward does not hide of the sums, bucket by bucket, and negotiation.
+The model is T(N) = (T(M) - c(M)) (1 + s (m(N) - m(M))) + c(N). What is not communication stays as on the M GPUs that
+were measured, but for the slowest of N ranks, who comes the later the more there are: m is the expected maximum of N
+normal deviations, about sqrt(2 ln N). c is what backward does not hide of the sums, bucket by bucket, and negotiation.
 """
 
 import math
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from launch.estimate.allreduce import Algorithm, Cost, cheapest, costs
 from launch.estimate.hardware import Hardware
@@ -111,8 +112,8 @@ def negotiation_s(hardware: Hardware, gpus: int) -> float:
 
 
 def late(gpus: int) -> float:
-    """By how many deviations the slowest of so many ranks comes late."""
-    return math.sqrt(2 * math.log(gpus))
+    """By how many deviations the slowest of so many ranks comes late: the expected maximum (Blom 1958)."""
+    return NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
 def base(measured: tuple[Measured, ...], hardware: Hardware, gpus: int) -> Measured:
