@@ -71,7 +71,7 @@ def step_s(shape: Shape, way: str, steps: int) -> float:
             group.rmdir()
         if answer.status or not out.exists():
             sys.exit(f"{shape}, {way}: {answer.err[-2000:]}")
-        marks = dict(json.loads(out.read_text()))
+        marks: dict[int, float] = dict(json.loads(out.read_text()))
     first, last = WARMUP_STEPS, max(marks)
     if "local" in way:
         first = last - ROUND_STEPS

@@ -122,8 +122,7 @@ def _question(options: argparse.Namespace, known: Known) -> sizes.Question:
         samples_per_epoch=samples,
         hours=options.hours,
         deadline_h=options.deadline,
-        critical_batch=options.critical_batch,
-        critical_source="--critical-batch",
+        critical=options.critical_batch or sizes.CRITICAL.get(known.data or ""),
         save_s=options.save_s,
         faults=faults_of(options),
     )

@@ -10,6 +10,7 @@ from typing import TypeVar
 from launch.cli import values
 from launch.estimate import failures
 from launch.estimate.hardware import MACHINES, parse_link, parse_times
+from launch.estimate.sizes import CRITICAL, CriticalBatch
 from launch.estimate.step import OVERLAP
 
 T = TypeVar("T")
@@ -39,7 +40,12 @@ def add_options(estimate: argparse.ArgumentParser) -> None:
         ("--samples-per-epoch", values.count, "N", "default: those of the run"),
         ("--price-per-gpu-hour", _positive, "PRICE", "in any currency; default: no cost"),
         ("--deadline", _hours, "12h", "print the fewest GPUs that meet it; default: none"),
-        ("--critical-batch", _positive, "SAMPLES", "above it more GPUs save no steps; default: not known"),
+        (
+            "--critical-batch",
+            _critical,
+            "N|imagenet",
+            f"or {' '.join(CRITICAL)}: as published; default: by the data",
+        ),
         ("--csv", Path, "FILE", "also write a table; default: none"),
         ("--picture", Path, "FILE.svg", "also draw it; default: none"),
     )
@@ -97,6 +103,10 @@ def _parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return checked
+
+
+def _critical(text: str) -> CriticalBatch:
+    return CRITICAL.get(text) or CriticalBatch(samples=_positive(text), source="--critical-batch")
 
 
 def _share(text: str) -> float:

@@ -14,11 +14,11 @@ from launch.estimate.step import LARGEST_POINT, Step, predict
 def advice(found: Sequence[Size], known: Known, hardware: Hardware, question: Question) -> tuple[str, ...]:
     """A sentence for each thing that the sizes decide."""
     lines = [_communication(found)] if any(size.step for size in found) else []
-    if question.critical_batch is not None:
+    if question.critical is not None:
         most = _most_gpus(known, question)
         stop = f"stop at {most} GPUs" if any(size.gpus > most for size in found) else f"that is {most} GPUs"
         lines.append(
-            f"Above the critical batch of {question.critical_batch:g} {known.job.unit} ({question.critical_source}) "
+            f"Above the critical batch of {question.critical.samples:g} {known.job.unit} ({question.critical.source}) "
             f"more GPUs save no steps: {stop}, with {known.job.batch_per_gpu} {known.job.unit} each."
         )
     if question.deadline_h is not None:
@@ -41,9 +41,9 @@ def _communication(found: Sequence[Size]) -> str:
 
 def _most_gpus(known: Known, question: Question) -> int:
     """The GPUs whose batch reaches the critical size."""
-    if question.critical_batch is None:
+    if question.critical is None:
         return LARGEST_POINT
-    return max(int(question.critical_batch // known.job.batch_per_gpu), 1)
+    return max(int(question.critical.samples // known.job.batch_per_gpu), 1)
 
 
 def _deadline(known: Known, hardware: Hardware, question: Question, deadline_h: float) -> str:

@@ -30,6 +30,7 @@ class Known:
     watts_per_gpu: float | None = None
     memory_bytes: int | None = None  # of a GPU, of a dry run
     is_cpu: bool = False
+    data: str | None = None  # what a run trained on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +212,7 @@ def _read_run(folder: Path) -> Known:
             epochs=float(result["epochs"]),
             save_s=result.get("checkpoint_hold_s"),
             watts_per_gpu=3600 * energy_wh / time_s / ranks if energy_wh and time_s else None,
+            data=str(result.get("data")),
             is_cpu=str(_document(folder / "ranks" / "rank-0.json").get("device")).startswith("cpu"),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:

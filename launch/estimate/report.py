@@ -202,7 +202,7 @@ def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[s
         "saves: not measured, pass --save-s for intervals and goodput"
         if save_s is None
         else f"saves: training waits {save_s:.3g} s ({'measured' if question.save_s is None else '--save-s'})",
-        *(["critical batch: not known, pass --critical-batch"] if question.critical_batch is None else []),
+        *(["critical batch: not known, pass --critical-batch"] if question.critical is None else []),
         f"powersgd:2: sends {POWERSGD_SHARE:.0%} of the gradients, as of efficientnet_b0 (docs/slow-links.md)",
     )
 

@@ -16,6 +16,23 @@ FILLED = 0.9  # of a GPU's memory that a model may take: the rest is the driver'
 
 
 @dataclass(frozen=True, kw_only=True)
+class CriticalBatch:
+    """The global batch above which more GPUs save no steps."""
+
+    samples: float
+    source: str
+
+
+_NOISE = "gradient noise scale, McCandlish 2018"
+# By what is trained; a user's own number is better.
+CRITICAL = {
+    "cifar10": CriticalBatch(samples=1_000, source=_NOISE),
+    "imagenet": CriticalBatch(samples=8_000, source=_NOISE),
+    "bert": CriticalBatch(samples=32_000, source="LAMB, You 2020"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """What is asked of the sizes."""
 
@@ -25,8 +42,7 @@ class Question:
     samples_per_epoch: int | None = None
     hours: float | None = None  # of a run; None: as long as its epochs take
     deadline_h: float | None = None
-    critical_batch: float | None = None
-    critical_source: str = ""
+    critical: CriticalBatch | None = None
     save_s: float | None = None
     faults: Faults = field(default_factory=Faults)
 
@@ -103,7 +119,7 @@ def _size(known: Known, hardware: Hardware, question: Question, gpus: int) -> Si
         if lasting_h is None
         else failures.outlook(question.faults, gpus=gpus, hours=lasting_h, save_s=_save_s(known, question)),
         batch=batch,
-        past_critical=None if question.critical_batch is None else batch > question.critical_batch,
+        past_critical=None if question.critical is None else batch > question.critical.samples,
     )
 
 

@@ -85,6 +85,7 @@ def test_a_deadline_and_a_critical_batch_decide(capsys):
     text = output(capsys, *B4, "--gpus", "8,64,256", *words, "--deadline", "12h", "--critical-batch", "8192")
     assert "24 GPUs are the fewest" in text
     assert "stop at 128 GPUs" in text
+    assert "stop at 125 GPUs" in output(capsys, *B4, "--gpus", "256", "--critical-batch", "imagenet")
     (late,) = [
         line
         for line in output(capsys, *B4, "--gpus", "8", *words, "--deadline", "1min").splitlines()
@@ -152,6 +153,7 @@ def test_measured_sums_change_the_prediction(capsys):
         ([*B4, "--gpus", "16", "--measured", "8"], "8=1223"),
         ([*B4, "--gpus", "16", "--allreduce", "1M=186us"], "two"),
         ([*B4, "--gpus", "16", "--overlap", "2"], "share"),
+        ([*B4, "--gpus", "16", "--critical-batch", "mnist"], "'mnist'"),
         ([*B4, "--gpus", "16", "--model", "own"], "--dry-run"),
         ([*B4, "--gpus", "16", "--dry-run", "x.json"], "do not go together"),
         ([*B4, "--gpus", "16", "--picture", "out.png"], ".svg"),

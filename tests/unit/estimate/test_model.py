@@ -8,7 +8,7 @@ import pytest
 from launch.estimate import failures
 from launch.estimate.allreduce import calibrated, cheapest, costs, through
 from launch.estimate.hardware import MACHINES, Hardware, parse_link, parse_times
-from launch.estimate.helps import helps
+from launch.estimate.helps import helps, ways_s
 from launch.estimate.step import Job, Measured, predict
 
 A100 = MACHINES["dgx-a100"]
@@ -93,6 +93,15 @@ def test_ways_are_named_where_ranks_wait_and_nowhere_else():
     assert [way.times_as_fast for way in ways] == sorted((way.times_as_fast for way in ways), reverse=True)
     assert "--compression powersgd:2" in {way.option for way in ways}
     assert helps(B4, A100, predict(B4, A100, told(8, 1223), 64)) == ()
+
+
+def test_what_begins_after_backward_is_exposed_as_a_whole():
+    step = predict(B4, SLOW, told(2, 20, 2), 4)
+    ways, options, rest_s = ways_s(B4, SLOW, step), costs(SLOW, 4), step.step_s - step.exposed_s
+    two_level = next(cost for cost in options if cost.algorithm == "two-level")
+    assert ways["--sync two-level"] == pytest.approx(rest_s + two_level.seconds(B4.gradient_bytes))
+    rounds_s = cheapest(options, B4.gradient_bytes).seconds(2 * B4.gradient_bytes) / 16
+    assert ways["--sync local --sync-every 16"] == pytest.approx(rest_s + rounds_s)
 
 
 def test_odds_of_one_per_cent_on_128_nodes():
