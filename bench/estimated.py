@@ -40,7 +40,6 @@ JOB = Job(
     precision="fp32",
     batch_per_gpu=BATCH,
     gradient_bytes=4 * PARAMETERS,
-    gradient_tensors=213,
     bucket_bytes=BUCKET_BYTES,
 )
 

@@ -172,7 +172,9 @@ def our_loop(
             progress=Progress(Position()),
             epochs=config.epochs,
             hooks=[Limits(step, max_skipped_steps=config.max_skipped_steps, check_replicas_every=0)],
-            points=AgreedSavePoints(comm, threading.Event(), every_s=config.checkpoint_every_s, every_steps=None),
+            points=AgreedSavePoints(
+                comm, threading.Event(), every_s=float(config.checkpoint_every_s), every_steps=None
+            ),
             watchdog=watch,
             watch=watch,
             tracker=tracker,

@@ -47,8 +47,8 @@ class SwitchedSavePoints:
     def decide(self, step: int) -> Callable[[], Decision]:
         return (self._real if self.on else NEVER).decide(step)
 
-    def saved(self) -> None:
-        self._real.saved()
+    def saved(self, held_s: float) -> None:
+        self._real.saved(held_s)
 
 
 class SwitchedPhases:

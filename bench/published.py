@@ -139,14 +139,13 @@ SUMS = {
 
 def rows(table: PublishedTable, stragglers: float = model.STRAGGLERS) -> list[Row]:
     """The sizes of a table beyond its smallest."""
-    parameters, tensors = MODELS[table.model]
+    parameters, _ = MODELS[table.model]
     job = model.Job(
         model=table.model,
         unit="images",
         precision="",
         batch_per_gpu=table.batch_per_gpu,
         gradient_bytes=table.bytes_each * parameters,
-        gradient_tensors=tensors,
     )
     (told, speed), *others = sorted(table.samples_per_s.items())
     known = model.Measured(gpus=told, per_host=min(told, table.hardware.gpus_per_host), samples_per_s=speed, source="")

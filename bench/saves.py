@@ -87,7 +87,7 @@ def per_save(comm: Comm, training: SyntheticTraining, batch: Batch, folder: Path
     tracker.conclude("finished")
     if comm.rank == 0:
         size_mb = sum(path.stat().st_size for path in (folder / "checkpoints").rglob("step-*/**/*.pt")) / 2e6
-        every_ms = 1000 * scaled().checkpoint_every_s
+        every_ms = 1000 * float(scaled().checkpoint_every_s)
         for name, spent in (
             ("holds the training for", held_ms),
             ("costs, writing beside the next steps included,", cost_ms),

@@ -55,14 +55,12 @@ def _known(options: argparse.Namespace) -> Known:
     if options.measured:
         if missing := [name for name, value in of_measured.items() if value is None]:
             raise CommandError(f"--measured requires {', '.join(missing)}")
-        parameters, tensors = inputs.named_model(options.model)
         job = Job(
             model=options.model,
             unit=options.unit or "images",
             precision=options.precision,
             batch_per_gpu=options.batch,
-            gradient_bytes=BYTES_EACH * parameters,
-            gradient_tensors=tensors,
+            gradient_bytes=BYTES_EACH * inputs.parameters_of(options.model),
         )
         return inputs.from_speeds(options.measured, job, _hardware(options, None))
     if extra := [name for name, value in of_measured.items() if value is not None]:

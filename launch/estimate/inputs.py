@@ -92,15 +92,15 @@ def from_speeds(speeds: Mapping[int, float], job: Job, hardware: Hardware) -> Kn
     return Known(job=job, measured=tuple(known))
 
 
-def named_model(name: str) -> tuple[int, int]:
-    """Parameters and gradient tensors of a model; CommandError for a name that the table lacks."""
+def parameters_of(name: str) -> int:
+    """The parameters of a model; CommandError for a name that the table lacks."""
     known = MODELS.get(name.lower().replace("-", "_"))
     if known is None:
         raise CommandError(
             f"--model {name!r} is unknown: pass the file of --dry-run FILE, which its program writes with "
             f"--dry-run --json, or one of {', '.join(MODELS)}"
         )
-    return known
+    return known[0]
 
 
 def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
@@ -127,7 +127,6 @@ def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
         precision=dry.precision,
         batch_per_gpu=dry.batch_size_per_rank * dry.micro_batches,
         gradient_bytes=dry.gradient_bytes,
-        gradient_tensors=dry.gradient_tensors,
         micro_batches=dry.micro_batches,
     )
     known = Measured(
@@ -172,64 +171,54 @@ def _mean(same: Sequence[Measured]) -> Measured:
 
 def _read_run(folder: Path) -> Known:
     result, config = _document(folder / "result.json"), _document(folder / "config.json")
-    speeds = {name: value for name, value in result.items() if re.fullmatch(r"train_[a-z]+_per_s", name)}
+    rank = _document(folder / "ranks" / "rank-0.json")
     try:
-        ((speed_name, speed),) = speeds.items()
         derived, ranks, hosts = config["derived"], int(result["np"]), len(result["hosts"])
-        batch, steps = int(result["global_batch"]), int(config["accumulate_steps"])
-        sent_mb = derived.get("fusion_threshold_mb")
-        job = Job(
-            model=harmless(str(result["model"])),
-            unit=speed_name.removeprefix("train_").removesuffix("_per_s"),
-            precision=harmless(str(config["precision"])),
-            batch_per_gpu=batch // ranks,
-            gradient_bytes=int(derived["gradient_bytes"]),
-            gradient_tensors=0,  # a run has not counted them
-            bucket_bytes=HOROVOD_BUCKET_BYTES if sent_mb is None else max(int(sent_mb * 2**20), 1),
-            micro_batches=steps,
-        )
-        sync = config["sync"]
-        if sync != "flat":
-            raise CommandError(
-                f"{folder} ran with --sync {sync}: pass a run with --sync flat, from which that is estimated"
-            )
-        if (
-            speed is None
-            or not 0 < float(speed) < math.inf
-            or ranks < 1
-            or not 1 <= hosts <= ranks
-            or job.batch_per_gpu < 1
-        ):
+        if (sync := config["sync"]) != "flat":
+            raise CommandError(f"{folder} ran with --sync {sync}: pass a run with --sync flat")
+        if "gradient_bytes" not in derived:
+            raise CommandError(f"{folder} ran with stages or slices of the model: pass a run without them")
+        job, speed = _job_and_speed(result, config)
+        if not 0 < speed < math.inf or not 1 <= hosts <= ranks or job.batch_per_gpu < 1:
             raise CommandError(f"{folder} has no speed yet: let the run finish one epoch")
-        known = Measured(
-            gpus=ranks, per_host=math.ceil(ranks / hosts), samples_per_s=float(speed), source=harmless(str(folder))
-        )
-        energy_wh, time_s = result.get("energy_wh"), result.get("wall_time_s")
+        name, per_host = harmless(str(folder)), math.ceil(ranks / hosts)
+        save_s, energy_wh = result.get("checkpoint_hold_s"), result.get("energy_wh")
         return Known(
             job=job,
-            measured=(known,),
+            measured=(Measured(gpus=ranks, per_host=per_host, samples_per_s=speed, source=name),),
             samples_per_epoch=int(derived["train_samples"]),
             epochs=float(result["epochs"]),
-            save_s=result.get("checkpoint_hold_s"),
-            watts_per_gpu=3600 * energy_wh / time_s / ranks if energy_wh and time_s else None,
+            save_s=float(save_s) if save_s else None,
+            watts_per_gpu=3600 * energy_wh / result["wall_time_s"] / ranks if energy_wh else None,
             data=str(result.get("data")),
-            is_cpu=str(_document(folder / "ranks" / "rank-0.json").get("device")).startswith("cpu"),
+            is_cpu=str(rank.get("device")).startswith("cpu"),
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise CommandError(
             f"{folder} is not the folder of a training that has ended ({harmless(repr(error))}): pass one with a "
             "result.json, such as runs/effnet/one"
         ) from None
 
 
+def _job_and_speed(result: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Job, float]:
+    """What a run trained, and samples/s of all ranks; 0 if it has not finished an epoch."""
+    ((name, speed),) = ((name, value) for name, value in result.items() if re.fullmatch(r"train_[a-z]+_per_s", name))
+    derived, sent_mb = config["derived"], config["derived"].get("fusion_threshold_mb")
+    job = Job(
+        model=harmless(str(result["model"])),
+        unit=name.removeprefix("train_").removesuffix("_per_s"),
+        precision=harmless(str(config["precision"])),
+        batch_per_gpu=int(result["global_batch"]) // max(int(result["np"]), 1),
+        gradient_bytes=int(derived["gradient_bytes"]),
+        bucket_bytes=HOROVOD_BUCKET_BYTES if sent_mb is None else max(int(sent_mb * 2**20), 1),
+        micro_batches=int(config["accumulate_steps"]),
+    )
+    return job, float(speed or 0)
+
+
 def _document(file: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(read_text(file)))
-    except OSError as error:
-        raise CommandError(
-            f"{file} cannot be read ({error.strerror}): pass the folder of a run that has ended"
-        ) from None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise CommandError(
-            f"{file} is not a run's ({harmless(str(error))}): pass the folder of a run that has ended"
-        ) from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        why = harmless(getattr(error, "strerror", None) or str(error))
+        raise CommandError(f"{file} cannot be read ({why}): pass the folder of a run that has ended") from None

@@ -75,55 +75,28 @@ def to_csv(found: Sequence[Size]) -> str:
 
 def to_markdown(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[str], known: Known) -> str:
     """Tables of speed and cost, of the step's parts and of failures; then advice and assumptions."""
-    unit = known.job.unit
-    blocks = [
-        f"{known.job.model}, {known.job.precision}, {known.job.batch_per_gpu} {unit} per GPU, from "
-        + "; ".join(
-            f"{one.gpus} GPU{'s' * (one.gpus > 1)}: {_speed(one.samples_per_s)} {unit}/s" for one in known.measured
-        ),
-        _table(
-            [
-                f"{'GPUs'}",
-                "hosts",
-                f"{unit}/s",
-                "band",
-                "efficiency",
-                "hours",
-                "GPU-hours",
-                "cost",
-                "kWh",
-                "fits",
-                "note",
-            ],
-            [_speed_row(size) for size in found],
-        ),
-    ]
-    steps = [size for size in found if size.step is not None and not size.is_band]
-    if steps:
-        header = ["GPUs", "step ms", "compute", "exposed sums", "negotiation", "stragglers", "all-reduce", "why"]
-        blocks.append(_table(header, [_step_row(size) for size in steps]))
-    failed = [size for size in found if size.failures is not None]
-    if failed:
-        header = [
-            "GPUs",
-            "hours",
-            "odds",
-            "interruptions",
-            "save every (Young)",
-            "(Daly)",
-            "goodput, restarts",
-            "in place",
-        ]
-        blocks.append(_table(header, [_failure_row(size) for size in failed]))
-    helps = [
+    job = known.job
+    measured = (f"{one.gpus} with {_speed(one.samples_per_s)} {job.unit}/s" for one in known.measured)
+    speeds = ["GPUs", "hosts", f"{job.unit}/s", "band", "efficiency"]
+    speeds += ["hours", "GPU-hours", "cost", "kWh", "fits", "note"]
+    parts = ["GPUs", "step ms", "compute", "exposed sums", "negotiation", "stragglers", "all-reduce", "why"]
+    losses = ["GPUs", "hours", "odds", "interruptions", "save every (Young)", "(Daly)", "goodput, restarts", "in place"]
+    helps = (
         f"- {size.gpus} GPUs, at most as fast: "
         + ", ".join(f"{one.option} {one.times_as_fast:.2f} times" for one in size.helps)
         for size in found
         if size.helps
-    ]
-    blocks += ["\n".join(lines) for lines in (list(advice), helps) if lines]
-    blocks.append("Assumptions:\n" + "\n".join(f"- {line}" for line in assumed))
-    return "\n\n".join(blocks)
+    )
+    blocks = (
+        f"{job.model}, {job.precision}, {job.batch_per_gpu} {job.unit} per GPU, from GPUs: {', '.join(measured)}",
+        _table(speeds, [_speed_row(size) for size in found]),
+        _table(parts, [_step_row(size) for size in found if size.step is not None and not size.is_band]),
+        _table(losses, [_failure_row(size) for size in found if size.failures is not None]),
+        "\n".join(advice),
+        "\n".join(helps),
+        "\n".join(["Assumptions:", *(f"- {line}" for line in assumed)]),
+    )
+    return "\n\n".join(block for block in blocks if block)
 
 
 def _number(value: float | None, form: str = ".3g") -> str:
@@ -170,7 +143,9 @@ def _failure_row(size: Size) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table without the columns that are empty in every row."""
+    """A Markdown table without the columns that are empty in every row; empty without rows."""
+    if not rows:
+        return ""
     kept = [i for i in range(len(header)) if any(row[i] not in ("", "-") for row in rows)]
     lines = [
         [header[i] for i in kept],

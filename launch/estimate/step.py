@@ -38,7 +38,6 @@ class Job:
     precision: str
     batch_per_gpu: int
     gradient_bytes: int  # of all gradients, as they travel
-    gradient_tensors: int
     bucket_bytes: int = BUCKET_BYTES
     micro_batches: int = 1
     overlap: float = OVERLAP

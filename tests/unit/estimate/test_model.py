@@ -13,7 +13,7 @@ from launch.estimate.step import Job, Measured, predict
 
 A100 = MACHINES["dgx-a100"]
 SLOW = Hardware(name="slow", gpus_per_host=2, inside_gb_per_s=10, link_gb_per_s=parse_link("1gbit"))
-B4 = Job(model="b4", unit="images", precision="tf32", batch_per_gpu=64, gradient_bytes=77_366_464, gradient_tensors=418)
+B4 = Job(model="b4", unit="images", precision="tf32", batch_per_gpu=64, gradient_bytes=77_366_464)
 
 
 def told(gpus, speed, per_host=None):
