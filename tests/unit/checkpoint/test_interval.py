@@ -5,7 +5,8 @@ import pytest
 from hvdtrain.checkpoint.interval import MeasuredInterval
 from hvdtrain.checkpoint.settings import CheckpointSettings
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.settings.command_line import require_rules
+from hvdtrain.settings.command_line import parse, require_rules
+from hvdtrain.vision.settings import RECIPES
 
 
 def test_the_interval_is_youngs_for_the_median_save():
@@ -29,3 +30,14 @@ def test_only_auto_and_numbers_are_intervals(value):
     require_rules(CheckpointSettings(checkpoint_every_s="auto"))
     with pytest.raises(BadInput, match="--checkpoint-every-s"):
         require_rules(CheckpointSettings(checkpoint_every_s=value))
+
+
+@pytest.mark.parametrize(("word", "value"), [("auto", "auto"), ("12.5", 12.5)])
+def test_the_command_line_takes_a_number_or_auto(word, value):
+    settings, _ = parse(["--checkpoint-every-s", word], RECIPES, prog="program")
+    assert settings.checkpoint_every_s == value
+
+
+def test_another_word_is_no_interval():
+    with pytest.raises(BadInput, match=r"--checkpoint-every-s.*'often'"):
+        parse(["--checkpoint-every-s", "often"], RECIPES, prog="program")

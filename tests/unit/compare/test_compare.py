@@ -241,6 +241,13 @@ def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, ca
     assert "settings that are unknown (c)" in text
 
 
+@pytest.mark.parametrize(("energy_wh", "cells"), [(12.0, ["12.0"]), (None, [])])
+def test_energy_is_a_column_if_it_was_measured(tmp_path, energy_wh, cells):
+    make_run(tmp_path / "a", result={"energy_wh": energy_wh})
+    columns = compare.table(groups.group_runs(runs_of(tmp_path)))
+    assert [text for column in columns if column.title == "energy Wh" for text in column.texts] == cells
+
+
 @pytest.mark.usefixtures("as_svg_only")
 def test_odd_runs_are_left_out_in_one_line_each_and_the_others_are_compared(tmp_path, capsys):
     nested = "[" * 200_000 + "]" * 200_000
