@@ -50,7 +50,7 @@ def _known(options: argparse.Namespace) -> Known:
     ]
     if len(given) != 1:
         wrong = f"{' and '.join(given)} do not go together" if given else "nothing was measured"
-        raise CommandError(f"{wrong}: pass either folders of runs, or --dry-run FILE, or --measured 8=1223")
+        raise CommandError(f"{wrong}. Pass either folders of runs, or --dry-run FILE, or --measured 8=1223.")
     of_measured = {"--model": options.model, "--batch": options.batch, "--precision": options.precision}
     if options.measured:
         if missing := [name for name, value in of_measured.items() if value is None]:
@@ -64,11 +64,11 @@ def _known(options: argparse.Namespace) -> Known:
         )
         return inputs.from_speeds(options.measured, job, _hardware(options, None))
     if extra := [name for name, value in of_measured.items() if value is not None]:
-        raise CommandError(f"{', '.join(extra)} requires --measured: runs and dry runs have their own")
+        raise CommandError(f"{', '.join(extra)} requires --measured. Runs and dry runs have their own.")
     if options.runs:
         return inputs.read_runs(options.runs)
     if options.machine is None:
-        raise CommandError("--dry-run requires --machine, whose GPU it takes")
+        raise CommandError("--dry-run requires --machine, for example dgx-a100.")
     text, name = read(options.dry_run)
     return inputs.read_dry_run(text, name=name, device=MACHINES[options.machine].device)
 

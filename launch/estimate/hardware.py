@@ -58,7 +58,9 @@ def parse_link(text: str) -> float:
     found = re.fullmatch(r"(?:([0-9]{1,3})x)?([0-9]{1,9}(?:\.[0-9]+)?)([kmg]bit)", text.lower())
     rate = float(found[2]) * int(found[1] or 1) * _RATES[found[3]] / 8 / GB if found else 0.0
     if rate <= 0:
-        raise ValueError(f"{text!r} is not a link: pass its speed per host and direction, such as 8x200gbit or 100mbit")
+        raise ValueError(
+            f"{text!r} is not a link. Pass its speed per host and direction, for example 8x200gbit or 100mbit."
+        )
     return rate
 
 
@@ -68,8 +70,8 @@ def parse_times(text: str) -> tuple[tuple[int, float], ...]:
     for word in text.split(","):
         found = re.fullmatch(r"([0-9]{1,9})([BKMG]?)=([0-9]{1,9}(?:\.[0-9]+)?)(us|ms|s)", word)
         if not found or not int(found[1]) or not float(found[3]):
-            raise ValueError(f"{word!r} is not the time of a size: write --allreduce 1M=186us,1G=2760us")
+            raise ValueError(f"{word!r} is not the time of a size. Pass --allreduce 1M=186us,1G=2760us.")
         times[int(found[1]) * _SIZES[found[2]]] = float(found[3]) * _TIMES[found[4]]
     if len(times) < 2:
-        raise ValueError(f"{text!r} has one size: pass two, one small and one large, such as 1M=186us,1G=2760us")
+        raise ValueError(f"{text!r} has one size. Pass two, for example 1M=186us,1G=2760us.")
     return tuple(sorted(times.items()))

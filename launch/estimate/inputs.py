@@ -15,6 +15,7 @@ from launch.estimate.step import Job, Measured
 from launch.files import read_text
 from launch.machine.decode import decode
 
+_WRITE = "Write it with python -m hvdtrain.effnet --dry-run --json."
 HOROVOD_BUCKET_BYTES = 128 * 2**20  # Horovod's own fusion threshold since 0.21
 
 
@@ -97,8 +98,8 @@ def parameters_of(name: str) -> int:
     known = MODELS.get(name.lower().replace("-", "_"))
     if known is None:
         raise CommandError(
-            f"--model {name!r} is unknown: pass the file of --dry-run FILE, which its program writes with "
-            f"--dry-run --json, or one of {', '.join(MODELS)}"
+            f"--model {name!r}: unknown. Pass --dry-run FILE, which the model's program writes with --dry-run --json, "
+            f"or one of {', '.join(MODELS)}."
         )
     return known[0]
 
@@ -108,19 +109,19 @@ def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise CommandError(f"{name} is not JSON: write it with python -m hvdtrain.effnet --dry-run --json") from None
+        raise CommandError(f"{name}: not JSON. {_WRITE}") from None
     if not isinstance(document, dict) or document.get("dry_run") != 1:
-        raise CommandError(f"{name} is not of a dry run: write it with python -m hvdtrain.effnet --dry-run --json")
+        raise CommandError(f"{name}: not of a dry run. {_WRITE}")
     dry: DryRun = decode(document, DryRun, name)
     shown = {one.name: one for one in dry.devices}
     if device not in shown:
         raise CommandError(
-            f"{name} has {', '.join(shown) or 'no device'}, not {device}: pass a --machine with one of them"
+            f"{name}: has {', '.join(shown) or 'no device'}, not {device}. Pass a --machine with one of them."
         )
     one = shown[device]
     numbers = (dry.batch_size_per_rank, dry.micro_batches, dry.gradient_bytes, one.step_s, one.low_s, one.high_s)
     if not all(0 < number < math.inf for number in numbers):
-        raise CommandError(f"{name}: batch, gradients and times must be positive numbers: write it again")
+        raise CommandError(f"{name}: batch, gradients and times must be positive numbers. {_WRITE}")
     job = Job(
         model=dry.model,
         unit=dry.unit,
@@ -153,8 +154,8 @@ def read_runs(folders: Sequence[Path]) -> Known:
         if different:
             values = " and ".join(str(getattr(one.job, different[0])) for one in (first, other))
             raise CommandError(
-                f"{folders[0]} and {folder} are runs of different trainings ({different[0]} {values}): pass runs that "
-                "differ only in their number of ranks"
+                f"{folders[0]} and {folder}: runs of different trainings ({different[0]} {values}). Pass runs that "
+                "differ only in their number of ranks."
             )
     largest = max(runs, key=lambda known: known.measured[0].gpus)
     sizes: dict[tuple[int, int], list[Measured]] = {}
@@ -175,12 +176,12 @@ def _read_run(folder: Path) -> Known:
     try:
         derived, ranks, hosts = config["derived"], int(result["np"]), len(result["hosts"])
         if (sync := config["sync"]) != "flat":
-            raise CommandError(f"{folder} ran with --sync {sync}: pass a run with --sync flat")
+            raise CommandError(f"{folder}: ran with --sync {sync}. Pass a run with --sync flat.")
         if "gradient_bytes" not in derived:
-            raise CommandError(f"{folder} ran with stages or slices of the model: pass a run without them")
+            raise CommandError(f"{folder}: ran with stages or slices of the model. Pass a run without them.")
         job, speed = _job_and_speed(result, config)
         if not 0 < speed < math.inf or not 1 <= hosts <= ranks or job.batch_per_gpu < 1:
-            raise CommandError(f"{folder} has no speed yet: let the run finish one epoch")
+            raise CommandError(f"{folder}: no speed yet. Let the run finish one epoch.")
         name, per_host = harmless(str(folder)), math.ceil(ranks / hosts)
         save_s, energy_wh = result.get("checkpoint_hold_s"), result.get("energy_wh")
         return Known(
@@ -195,8 +196,8 @@ def _read_run(folder: Path) -> Known:
         )
     except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
         raise CommandError(
-            f"{folder} is not the folder of a training that has ended ({harmless(repr(error))}): pass one with a "
-            "result.json, such as runs/effnet/one"
+            f"{folder}: not the folder of a training that has ended ({harmless(repr(error))}). Pass one with a "
+            "result.json, for example runs/effnet/one."
         ) from None
 
 
@@ -221,4 +222,4 @@ def _document(file: Path) -> dict[str, Any]:
         return dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         why = harmless(getattr(error, "strerror", None) or str(error))
-        raise CommandError(f"{file} cannot be read ({why}): pass the folder of a run that has ended") from None
+        raise CommandError(f"{file}: cannot be read ({why}). Pass the folder of a run that has ended.") from None

@@ -75,12 +75,14 @@ def sizes(known: Known, hardware: Hardware, question: Question) -> tuple[Size, .
     """Each size of the question, from the smallest; CommandError where one cannot be asked."""
     largest = max(one.gpus for one in known.measured)
     if (least := min(question.gpus)) < largest:
-        raise CommandError(f"--gpus {least}: {largest} GPUs were measured: ask for at least as many")
+        raise CommandError(
+            f"--gpus {least}: fewer than the {largest} GPUs that were measured. Pass sizes of at least {largest}."
+        )
     over = [gpus for gpus in question.gpus if gpus > hardware.gpus_per_host]
     if over and hardware.link_gb_per_s is None:
         raise CommandError(
-            f"--gpus {over[0]} needs several hosts of {hardware.gpus_per_host}, whose network is not known: pass "
-            "--link, such as 8x200gbit or 100mbit, or --machine"
+            f"--gpus {over[0]}: hosts have {hardware.gpus_per_host} GPUs, and the network between them is not known. "
+            "Pass --link, for example 8x200gbit or 100mbit, or --machine."
         )
     return tuple(_size(known, hardware, question, gpus) for gpus in sorted(question.gpus))
 
@@ -90,7 +92,7 @@ def _size(known: Known, hardware: Hardware, question: Question, gpus: int) -> Si
     least = min(known.measured, key=lambda one: one.gpus)
     why_not = None
     if gpus > hardware.gpus_per_host and max(one.gpus for one in known.measured) == 1 and not told.is_dry_run:
-        why_not = "one rank says nothing of several hosts: measure 2 or more ranks"
+        why_not = "one rank does not show how hosts scale: measure 2 or more"
     step = None if why_not else predict(job, hardware, known.measured, gpus)
     needed_h = hours(step, question)
     gpu_hours = None if needed_h is None else gpus * needed_h

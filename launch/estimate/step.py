@@ -27,6 +27,7 @@ INSIDE = 0.12  # from one GPU to the others of its host, which share cores, memo
 OTHER = 0.05  # computation from a dry run, or a machine of which no table over several hosts is known
 BAND = 1.65  # deviations on each side: 90 % of a normal distribution
 CHECKED = ("dgx-a100",)  # machines with a public table over several hosts
+CHECKED_GPUS = 64  # the largest size of these tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,10 @@ def predict(
 
 def is_extrapolated(hardware: Hardware, known: Measured, gpus: int) -> bool:
     """Whether no published table says how well such a prediction does."""
-    return known.is_dry_run or hardware.name not in CHECKED or gpus > 64 or known.gpus < hardware.gpus_per_host < gpus
+    if gpus == known.gpus and not known.is_dry_run:
+        return False
+    is_checked = hardware.name in CHECKED and gpus <= CHECKED_GPUS and known.gpus >= hardware.gpus_per_host
+    return known.is_dry_run or not is_checked
 
 
 def _deviation(hardware: Hardware, known: Measured, gpus: int, *, exposed: float) -> float:

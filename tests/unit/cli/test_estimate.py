@@ -107,6 +107,7 @@ def test_runs_predict_from_the_largest_with_their_saves_and_energy(capsys, tmp_p
     words = ["--gpus-per-host", "2", "--link", "1gbit", "--price-per-gpu-hour", "1"]
     (two, four) = sizes(capsys, "estimate", *runs, "--gpus", "2,4", *words)
     assert two["samples_per_s"] == pytest.approx(200)
+    assert (two["extrapolated"], four["extrapolated"]) == (False, True)
     assert 200 < four["samples_per_s"] < 400
     assert two["hours"] == pytest.approx(5 * 1438 / 200 / 3600)
     assert two["energy_kwh"] == pytest.approx(0.5 * 2 * two["hours"])  # 10 Wh in 36 s of 2 ranks: 500 W each
