@@ -132,6 +132,14 @@ class Layout:
         """The totals of the rank that computes the loss."""
         return totals
 
+    def sent_bytes(self) -> tuple[dict[int, int], int]:
+        """What a step sends inside the replica, the mean over this process's steps.
+
+        Bytes that this rank and a later one exchange, each way, by the number of the other, and bytes of the tensors
+        that all ranks of the replica sum.
+        """
+        return {}, 0
+
     def name_failure(self, source: str) -> str:
         """The source of a failed forward pass, with the part of the replica that it was in."""
         return source

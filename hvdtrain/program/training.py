@@ -34,7 +34,7 @@ from hvdtrain.safety.faults import NONE
 from hvdtrain.settings.group import methods
 from hvdtrain.settings.notes import columns
 from hvdtrain.tracking.gauges import open_gauges
-from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder
+from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
 from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.run import open_run
 from hvdtrain.witnesses.injected import InjectedFaults
@@ -92,6 +92,7 @@ class Training:
             limits,
             self._saver(saves, points, folder),
             Profiler(self._record, job.phases),
+            SentRecord(self._record, step, gradient_bytes=self._gradient_bytes(job)),
             *self._injected_faults(),
             Recorder(self._record, job.task),  # after the saver: a rank may be lost while the best weights are saved
             membership,
@@ -211,19 +212,22 @@ class Training:
 
     def _derived(self, job: Job, test: Split, parameters: int, peak_lr: float) -> dict[str, Any]:
         """What follows from the settings and the job, for config.json."""
-        settings, where, how = self._settings, self.step.slots.where, assembly.wire(self._settings, job.device)
+        settings, where = self._settings, self.step.slots.where
         derived = {
             **asdict(job.sizes),
             "steps": job.steps,
             "peak_lr": peak_lr,
-            "compression": how,
+            "compression": assembly.wire(settings, job.device),
             "train_samples": len(job.train),
             "test_samples": len(test),
             "parameters": parameters,
             "fusion_threshold_mb": settings.sent_at_once_mb,
             **where.about,
         }
-        return derived if where.ranks > 1 else derived | {"gradient_bytes": assembly.gradient_bytes(job.model, how)}
+        return derived if where.ranks > 1 else derived | {"gradient_bytes": self._gradient_bytes(job)}
+
+    def _gradient_bytes(self, job: Job) -> int:
+        return assembly.gradient_bytes(job.model, assembly.wire(self._settings, job.device))
 
     def _begin(self, folder: RunFolder, position: Position, job: Job, *, about: dict[str, Any]) -> None:
         """Write and say what is known before the first step."""

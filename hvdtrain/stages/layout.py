@@ -1,6 +1,7 @@
 """A replica as a row of blocks: how micro-batches pass through them, on one rank or on several."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +40,7 @@ class Stages(Parts):
         super().__init__(comm, stage.counted_before(model))
         self._stage = stage
         self._samples = Samples(comm, stage)
+        self._steps = self._handed_on_bytes = self._tied_bytes = 0
         self.about: Mapping[str, Any] = {"stages_at": list(stage.starts[1:])}
 
     def compile(self, models: Iterable[nn.Module]) -> None:
@@ -60,6 +62,7 @@ class Stages(Parts):
                 outputs = stage.run(step.model, received, model_inputs)
             if not stage.is_last:
                 outputs = step.hand_on(outputs)
+                self._handed_on_bytes += outputs.nbytes
                 del held[number]
             step.enter("bubble")
             return outputs
@@ -75,6 +78,7 @@ class Stages(Parts):
             step.enter("bubble")
             return stage.make_buffer(model_inputs, step.device)
 
+        self._steps += 1
         stage.pipeline.train(count, forward=forward, loss=loss, make_buffer=make_buffer)
         self._samples.finish()
 
@@ -95,7 +99,20 @@ class Stages(Parts):
         return sums
 
     def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
-        self._stage.sum_tied(model, tensors_of)
+        def counted(parameter: nn.Parameter) -> Iterator[Tensor]:
+            for values in tensors_of(parameter):
+                self._tied_bytes += values.nbytes
+                yield values
+
+        self._stage.sum_tied(model, counted)
+
+    def sent_bytes(self) -> tuple[dict[int, int], int]:
+        exchanged = Counter[int]()
+        if not self._stage.is_last:  # for all that is handed on a gradient of that size comes back
+            exchanged[self.rank + 1] += self._handed_on_bytes
+        if self.rank == 0:
+            exchanged[self.ranks - 1] += self._tied_bytes
+        return {other: count // max(1, self._steps) for other, count in exchanged.items() if count}, 0
 
     def name_failure(self, source: str) -> str:
         return super().name_failure(source if self._stage.is_last else "forward pass")

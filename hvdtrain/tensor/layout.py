@@ -1,13 +1,14 @@
 """A replica whose layers are sliced over several ranks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
-from hvdtrain.core.slots import Parts
+from hvdtrain.core.slots import Parts, Passes
+from hvdtrain.core.task import Batch
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.tensor.linear import sliced_parameters
+from hvdtrain.tensor.linear import sliced_parameters, summed_bytes
 
 
 class Slices(Parts):
@@ -18,9 +19,19 @@ class Slices(Parts):
     def __init__(self, comm: Comm, model: nn.Module) -> None:
         super().__init__(comm, _counted_before(comm, model))
         self.about: Mapping[str, Any] = {"slices": comm.replica.size}
+        self._steps = self._summed_bytes = 0
 
     def stream(self, comm: Comm) -> int:
         return comm.data.rank  # slices of a layer draw the same numbers, since their outputs are added up
+
+    def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
+        before = summed_bytes()
+        super().train(step, batches, count, global_count)
+        self._steps += 1
+        self._summed_bytes += summed_bytes() - before
+
+    def sent_bytes(self) -> tuple[dict[int, int], int]:
+        return {}, self._summed_bytes // max(1, self._steps)
 
     def split_dimensions(self, model: nn.Module) -> dict[str, int]:
         return sliced_parameters(model)

@@ -3,6 +3,7 @@
 T ranks of a replica, I inputs and O outputs of a whole layer.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,11 +38,20 @@ class _SumSlices(torch.autograd.Function):
         return gradients[0]
 
 
+_sent = Counter[str]()  # by this process: autograd's functions have no other place for it
+
+
+def summed_bytes() -> int:
+    """Bytes of the tensors that this process has summed with the other slices."""
+    return _sent["summed_bytes"]
+
+
 def _sum_over_ranks(partial: Tensor) -> Tensor:
     """In fp32, whatever it comes in."""
     total = partial.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     if total.numel():
         dist.all_reduce(total)
+        _sent["summed_bytes"] += total.nbytes
     return total.to(partial.dtype)
 
 

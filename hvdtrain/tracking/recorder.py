@@ -54,6 +54,23 @@ class Profiler(Hook):
         self._run.write_profile(self._phases, is_last=True)
 
 
+class SentRecord(Hook):
+    """Writes traffic.json: what the ranks of a replica send in a step, by which hvdlaunch maps ranks to GPUs."""
+
+    def __init__(self, run: Run, step: Step, *, gradient_bytes: int) -> None:
+        self._run, self._step, self._gradient_bytes = run, step, gradient_bytes
+
+    def epoch_trained(self, count: int) -> None:
+        exchanged, summed = self._step.slots.where.sent_bytes()
+        part = {
+            "exchanges": [{"part": other, "bytes": sent} for other, sent in exchanged.items()],
+            "sums_bytes": summed,
+            "gradient_bytes": self._gradient_bytes,
+        }
+        parts = self._step.slots.comm.replica.allgather(part)
+        self._run.tracker.write_document("traffic.json", {"parts": parts})
+
+
 class Conclusion(Hook):
     """Writes the result of a run that has trained all its epochs."""
 

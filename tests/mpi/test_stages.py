@@ -81,6 +81,17 @@ def test_stages_give_the_bits_of_one_process(ended, ranks, stages):
     assert_same_end(ended(ranks, *BATCHES, *stages), ended(1, *BATCHES))
 
 
+def test_what_stages_send_is_in_the_run_folder(ended):
+    folder = ended(2, *BATCHES, "--stages", "2")
+    first, last = json.loads((folder / "traffic.json").read_text())["parts"]
+    parameters = json.loads((folder / "config.json").read_text())["derived"]["parameters"]
+    assert first["gradient_bytes"] + last["gradient_bytes"] == 4 * parameters
+    [exchange] = first["exchanges"]
+    assert exchange["part"] == 1
+    assert exchange["bytes"] > 0
+    assert (last["exchanges"], first["sums_bytes"], last["sums_bytes"]) == ([], 0, 0)
+
+
 @pytest.mark.slow
 def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
     """Two ranks have one order of a sum, so also over the two replicas of each stage."""
