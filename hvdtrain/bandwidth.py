@@ -3,6 +3,7 @@
     mpirun -np 2 python -m hvdtrain.bandwidth                                on GPUs where each rank has one
     hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.bandwidth      two hosts
     mpirun -np 2 python -m hvdtrain.bandwidth --over ours,mpi4py,gloo        beside others, in turns
+    hvdlaunch run -H one:8,two:8 -- python -m hvdtrain.bandwidth --over two-level      as --sync two-level sums
     horovodrun --gloo -np 2 python -m hvdtrain.bandwidth                     Horovod's Gloo in place of MPI
     hvdlaunch run -np 8 -- python -m hvdtrain.bandwidth --pairs              also between every two ranks of a host
 
@@ -35,12 +36,16 @@ from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device, share_cores
-from hvdtrain.ranks.links import SUMS, Exchange, InPlaceSum, make_exchange, pair_rounds, time_exchanges
+from hvdtrain.ranks.links import SUMS as FLAT_SUMS
+from hvdtrain.ranks.links import Exchange, InPlaceSum, make_exchange, pair_rounds, time_exchanges
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
+from hvdtrain.sync.comm import group_ranks
+from hvdtrain.sync.groups import Groups
 from hvdtrain.tracking.files import write_json
 
 SIZES = "1KB,4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB,256MB"
+TWO_LEVEL = "two-level"
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 MOST_BYTES = 4 * 2**30  # MPI counts elements to 2^31
 WARMUPS = 2  # the first sum of a name is negotiated
@@ -133,6 +138,23 @@ def main() -> None:
         write_json(arguments.json, asdict(report))
 
 
+def two_level_sum(comm: Comm) -> InPlaceSum:
+    """As --sync two-level does: Horovod sums in each host, then MPI between hosts."""
+    groups = group_ranks(comm, None).data
+    assert isinstance(groups, Groups)
+    groups.start()
+
+    def add(values: Tensor) -> None:
+        groups.sum_by_levels(values, f"bandwidth.{values.numel()}")
+        if values.is_cuda:
+            torch.cuda.synchronize(values.device)
+
+    return add
+
+
+SUMS = {**FLAT_SUMS, TWO_LEVEL: two_level_sum}
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message.removeprefix('argument ')}. See --help.")
@@ -163,6 +185,8 @@ def parse(argv: Sequence[str]) -> Arguments:
         raise BadInput(f"--over {unknown[0]!r}: unknown. Choose from {', '.join(SUMS)}.")
     if len(set(over)) < len(over):
         raise BadInput(f"--over {options.over}: a name is repeated. Name each once.")
+    if TWO_LEVEL in over and len(over) > 1:
+        raise BadInput(f"--over {options.over}: Horovod joins the ranks of one host for {TWO_LEVEL}. Measure it alone.")
     if options.repeats < 2:
         raise BadInput(f"--repeats {options.repeats}: too few for a spread. Pass at least 2.")
     if not options.limit_s > 0:
@@ -197,9 +221,9 @@ def usable_device(comm: Comm, arguments: Arguments) -> torch.device:
     if comm.size == 1:
         raise BadInput("one process: nothing to all-reduce with. Run mpirun -np 2 python -m hvdtrain.bandwidth.")
     device = choose_device(comm)
-    if device.type == "cuda" and arguments.over != ("ours",):
+    if device.type == "cuda" and arguments.over not in (("ours",), (TWO_LEVEL,)):
         raise BadInput(
-            f"--over {','.join(arguments.over)}: only ours is measured on GPUs. Pass --over ours, or set "
+            f"--over {','.join(arguments.over)}: only ours or {TWO_LEVEL} is measured on GPUs. Pass --over ours, or set "
             "CUDA_VISIBLE_DEVICES= for CPUs."
         )
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available

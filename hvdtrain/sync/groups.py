@@ -44,6 +44,11 @@ class Groups(MpiMembers):
         self.sums = GroupSums(in_group, between_groups)
         super().__init__(mpi, self._group, in_group, between_groups)
 
+    def sum_by_levels(self, values: Tensor, name: str) -> None:
+        """Replace a flat tensor by its sum over all ranks: first by Horovod in the group, then over groups."""
+        self._group.begin_sum(values, name)()
+        self.sums.sum_(values)
+
     def broadcast_(self, model: nn.Module) -> None:
         self._group.broadcast_(model)
         values = list(model.state_dict().values())

@@ -9,8 +9,9 @@ from launch.files import read_text, text_of, write_whole
 from launch.hosts import hostfile
 from launch.hosts.host import Host
 from launch.hosts.slurm import from_slurm
-from launch.placement import measured
-from launch.placement.measured import GpuLinks
+from launch.placement import measured, traffic
+from launch.placement.measured import Measured
+from launch.placement.traffic import Traffic
 
 
 def read(file: str) -> tuple[str, str]:
@@ -46,9 +47,18 @@ def hosts_in(file: str) -> tuple[Host, ...]:
     return hostfile.read(text, name=name)
 
 
-def measured_links(options: argparse.Namespace) -> tuple[GpuLinks, ...]:
-    """What was measured between GPUs, by the file of --measured; nothing without one."""
+def measured_file(options: argparse.Namespace, *, needs_links: bool = False) -> Measured:
+    """What was measured, by the file of --measured; nothing without one."""
     if options.measured is None:
-        return ()
+        return Measured()
     text, name = read(options.measured)
-    return measured.read(text, name=name)
+    return measured.read(text, name=name, needs_links=needs_links)
+
+
+def recorded_traffic(options: argparse.Namespace) -> Traffic | None:
+    """What the ranks of an earlier run sent, by the folder or file of --traffic; None without it."""
+    if options.traffic is None:
+        return None
+    file = Path(options.traffic)
+    text, name = read(str(file / traffic.FILE if file.is_dir() else file))
+    return traffic.read(text, name=name)

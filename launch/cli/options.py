@@ -129,6 +129,7 @@ def _add_start_options(command: argparse.ArgumentParser) -> None:
     _add_run_options(command)
     _add_ends(command)
     _add_measured(command)
+    _add_traffic(command, "map ranks to GPUs by what the ranks of this run sent")
     command.add_argument(
         "--nsys", action="store_true", help="under Nsight Systems: JOB-rank-R.nsys-rep in this folder, on each host"
     )
@@ -192,6 +193,7 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
         action="store_true",
         help="start ranks that measure each host, every two hosts, GPUs and all together",
     )
+    _add_traffic(check, "with --bandwidth: compare ways to sum the gradients of this run")
     _add_nccl_debug(check)
     check.set_defaults(
         bind="numa",
@@ -211,6 +213,12 @@ def _add_measured(command: argparse.ArgumentParser) -> None:
         "--measured",
         metavar="FILE",
         help="choose GPUs by what check --bandwidth --json has written; default: by a table of link speeds",
+    )
+
+
+def _add_traffic(command: argparse.ArgumentParser, text: str) -> None:
+    command.add_argument(
+        "--traffic", metavar="RUN", help=f"{text}: its folder, or the traffic.json in it; default: not known"
     )
 
 
@@ -359,7 +367,7 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(topology=[], nsys=False, measured=None, elastic=False, grow=False)
+    command.set_defaults(topology=[], nsys=False, measured=None, traffic=None, elastic=False, grow=False)
 
 
 def _add_ends(run: argparse.ArgumentParser) -> None:

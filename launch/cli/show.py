@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from launch.cli.files import listed_hosts, measured_links, read, write
+from launch.cli.files import listed_hosts, measured_file, read, write
 from launch.errors import LaunchError
 from launch.hosts.hostfile import write as spelled
 from launch.machine import local, saved
@@ -50,7 +50,7 @@ def gpus(options: argparse.Namespace) -> int:
             print(f"hvdlaunch: {unseen_by_nvidia_smi(['this host'])}", file=sys.stderr, flush=True)
     if not topology.gpus:
         raise LaunchError("no GPU found on this host: pass a saved topology with --topology FILE")
-    if links := measured_links(options):
+    if links := measured_file(options, needs_links=True).links:
         topology = with_measured(topology, links)
     if options.gpus != "all":
         for index in options.gpus:

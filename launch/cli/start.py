@@ -10,7 +10,7 @@ from pathlib import Path
 
 from launch.cli import mistakes
 from launch.cli.estimate_options import faults_of
-from launch.cli.files import hosts_in, listed_hosts, measured_links, read, write
+from launch.cli.files import hosts_in, listed_hosts, measured_file, read, recorded_traffic, write
 from launch.errors import CommandError, harmless
 from launch.estimate.failures import describe
 from launch.hosts.host import Host
@@ -47,6 +47,7 @@ EXCLUDES = (
     ("--slurm-nodes", "--mpijob", "Kubernetes makes the hosts"),
     ("--gpus", "--mpijob", "Kubernetes chooses the GPUs"),
     ("--measured", "--mpijob", "the pods do not have its file"),
+    ("--traffic", "--mpijob", "Kubernetes chooses the GPUs"),
     ("--apptainer", "--mpijob", "pods are containers already: use --mpijob-option image=IMAGE"),
     ("--launcher horovodrun", "--mpijob", "it does not know the ssh port of the pods"),
 )
@@ -73,6 +74,7 @@ def _require_fitting(options: argparse.Namespace) -> None:
         "--gpus": not isinstance(options.gpus, str),
         "--measured": options.measured,
         "--measured -": options.measured == "-",
+        "--traffic": options.traffic,
         "--apptainer": options.apptainer,
         "--launcher horovodrun": options.launcher == "horovodrun",
     }
@@ -150,12 +152,19 @@ def check_hosts(options: argparse.Namespace) -> int:
 
     if options.nccl_debug and not options.bandwidth:
         raise CommandError("--nccl-debug logs what --bandwidth starts: add that")
+    if options.traffic is not None and not options.bandwidth:
+        raise CommandError("--traffic says how many bytes --bandwidth sums: add that")
     if options.bandwidth and options.apptainer is not None:
         raise CommandError("--bandwidth measures with the project of the hosts: leave --apptainer out, or --bandwidth")
     if options.bandwidth:
         _require_leave_of_root(options)
     options.program = ["true"]
     request = _request(options)
+    if request.traffic is not None and len(request.traffic.parts) > 1:
+        raise CommandError(
+            f"--traffic: a replica of that run is {len(request.traffic.parts)} ranks, and check sums over single ones. "
+            "Pass a run of whole replicas."
+        )
     checked = study.check(request, os.environ, Path.cwd(), runs_dir=options.runs_dir, data_dir=options.data_dir)
     if options.bandwidth:
         checked = bandwidth.with_bandwidth(checked, request, os.environ, nccl_debug=options.nccl_debug)
@@ -204,7 +213,8 @@ def _request(options: argparse.Namespace) -> RunRequest:
         ),
         driver_timeout_s=options.driver_timeout_s,
         check=not options.no_check,
-        measured=measured_links(options),
+        measured=measured_file(options),
+        traffic=recorded_traffic(options),
     )
 
 
@@ -275,7 +285,8 @@ def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | Non
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:
     """What reads the request, with the hostfile as it is then; standard input can be read but once."""
-    return (lambda: first) if "-" in (options.hostfile, options.measured) else (lambda: _request(options))
+    once = "-" in (options.hostfile, options.measured, options.traffic)
+    return (lambda: first) if once else (lambda: _request(options))
 
 
 def _sbatch(options: argparse.Namespace) -> int:

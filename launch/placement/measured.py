@@ -1,4 +1,4 @@
-"""What check --bandwidth --json measured between the GPUs of hosts, in place of the table of link speeds."""
+"""What check --bandwidth --json measured: links between GPUs, in place of the table of link speeds, and ways to sum."""
 
 import dataclasses
 import json
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from launch.errors import TopologyError
 from launch.machine.decode import decode
 from launch.machine.topology import Topology
+from launch.placement.allreduce import USUAL, ComparedSums
 from launch.placement.rings import MAX_VERTICES
 from launch.placement.selection import Choice, select
 
@@ -27,6 +28,14 @@ class GpuLinks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a file of --measured holds; at least one of the two."""
+
+    links: tuple[GpuLinks, ...] = ()
+    sums: ComparedSums | None = None  # ways to sum over all ranks, if they were compared
+
+
+@dataclass(frozen=True, kw_only=True)
 class Gain:
     """What the choice of so many GPUs of a host is worth, in GB/s of the slowest link of their ring."""
 
@@ -36,18 +45,33 @@ class Gain:
     worst: Choice | None  # None where there is only one set
 
 
-def read(text: str, *, name: str) -> tuple[GpuLinks, ...]:
-    """The links in what check has written; TopologyError, with the file's name, where there are none."""
+def read(text: str, *, name: str, needs_links: bool = False) -> Measured:
+    """What check has written; TopologyError, with the file's name, where neither links nor sums are in it."""
     try:
-        document = json.loads(text)["bandwidth"]["gpu_links"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        bandwidth = json.loads(text)["bandwidth"]
+        document, compared = bandwidth["gpu_links"], bandwidth.get("sums")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise TopologyError(f"{name}: it is not from hvdlaunch check --bandwidth --json: {REMEDY}") from None
     hosts: tuple[GpuLinks, ...] = decode(document, tuple[GpuLinks, ...], f"{name}: gpu_links")
-    if not hosts:
+    sums: ComparedSums | None = decode(compared, ComparedSums | None, f"{name}: sums")
+    if not hosts and (needs_links or sums is None):
         raise TopologyError(f"{name}: no host in it has two GPUs that were measured: {REMEDY}")
     for i, links in enumerate(hosts):
         _check(links, f"{name}: gpu_links[{i}]")
-    return hosts
+    if sums is not None:
+        _check_sums(sums, f"{name}: sums")
+    return Measured(links=hosts, sums=sums)
+
+
+def _check_sums(sums: ComparedSums, where: str) -> None:
+    names = [way.name for way in sums.ways]
+    is_known = set(names) <= set(sums.settings) and len(set(names)) == len(names) and names[:1] == [USUAL]
+    times = [seconds for way in sums.ways for seconds in way.times_s]
+    is_timed = all(math.isfinite(seconds) and seconds > 0 for seconds in times)
+    if not is_known or not is_timed or any(not own for way in sums.ways for own in (way.rounds_s, *way.rounds_s)):
+        raise TopologyError(f"{where}.ways: expected {USUAL!r}, then others of {', '.join(sums.settings)}, in seconds")
+    if len(sums.hosts) != len(sums.ranks):
+        raise TopologyError(f"{where}.ranks: expected a number for each of {len(sums.hosts)} hosts")
 
 
 def _check(links: GpuLinks, where: str) -> None:

@@ -1,7 +1,7 @@
 """Pure: hosts and what they have -> one RankSlot per process.
 
 Ranks fill the hosts in the order given, as `mpirun --map-by slot` does. On a host with GPUs local rank i gets the
-i-th GPU of the best ring, and the cores of that GPU's NUMA node.
+i-th GPU of the best ring, or that of the map for what ranks send (rank_map), and the cores of the GPU's NUMA node.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,9 @@ from launch.errors import PlacementError, SelectionError
 from launch.hosts.host import MAX_SLOTS, Host
 from launch.hosts.hostfile import to_option
 from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, exclude_busy_gpus, named
+from launch.placement.rank_map import map_ranks
 from launch.placement.selection import ring_order, select
+from launch.placement.traffic import Flow, Traffic, flows, on_host
 
 Cores = tuple[int, ...]
 Binding = Literal["numa", "cores", "none"]
@@ -48,12 +50,13 @@ def place(
     ranks_per_replica: int | None = None,
     interfaces: Mapping[str, str] | None = None,
     set_by_user: Collection[str] = (),
+    traffic: Traffic | None = None,
 ) -> tuple[RankSlot, ...]:
     """One slot per rank; `gpus` are those to choose from: 'all' that are free, 'none' (CPUs) or indices on every host.
 
-    Each `ranks_per_replica` consecutive ranks are on one host, in the order of its ring. `interfaces` are those on the
-    network that several hosts share, by host; variables that are `set_by_user` stay as they are. With 'all' the ranks
-    run on CPUs if no host has a GPU; a GPU that is named may be busy with another program.
+    Each `ranks_per_replica` consecutive ranks are on one host, in the order of its ring, or mapped by their `traffic`.
+    `interfaces` are those on the network that several hosts share, by host; variables that are `set_by_user` stay as
+    they are. With 'all' the ranks run on CPUs if no host has a GPU; a named GPU may be busy with another program.
     Raises PlacementError where ranks do not fit.
     """
     share = ranks_per_host(hosts, np, ranks_per_replica)
@@ -67,8 +70,10 @@ def place(
         raise PlacementError(f"host {bare} has no GPU, but {what}: leave it out, or pass --gpus none")
     require_enough_named(gpus, share)
     slots: list[RankSlot] = []
+    sent = () if traffic is None else flows(traffic, np)
     for host, ranks in share.items():
-        chosen = [None] * ranks if on_cpus else _gpus(host, used[host], ranks, gpus)
+        of_host = tuple(on_host(flow, len(slots), ranks) for flow in sent)
+        chosen = [None] * ranks if on_cpus else _gpus(host, used[host], ranks, gpus, of_host)
         slots += _slots_of(
             host,
             used[host],
@@ -175,12 +180,18 @@ def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host],
             )
 
 
-def _gpus(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> list[Gpu | None]:
-    """The GPUs of so many ranks in the order of their ring; in `topology` those that are not named are unusable."""
+def _gpus(
+    host: str, topology: Topology, ranks: int, gpus: str | Collection[int], sent: Sequence[Flow]
+) -> list[Gpu | None]:
+    """The GPUs of so many ranks in the order of their ring, or mapped by what they have `sent`.
+
+    In `topology` those that are not named are unusable.
+    """
     by_index = {gpu.index: gpu for gpu in topology.gpus}
     if sum(gpu.unusable is None for gpu in topology.gpus) < ranks:
         raise PlacementError(_why_too_few(host, topology, ranks, gpus))
-    return [by_index[index] for index in _ring(host, exclude_busy_gpus(topology, ranks), ranks)]
+    ring = _ring(host, exclude_busy_gpus(topology, ranks), ranks)
+    return [by_index[index] for index in (map_ranks(topology, ring, sent) if sent else ring)]
 
 
 def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> str:

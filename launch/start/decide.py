@@ -6,6 +6,7 @@ from launch.errors import CommandError, HostError, TopologyError
 from launch.hosts.host import MAX_SLOTS, Host, shown
 from launch.machine.topology import Topology
 from launch.placement import network
+from launch.placement.allreduce import chosen
 from launch.placement.findings import Finding, common_findings, named
 from launch.placement.measured import with_measured
 from launch.placement.remarks import crowded, gpu_remarks, left_out
@@ -38,6 +39,8 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         if host in unmeasured:
             raise unmeasured[host]
     used = {host: facts.answers[host] for host in ranks}
+    settings, note = way_of_sums(request, used, ranks, environment)
+    environment = {**environment, **settings}
     require_program(request, facts, used)
     require_image(request, facts)
     shared = shared_network(used, request.network, local=facts.local, own_addresses=facts.own_addresses)
@@ -58,12 +61,13 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         ranks_per_replica=replicas,
         interfaces={host: own.name for host, own in shared.interfaces.items()} if shared else {},
         set_by_user=[name for name in exports if name in environment],
+        traffic=request.traffic,
     )
     program = command.under_nsys(request.program) if request.nsys else request.program
     if request.apptainer is not None:
         program = command.in_apptainer(program, request.apptainer)
     remarks = remarks_on(request, listed, slots, topologies)
-    remarks += [str(finding) for finding in findings]
+    remarks += [str(finding) for finding in findings] + note
     if shared and (behind := note_left_behind(environment, exports)):
         remarks.append(behind)
     if request.network is not None and shared is None:
@@ -88,6 +92,8 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         grow=request.grow,
         remarks=tuple(remarks),
         apart=frozenset(host for host, own in used.items() if own.condition and own.condition.sees_token is False),
+        traffic=request.traffic,
+        settings=settings,
         topologies={host: topologies[host] for host in used},
     )
 
@@ -98,13 +104,24 @@ def measured_topologies(
     """The topology of each host, with what --measured tells of it, and an error for each of which it tells nothing."""
     topologies = {host: answer.topology for host, answer in answers.items()}
     unmeasured = {}
-    if request.measured and request.gpus != "none":
+    if request.measured.links and request.gpus != "none":
         for host, own in topologies.items():
             try:
-                topologies[host] = with_measured(own, request.measured, host)
+                topologies[host] = with_measured(own, request.measured.links, host)
             except TopologyError as error:
                 unmeasured[host] = error
     return topologies, unmeasured
+
+
+def way_of_sums(
+    request: RunRequest, used: Mapping[str, HostFacts], ranks: Mapping[str, int], environment: Mapping[str, str]
+) -> tuple[Mapping[str, str], list[str]]:
+    """The variables of the fastest way to sum, by --measured, and a line about it; nothing if it compared none."""
+    if request.measured.sums is None:
+        return {}, []
+    on_gpus = request.gpus != "none" and any(answer.topology.gpus for answer in used.values())
+    settings, note = chosen(request.measured.sums, ranks, environment, on_gpus=on_gpus)
+    return settings, [note]
 
 
 def remarks_on(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Topology
 from launch.placement.slots import RankSlot
+from launch.placement.traffic import Traffic
 from launch.probe.ssh import SSH, Ssh
 from launch.start.request import Show
 
@@ -31,6 +32,8 @@ class Plan:
     elastic: bool = False  # ranks that are left go on when one dies
     grow: bool = False  # and others take the places of those that died
     apart: frozenset[str] = frozenset()  # hosts that do not see the folder that the run is started from, if known
+    traffic: Traffic | None = None  # what ranks send in a step, if it is known
+    settings: Mapping[str, str] = field(default_factory=dict)  # variables in the environment that --measured has set
     topologies: Mapping[str, Topology] = field(default_factory=dict)  # of the hosts that have ranks
 
 

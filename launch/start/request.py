@@ -9,14 +9,16 @@ from launch.hosts.host import Host
 from launch.hosts.slurm import from_slurm, gpus_of_one_task
 from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.machine.topology import Topology
-from launch.placement.measured import GpuLinks
+from launch.placement.measured import Measured
 from launch.placement.slots import Binding, ranks_per_host, require_enough_named, require_whole_replicas
+from launch.placement.traffic import Traffic
 from launch.probe.ssh import SSH, Ssh
 from launch.start.environment import exported, require_plain_job
 
 # Of a rank whose host is not known yet. With a GPU: itself, the threads of Horovod and NCCL, and readers of files.
 CORES_WITH_GPU, CORES_ON_CPUS = 4, 1
 
+NOTHING_MEASURED = Measured()
 Show = Literal["0", "all"]  # what is seen of the ranks: what rank 0 writes, or all ranks line by line
 
 
@@ -44,7 +46,8 @@ class RunRequest:
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
     per_host: int | None = None  # slots of each host; None: those of the list
     check: bool = True  # look at what differs between several hosts, and refuse what would fail
-    measured: tuple[GpuLinks, ...] = ()  # what GPUs are chosen by in place of the table of link speeds; empty: by that
+    measured: Measured = NOTHING_MEASURED  # in place of the table of link speeds, and of MPI's choice
+    traffic: Traffic | None = None  # what ranks send in a step, by which they are mapped to GPUs; None: not known
 
 
 def usual_cores(request: RunRequest) -> int:
@@ -96,6 +99,9 @@ def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapp
     exported(environment, request.exports)
     if request.elastic and request.ranks_per_replica is not None:
         raise CommandError("--elastic does not work with --ranks-per-replica. Use only one.")
+    if request.traffic is not None and (size := len(request.traffic.parts)) != (request.ranks_per_replica or 1):
+        remedy = f"pass --ranks-per-replica {size}" if size > 1 else "leave --ranks-per-replica out"
+        raise CommandError(f"--traffic: a replica of that run is {size} rank{'s' if size > 1 else ''}: {remedy}")
     known = hosts or (Host(name="any", slots=max(request.np or 1, 1), counted=request.np is not None),)
     if not all(host.counted for host in known):
         return

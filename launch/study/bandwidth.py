@@ -2,13 +2,15 @@
 
 The job over all hosts measures every two of them itself, in rounds in which no host is in two pairs: the 28 pairs of 8
 hosts are one start of ranks and 7 rounds. Jobs run one after the other: none takes a network or a core from another.
+With --traffic a job for each way of summing follows (launch.study.sums), at the gradient bytes of that run.
 """
 
+import contextlib
 import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -16,6 +18,7 @@ from typing import Literal
 from launch.errors import LaunchError
 from launch.files import read_text
 from launch.hosts.host import Host
+from launch.placement.allreduce import ComparedSums
 from launch.placement.findings import Finding, errors_first, from_error
 from launch.placement.slots import with_slots
 from launch.probe.host_facts import HostFacts
@@ -23,6 +26,7 @@ from launch.start.decide import own_hosts
 from launch.start.prepare import job_of, prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
+from launch.study import sums
 from launch.study.check import Checked
 from launch.study.links import Bandwidth, Speeds, from_report, slow_ones
 from launch.supervise.nccl import lines_of, run_logged, unexpected_transport, with_log
@@ -71,6 +75,11 @@ def with_bandwidth(
         except LaunchError as error:
             wrong = [from_error(error, [host.name for host in job], "bandwidth")]
         findings += wrong
+    if request.traffic is not None and planned:
+        size = max(part.gradient_bytes for part in request.traffic.parts)
+        size = max(1, size // 4) * 4  # whole float32 values
+        compared, wrong = _compared(planned[-1], size, request=request, facts=facts, environment=environment)
+        measured, findings = replace(measured, sums=compared), findings + wrong
     return replace(
         checked, bandwidth=measured, findings=errors_first([*checked.findings, *findings, *slow_ones(measured)])
     )
@@ -91,36 +100,80 @@ def _with_job(
     log: bool,
 ) -> tuple[Bandwidth, list[Finding]]:
     """What was found so far, and by the job over these hosts; and what went wrong."""
+    words = ["--pairs"] if _on_gpus(request, facts, hosts) or len(hosts) > 1 else []
+    own = with_log(environment, Path.cwd()) if log else environment
+    with _job(hosts, words, request=request, facts=facts, environment=own) as (prepared, file):
+        return _started(measured, prepared, file, log=log)
+
+
+def _compared(
+    hosts: tuple[Host, ...],
+    size: int,
+    *,
+    request: RunRequest,
+    facts: Mapping[str, HostFacts],
+    environment: Mapping[str, str],
+) -> tuple[ComparedSums | None, list[Finding]]:
+    """Ways to sum so many bytes over all ranks of these hosts, and which of them could not be measured."""
+    findings, job = [], f"{job_of(environment)}-sums"
+
+    def measure(name: str, variables: Mapping[str, str], words: Sequence[str]) -> tuple[float, ...] | None:
+        options = [*words, "--sizes", str(size)]
+        own = {**environment, **variables, "HVDLAUNCH_JOB": job}
+        with _job(hosts, options, request=request, facts=facts, environment=own) as (prepared, file):
+            result = run(prepared, out=STDERR)
+            if result.stopped:
+                sys.exit(result.status)
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+                return tuple(float(seconds) for seconds in json.loads(read_text(file))["measured"][0]["times_s"])
+        names = tuple(host.name for host in hosts)
+        problem = f"sums by {name} were not measured"
+        findings.append(_finding("warning", names, problem, "see what is printed above, or leave --traffic out"))
+        return None
+
+    on_gpus = _on_gpus(request, facts, hosts)
+    return sums.compare(hosts, size, measure, on_gpus=on_gpus), findings
+
+
+def _on_gpus(request: RunRequest, facts: Mapping[str, HostFacts], hosts: Sequence[Host]) -> bool:
+    return request.gpus != "none" and bool(facts[hosts[0].name].topology.gpus)
+
+
+@contextlib.contextmanager
+def _job(
+    hosts: tuple[Host, ...],
+    words: Sequence[str],
+    *,
+    request: RunRequest,
+    facts: Mapping[str, HostFacts],
+    environment: Mapping[str, str],
+) -> Iterator[tuple[PreparedRun, Path]]:
+    """A job of hvdtrain.bandwidth with these words over these hosts, and the file in which it leaves its report."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=".hvdlaunch-", dir=Path.cwd()))
     except OSError as error:
         raise LaunchError(f"no folder can be made in {Path.cwd()} for what is measured: {error.strerror}") from error
     try:
         file = folder / "bandwidth.json"
-        on_gpus = request.gpus != "none" and bool(facts[hosts[0].name].topology.gpus)
-        own = {"MPIEXEC_TIMEOUT": str(round(JOB_S + LIMIT_S * len(hosts))), **environment}
-        prepared = prepare(
-            replace(
-                request,
-                np=sum(host.slots for host in hosts),
-                hosts=hosts,
-                per_host=None,
-                program=program(file, pairs=on_gpus or len(hosts) > 1),
-                check=False,
-            ),
-            with_log(own, Path.cwd()) if log else own,
-            Path.cwd(),
-            {host.name: facts[host.name] for host in hosts},
+        wanted = replace(
+            request,
+            np=sum(host.slots for host in hosts),
+            hosts=hosts,
+            per_host=None,
+            program=program(file, words),
+            check=False,
+            traffic=None,
         )
-        return _started(measured, prepared, file, log=log)
+        own = {"MPIEXEC_TIMEOUT": str(round(JOB_S + LIMIT_S * len(hosts))), **environment}
+        yield prepare(wanted, own, Path.cwd(), {host.name: facts[host.name] for host in hosts}), file
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def program(file: Path, *, pairs: bool) -> tuple[str, ...]:
+def program(file: Path, words: Sequence[str]) -> tuple[str, ...]:
     """What the ranks run; it leaves its report in that file."""
     options = ["--quiet", "--repeats", str(REPEATS), "--limit-s", f"{LIMIT_S:g}", "--json", str(file)]
-    return (sys.executable, "-P", "-m", "hvdtrain.bandwidth", *(["--pairs"] if pairs else []), *options)
+    return (sys.executable, "-P", "-m", "hvdtrain.bandwidth", *words, *options)
 
 
 def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: bool) -> tuple[Bandwidth, list[Finding]]:
@@ -140,7 +193,7 @@ def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: boo
     try:
         if result.status:
             raise ValueError(result.why or f"its ranks ended with status {result.status}")
-        sums, exchanges = from_report(json.loads(read_text(file)))
+        totals, exchanges = from_report(json.loads(read_text(file)))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = str(error) if result.status else "its ranks have left no report"
         remedy = "see above" if result.status else "start in a folder that all hosts share"
@@ -152,7 +205,7 @@ def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: boo
         ]
     if len(names) > 1:
         pairs = {(slots[a].host, slots[b].host): speeds for (a, b), speeds in exchanges.items()}
-        return replace(measured, pairs=pairs, together=sums), wrong
+        return replace(measured, pairs=pairs, together=totals), wrong
     links: dict[tuple[int, int], Speeds] = {}
     for (a, b), speeds in exchanges.items():
         gpu, other = slots[a].gpu, slots[b].gpu
@@ -160,7 +213,7 @@ def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: boo
             links[min(gpu, other), max(gpu, other)] = speeds
     return replace(
         measured,
-        hosts={**measured.hosts, names[0]: sums},
+        hosts={**measured.hosts, names[0]: totals},
         links={**measured.links, names[0]: links} if links else measured.links,
     ), wrong
 

@@ -2,11 +2,13 @@
 
 import statistics
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from launch.machine.show.table import aligned, link_word
 from launch.machine.topology import Topology, position
+from launch.placement import allreduce
+from launch.placement.allreduce import ComparedSums
 from launch.placement.findings import Finding
 from launch.placement.measured import GpuLinks, describe_gain, gains, with_measured
 
@@ -37,6 +39,7 @@ class Bandwidth:
     together: Speeds  # sums over all ranks of several hosts; empty where there is one
     topologies: Mapping[str, Topology]
     nccl: tuple[str, ...] = ()  # what NCCL did in each job, if its log was asked for
+    sums: ComparedSums | None = None  # in several ways over all ranks, if they were compared
 
 
 def from_report(report: Mapping[str, Any]) -> tuple[Speeds, dict[tuple[int, int], Speeds]]:
@@ -203,6 +206,7 @@ def bandwidth_table(measured: Bandwidth) -> str:
         blocks.append(aligned([[links.host, *names], *([name, *row] for name, row in zip(names, cells, strict=True))]))
         topology = with_measured(measured.topologies[links.host], [links], links.host)
         blocks.append("\n".join(f"{links.host}: {describe_gain(gain)}" for gain in gains(topology)))
+    blocks += [] if measured.sums is None else [allreduce.table(measured.sums)]
     return "\n\n".join([*blocks, *measured.nccl])
 
 
@@ -222,6 +226,7 @@ def bandwidth_json(measured: Bandwidth) -> dict[str, Any]:
             {"host": links.host, "gpus": links.gpus, "uuids": links.uuids, "gb_per_s": links.gb_per_s}
             for links in gpu_links(measured)
         ],
+        **({} if measured.sums is None else {"sums": asdict(measured.sums)}),
     }
 
 

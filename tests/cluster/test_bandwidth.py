@@ -1,4 +1,4 @@
-"""hvdlaunch check --bandwidth over hosts whose networks are shaped: the slow host and the slow pair are named."""
+"""hvdlaunch check --bandwidth over shaped networks names the slow host, the slow pair and the fastest way to sum."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ from tests.cluster.namespaces import tool
 from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
 
 MakeCluster = Callable[..., Cluster]
+SHOW = "import os; print(os.environ.get('OMPI_MCA_coll_tuned_allreduce_algorithm', 'None'))"
 pytestmark = pytest.mark.skipif(tool("tc") is None, reason="no tc")
 
 
@@ -30,9 +31,9 @@ def shape(cluster: Cluster, host: str, rate: str, toward: Mapping[str, str] | No
         assert done.returncode == 0, done.stderr
 
 
-def check(cluster: Cluster, folder: Path, hosts: str):
-    words = ["check", "-H", hosts, "--bandwidth", "--json", "--allow-run-as-root"]
-    done = cluster.run("outside", [HVDLAUNCH, *words], env=ENV, cwd=folder, timeout_s=240)
+def check(cluster: Cluster, folder: Path, hosts: str, *more: str, timeout_s: float = 240):
+    words = ["check", "-H", hosts, "--bandwidth", "--json", "--allow-run-as-root", *more]
+    done = cluster.run("outside", [HVDLAUNCH, *words], env=ENV, cwd=folder, timeout_s=timeout_s)
     document = json.loads(done.stdout)
     return document["bandwidth"], [one for one in document["findings"] if one["about"] == "bandwidth"], done
 
@@ -60,3 +61,25 @@ def test_a_slow_pair_is_named(cluster: MakeCluster, tmp_path: Path) -> None:
     assert [(one["hosts"], one["problem"].partition(" it ")[0]) for one in findings] == [(["h1"], "with h3")], (
         done.stderr
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_fastest_way_to_sum_is_found_and_a_run_sets_it(cluster: MakeCluster, tmp_path: Path) -> None:
+    """Of three ranks Open MPI pairs two first, so that its default sends more than twice what a ring does."""
+    hosts = cluster(hosts=3)
+    for name in hosts.names:
+        shape(hosts, name, "100mbit")
+    part = {"exchanges": [], "sums_bytes": 0, "gradient_bytes": 2_000_000}
+    (tmp_path / "traffic.json").write_text(json.dumps({"parts": [part]}))
+    measured, _, done = check(hosts, tmp_path, "h1:1,h2:1,h3:1", "--traffic", "traffic.json", timeout_s=600)
+    ways = {way["name"]: way["rounds_s"] for way in measured["sums"]["ways"]}
+    assert [len(ways[name]) for name in ("the default", "ring")] == [3, 3], done.stderr
+    assert {"--sync two-level", "two-level, MPI's", "recursive doubling"} <= set(ways)
+    (tmp_path / "measured.json").write_text(done.stdout)
+    for host, algorithm in (("h1:1,h2:1,h3:1", "45"), ("h1:1,h2:1", "N")):
+        run = ["run", "-H", host, "--measured", "measured.json", "--allow-run-as-root", "--", "python", "-c", SHOW]
+        done = hosts.run("outside", [HVDLAUNCH, *run], env=ENV, cwd=tmp_path)
+        assert done.stdout[0] in algorithm, done.stderr
+        assert ("sums of 2 MB go fastest by ring" in done.stderr) == (algorithm == "45")
+    nothing_left(hosts, (*hosts.names, "outside"), within_s=5)

@@ -64,6 +64,7 @@ def test_a_wrong_sum_ends_all_ranks_with_status_1(run, tmp_path):
         slow("mpirun", 1, [], "mpirun -np 2 python -m hvdtrain.bandwidth"),
         ("mpirun", 2, ["--sizes", "1KB,2.5MB"], "--sizes '2.5MB': "),
         slow("gloo", 2, ["--over", "mpi4py"], "--over mpi4py: horovodrun --gloo starts no MPI"),
+        slow("mpirun", 2, ["--over", "ours,two-level"], "--over ours,two-level: Horovod joins the ranks of one host"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_status_2(  # noqa: PLR0917

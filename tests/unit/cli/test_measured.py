@@ -39,7 +39,7 @@ def test_gpus_and_plan_choose_by_what_was_measured(capsys):
 
 def test_measured_links_on_standard_input_are_read_once(capsys, monkeypatch, folder):
     def supervised(read, *_):
-        return sum(len(links.gpus) for _ in range(3) for links in read().measured)
+        return sum(len(links.gpus) for _ in range(3) for links in read().measured.links)
 
     monkeypatch.setattr("launch.supervise.restarts.run_with_restarts", supervised)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((folder / "m.json").read_bytes())))

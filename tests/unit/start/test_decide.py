@@ -13,7 +13,7 @@ import pytest
 from launch.errors import CommandError, HostError, LaunchError, PlacementError, TopologyError
 from launch.machine.condition import Setting
 from launch.machine.topology import Interface
-from launch.placement.measured import GpuLinks
+from launch.placement.measured import GpuLinks, Measured
 from launch.probe.host_facts import HostFacts, facts_from_json, facts_to_json, version
 from launch.start.decide import decide
 from launch.start.facts import Facts
@@ -68,10 +68,10 @@ def seen_outside(monkeypatch):
 def test_only_hosts_that_get_ranks_must_have_been_measured():
     rows = tuple(tuple(None if a == b else 10.0 for b in range(4)) for a in range(4))
     mine = GpuLinks(host="h1", gpus=(0, 1, 2, 3), uuids=(None,) * 4, gb_per_s=rows)
-    one = decide(request(np=2, measured=(mine,)), facts(), {"PATH": "/bin"}, job="mine")
+    one = decide(request(np=2, measured=Measured(links=(mine,))), facts(), {"PATH": "/bin"}, job="mine")
     assert {slot.host for slot in one.slots} == {"h1"}
     with pytest.raises(TopologyError, match="host h2 has other GPUs than what was measured"):
-        decide(request(np=4, measured=(mine,)), facts(), {"PATH": "/bin"}, job="mine")
+        decide(request(np=4, measured=Measured(links=(mine,))), facts(), {"PATH": "/bin"}, job="mine")
 
 
 def test_nothing_is_read_started_or_asked(monkeypatch):

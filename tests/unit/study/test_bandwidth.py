@@ -12,6 +12,7 @@ from launch.errors import PlacementError
 from launch.hosts.host import Host
 from launch.placement.measured import read
 from launch.placement.slots import place
+from launch.placement.traffic import Part, Traffic
 from launch.probe.host_facts import HostFacts
 from launch.study import bandwidth, check
 from launch.supervise.run import RunResult
@@ -27,7 +28,7 @@ def world(monkeypatch, tmp_path):
     """Jobs that end as the test says; their ranks would exchange at 1 GB/s between hosts and 20 between GPUs."""
     monkeypatch.chdir(tmp_path)
     started = []
-    said = SimpleNamespace(started=started, result=ENDED, slow={}, report=True, logs={})
+    said = SimpleNamespace(started=started, result=ENDED, slow={}, report=True, logs={}, sum_s=lambda _: 1.0)
 
     def prepare(asked, environment, folder, known):
         topologies = {host.name: known[host.name].topology for host in asked.hosts}
@@ -49,7 +50,8 @@ def world(monkeypatch, tmp_path):
             for size in SIZES
             for rate in [said.slow.get(tuple(slots[rank].host if several else slots[rank].gpu for rank in pair), 20)]
         ]
-        sums = [{"bytes": size, "median_s": size / 9e9, "bus_gb_per_s": 9.0} for size in SIZES]
+        took_s = [said.sum_s(prepared.environment)] * 3
+        sums = [{"bytes": size, "median_s": size / 9e9, "bus_gb_per_s": 9.0, "times_s": took_s} for size in SIZES]
         if said.report:
             file.write_text(json.dumps({"measured": sums, "pairs": lines if "--pairs" in prepared.program else []}))
         for rank, text in said.logs.items():
@@ -92,7 +94,7 @@ def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys)
     ]
     assert found.status == 0
     document = check.to_json(found)
-    one, two = read(document, name="f.json")
+    one, two = read(document, name="f.json").links
     assert (one.host, two.host, one.gb_per_s[0][2], one.gb_per_s[0][1]) == ("h1", "h2", 4.0, 20.0)
     shown = check.text(found)
     assert "on h1 " in shown
@@ -183,3 +185,26 @@ def test_nccls_log_is_kept_and_read(world):
     assert f"h1: NCCL 2.21.5+cuda12.4: 2 channels, SHM on a host, ring 0-1-2-3; its logs are in {folder}" in check.text(
         found
     )
+
+
+def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(world, capsys):
+    part = Part(exchanges=(), sums_bytes=0, gradient_bytes=4_000_003)
+    world.sum_s = lambda own: 0.5 if own.get("OMPI_MCA_coll_tuned_allreduce_algorithm") == "4" else 1.0
+    found = measured(["h1", "h2"], slots=2, gpus=0, traffic=Traffic(parts=(part,)))
+    jobs_of_sums = [asked for asked, own in world.started if own["HVDLAUNCH_JOB"] == "mine-sums"]
+    assert {asked.np for asked in jobs_of_sums} == {4}
+    assert all("4000000" in asked.program for asked in jobs_of_sums)
+    sums = found.bandwidth.sums
+    assert (sums.hosts, sums.ranks, sums.on_gpus) == (("h1", "h2"), (2, 2), False)
+    assert "sums of 4 MB go fastest by ring, 2.00 times as fast as the default" in check.text(found)
+    assert read(check.to_json(found), name="f.json").sums == sums
+    assert not list(Path.cwd().iterdir())
+
+
+def test_a_way_that_cannot_be_measured_is_a_warning(world):
+    part = Part(exchanges=(), sums_bytes=0, gradient_bytes=4096)
+    world.sum_s = lambda own: "late" if own.get("NCCL_ALGO") == "Tree" else 1.0
+    found = measured(["h1"], traffic=Traffic(parts=(part,)))
+    assert [way.name for way in found.bandwidth.sums.ways] == ["the default", "ring"]
+    assert [one.problem for one in found.findings] == ["sums by tree were not measured"]
+    assert "none is set" in check.text(found)

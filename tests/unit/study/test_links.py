@@ -153,6 +153,6 @@ def test_the_table():
 def test_what_programs_get_is_what_the_choice_reads():
     topologies = {"h1": machine(3)}
     written = bandwidth_json(found(links={"h1": links_of({(0, 2): 5.0}, size=3)}, topologies=topologies))
-    (links,) = read(json.dumps({"bandwidth": written}), name="f.json")
+    (links,) = read(json.dumps({"bandwidth": written}), name="f.json").links
     assert (links.host, links.gpus, links.uuids) == ("h1", (0, 1, 2), ("GPU-0", "GPU-1", "GPU-2"))
     assert links.gb_per_s == ((None, 20.0, 5.0), (20.0, None, 20.0), (5.0, 20.0, None))

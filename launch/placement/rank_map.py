@@ -1,0 +1,224 @@
+"""Pure: which of a host's chosen GPUs each rank gets, so that what ranks send most goes over the fastest links.
+
+What a step waits for is taken to be the slowest link of the flow inside replicas plus the slowest link of the flow
+between them (launch.placement.traffic): each flow is over when its slowest link is, and one follows the other. A link
+takes its bytes in the direction that carries more, over its GB/s one way, from the table of link speeds or measured;
+links of PCIe count as if no other pair used them. If the speed of one is not known, all count by their kind.
+
+From the orders of the ring and of PCI two ranks change places as long as that makes the step's time shorter, then the
+time of all links together. A search through all orders then looks for one that is better by GAIN: exact unless it takes
+more than MOST_STEPS. The order of the ring stays if less than GAIN is gained.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import combinations, islice, product
+
+from launch.machine.topology import Link, Topology, position
+from launch.placement.selection import NVLINK, WEIGHTS
+from launch.placement.traffic import Flow
+
+GAIN = 1.03  # less is no gain: speeds are not known that well
+# Of a search: about half a second. 8 GPUs took at most 12,000 steps; 2 of 16 cases of 16 GPUs more than 400,000.
+MOST_STEPS, MOST_STEPS_AT_ONCE = 100_000, 20_000
+
+Speeds = tuple[tuple[float, ...], ...]  # [place][place], GB/s or points by kind
+Order = tuple[int, ...]  # the place of each rank
+Loads = tuple[tuple[tuple[tuple[int, int], float], ...], ...]  # of each flow: two ranks, bytes one way
+
+Needed = list[tuple[int, float]]  # of a rank: the speed to one before it
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkLoad:
+    """What a link between two GPUs of a host carries in a step."""
+
+    gpus: tuple[int, int]  # indices
+    link: Link
+    inside_bytes: float  # one way, in the direction that carries more
+    between_bytes: float
+
+
+def loads(flows: Collection[Flow]) -> Loads:
+    """The bytes of each pair of ranks in the direction that carries more, by flow."""
+    found = []
+    for flow in flows:
+        pairs = {(min(pair), max(pair)) for pair, sent in flow.items() if sent}
+        found.append(tuple(((a, b), max(flow.get((a, b), 0), flow.get((b, a), 0))) for a, b in sorted(pairs)))
+    return tuple(found)
+
+
+def map_ranks(topology: Topology, ring: Sequence[int], flows: Collection[Flow]) -> tuple[int, ...]:
+    """The GPU (index) of each rank; `ring` are the chosen ones in the order of their ring, `flows` are this host's."""
+    speeds, _ = link_speeds(topology, ring)
+    in_pci_order = tuple(sorted(range(len(ring)), key=lambda place: ring[place]))
+    order = best_order(speeds, loads(flows), (tuple(range(len(ring))), in_pci_order))
+    return tuple(ring[place] for place in order)
+
+
+def step_s(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> float | None:
+    """Seconds that the slowest links take in a step if ranks 0, 1... have these GPUs; None if a speed is not known."""
+    places = [position(topology, gpu) for gpu in gpus]
+    slowest_s = 0.0
+    for flow in loads(flows):
+        links = [(topology.links[places[a]][places[b]], sent) for (a, b), sent in flow]
+        if any(link.gbps is None for link, _ in links):
+            return None
+        taken = (sent / _speed(link, is_known=True, measured=topology.measured) for link, sent in links)
+        slowest_s += max(taken, default=0.0) / 1e9
+    return slowest_s
+
+
+def link_loads(topology: Topology, gpus: Sequence[int], flows: tuple[Flow, Flow]) -> list[LinkLoad]:
+    """What each link that is used carries, by GPUs."""
+    inside, between = map(dict, loads(flows))
+    places = [position(topology, gpu) for gpu in gpus]
+    found = [
+        LinkLoad(
+            gpus=(min(gpus[a], gpus[b]), max(gpus[a], gpus[b])),
+            link=topology.links[places[a]][places[b]],
+            inside_bytes=inside.get((a, b), 0),
+            between_bytes=between.get((a, b), 0),
+        )
+        for a, b in {**inside, **between}
+    ]
+    return sorted(found, key=lambda load: load.gpus)
+
+
+def link_speeds(topology: Topology, gpus: Sequence[int]) -> tuple[Speeds, bool]:
+    """GB/s between these GPUs, half where they cannot copy straight; or points by kind, and False: one is unknown."""
+    places = [position(topology, gpu) for gpu in gpus]
+    table = [[topology.links[a][b] for b in places] for a in places]
+    is_known = all(table[a][b].gbps for a, b in combinations(range(len(places)), 2))
+    speed = partial(_speed, is_known=is_known, measured=topology.measured)
+    return tuple(tuple(map(speed, row)) for row in table), is_known
+
+
+def _speed(link: Link, *, is_known: bool, measured: bool) -> float:
+    if link.kind == "X":
+        return 0.0
+    speed = link.gbps or 0.0 if is_known else NVLINK * link.count if link.kind == "NV" else WEIGHTS[link.kind]
+    return speed if link.p2p or measured else speed / 2
+
+
+@lru_cache
+def best_order(speeds: Speeds, flows: Loads, starts: tuple[Order, ...]) -> Order:
+    """The place of each rank; the first of the `starts` if none that is found gains enough over it."""
+    tried = [_exchanged(speeds, flows, start) for start in reversed(starts)]
+    best = min(tried, key=lambda order: _cost(speeds, flows, order))
+    if (better := _searched(speeds, flows, _cost(speeds, flows, best)[0] / GAIN)) is not None:
+        best = _exchanged(speeds, flows, better)
+    usual, found = (_cost(speeds, flows, order)[0] for order in (starts[0], best))
+    return best if usual > GAIN * found else starts[0]
+
+
+def _cost(speeds: Speeds, flows: Loads, order: Sequence[int]) -> tuple[float, float]:
+    """Of the slowest links of the flows, and of all links together: bytes over GB/s."""
+    slowest = together = 0.0
+    for flow in flows:
+        most = 0.0
+        for (a, b), sent in flow:
+            taken = sent / speeds[order[a]][order[b]]
+            together += taken
+            most = max(most, taken)
+        slowest += most
+    return slowest, together
+
+
+def _exchanged(speeds: Speeds, flows: Loads, start: Order) -> Order:
+    """The order after all exchanges of two ranks that help, the best one first."""
+    order, cost = list(start), _cost(speeds, flows, start)
+    while True:
+        found = None
+        for a, b in combinations(range(len(order)), 2):
+            order[a], order[b] = order[b], order[a]
+            changed = _cost(speeds, flows, order)
+            order[a], order[b] = order[b], order[a]
+            if _is_less(changed, cost):
+                cost, found = changed, (a, b)
+        if found is None:
+            return tuple(order)
+        a, b = found
+        order[a], order[b] = order[b], order[a]
+
+
+def _is_less(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """As tuples compare, but for the last digits, in which equal sums differ: else an exchange could come again."""
+    return one[0] < (1 - 1e-9) * other[0] or (one[0] <= other[0] and one[1] < (1 - 1e-9) * other[1])
+
+
+def _searched(speeds: Speeds, flows: Loads, most: float) -> Order | None:
+    """The order whose slowest links take least, if that is less than `most`; None if there is none, or none was found.
+
+    What the slowest link of a flow takes, its bytes over its speed, is one of few values. From the highest ones on an
+    order is looked for in which no link takes longer.
+    """
+    flows, best, fits = tuple(flow for flow in flows if flow), None, _Fits(speeds)
+    known = {speed for row in speeds for speed in row if speed}
+    values = [{sent / speed for _, sent in flow for speed in known} for flow in flows]
+    least = [max(sent for _, sent in flow) / max(known) for flow in flows]
+    limits = product(*([value for value in own if value >= low] for own, low in zip(values, least, strict=True)))
+    for limit in sorted(limits, key=sum, reverse=True):
+        if sum(limit) >= most:
+            continue
+        needed: list[Needed] = [[] for _ in speeds]
+        for flow, taken in zip(flows, limit, strict=True):
+            for (a, b), sent in flow:
+                needed[b].append((a, (1 - 1e-9) * sent / taken))
+        if (order := fits.find(needed)) is not None:
+            best, most = order, _cost(speeds, flows, order)[0] / GAIN
+    return best
+
+
+class _Fits:
+    """Looks for orders in which some links have some speed, depth first, in MOST_STEPS altogether.
+
+    Of free places that are alike, since their links to all others are equal, it tries the first.
+    """
+
+    def __init__(self, speeds: Speeds) -> None:
+        self._speeds, self._steps = speeds, iter(range(MOST_STEPS))
+        self._alike = [[a for a in range(b) if _are_alike(speeds, a, b)] for b in range(len(speeds))]
+
+    def find(self, needed: Sequence[Needed]) -> Order | None:
+        """The first such order; None if there is none, or after MOST_STEPS_AT_ONCE."""
+        return self._longer((), needed, islice(self._steps, MOST_STEPS_AT_ONCE))
+
+    def _longer(self, order: Order, needed: Sequence[Needed], steps: Iterator[int]) -> Order | None:
+        if len(order) == len(needed):
+            return order
+        if next(steps, None) is None:
+            return None
+        for place, row in enumerate(self._speeds):
+            if place in order or any(other not in order for other in self._alike[place]):
+                continue
+            is_fast = all(row[order[rank]] >= speed for rank, speed in needed[len(order)])
+            if is_fast and (found := self._longer((*order, place), needed, steps)) is not None:
+                return found
+        return None
+
+
+def _are_alike(speeds: Speeds, a: int, b: int) -> bool:
+    return all(speeds[a][other] == speeds[b][other] for other in range(len(speeds)) if other not in (a, b))
+
+
+def describe_gain(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> str:
+    """How long a host's slowest links take in a step, and how long they would with ranks in PCI order."""
+    mapped_s = step_s(topology, gpus, flows)
+    usual_s = step_s(topology, sorted(gpus), flows)
+    if mapped_s is None:
+        return "the speed of a link is not known: links count by their kind, and the gain is not known"
+    if usual_s is None:
+        return (
+            f"the slowest links take {mapped_s * 1e3:.3g} ms a step; ranks in order would use a link whose speed is "
+            "not known, so the gain is not known"
+        )
+    if not mapped_s:
+        return "its ranks send each other nothing"
+    if usual_s < GAIN * mapped_s:
+        return f"no map is faster than ranks in order, whose slowest links take {mapped_s * 1e3:.3g} ms a step"
+    return (
+        f"the slowest links take {mapped_s * 1e3:.3g} ms a step, {usual_s / mapped_s:.2f} times as fast as with ranks "
+        f"in order ({usual_s * 1e3:.3g} ms)"
+    )

@@ -1,0 +1,108 @@
+"""--traffic of plan, run and check, and ways of summing that --measured has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.commands import ended, refusal
+from tests.unit.machines import PIX4
+
+SLICES = {"exchanges": [], "sums_bytes": 400_000_000, "gradient_bytes": 16_000_000}
+WHOLE = {**SLICES, "sums_bytes": 0}
+PLAN = ("plan", "--topology", "h1=four.json", "-np", "4", "--traffic")
+PROGRAM = ("--", "prog")
+
+
+def link(kind, gbps):
+    return {"kind": kind, "count": 0, "gbps": gbps, "p2p": True}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """Four GPUs in two pairs on a switch each, 0 with 2 and 1 with 3; the folder of a run of two slices, and a file."""
+    rows = [
+        [link("X", None) if a == b else link("PIX", 24.0) if abs(a - b) == 2 else link("SYS", 8.0) for b in range(4)]
+        for a in range(4)
+    ]
+    gpus = [
+        {"index": i, "cores": [], "numa": [], "uuid": None, "name": None, "pci": None, "unusable": None}
+        for i in range(4)
+    ]
+    four = {"source": "four", "gpus": gpus, "links": rows, "nics": [], "numa_nodes": [], "interfaces": []}
+    (tmp_path / "four.json").write_text(json.dumps(four))
+    (tmp_path / "pix4.txt").write_text(PIX4)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "traffic.json").write_text(json.dumps({"parts": [SLICES, SLICES]}))
+    (tmp_path / "whole.json").write_text(json.dumps({"parts": [WHOLE]}))
+    monkeypatch.chdir(tmp_path)
+
+
+def gpus_of(out):
+    return [line.split()[3] for line in out.splitlines()[1:5]]
+
+
+def test_slices_are_mapped_to_pairs_and_the_plan_says_what_that_gains(capsys):
+    status, out, err = ended(capsys, *PLAN, "run", "--ranks-per-replica", "2", *PROGRAM)
+    assert status == 0, err
+    first, second, *others = gpus_of(out)
+    assert {frozenset((first, second)), frozenset(others)} == {frozenset("02"), frozenset("13")}
+    carried = out.partition("# what links carry in a step, one way\n")[2].splitlines()
+    assert [line.split()[-10:] for line in carried[1:4]] == [
+        ["GPU", "0", "and", "1", "SYS", "8", "0", "MB", "16", "MB"],
+        ["GPU", "0", "and", "2", "PIX", "24", "400", "MB", "0", "MB"],
+        ["GPU", "1", "and", "3", "PIX", "24", "400", "MB", "0", "MB"],
+    ]
+    assert "times as fast as with ranks in order (50.7 ms)" in out
+
+
+def test_ranks_whose_order_is_the_best_stay(capsys):
+    """Replicas alone sum in the ring, which is what ranks have without --traffic."""
+    _, before, _ = ended(capsys, *PLAN[:-1], *PROGRAM)
+    _, out, _ = ended(capsys, *PLAN, "whole.json", *PROGRAM)
+    assert gpus_of(out) == gpus_of(before)
+
+
+def test_between_hosts_the_network_carries_the_gradients(capsys):
+    both = ("plan", "--topology", "h1=four.json", "--topology", "h2=four.json", "--ranks-per-replica", "2")
+    _, out, err = ended(capsys, *both, "--traffic", "run", *PROGRAM)
+    assert "h1, h2  GPU 0 and 1" in out, err
+    assert out.count("GPU 0 and 2") == 1  # hosts that are alike are shown once
+    assert "h1      to h2        network  -     0 MB         48 MB" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((*PLAN, "run", *PROGRAM), "--traffic: a replica of that run is 2 ranks: pass --ranks-per-replica 2"),
+        (
+            (*PLAN, "whole.json", "--ranks-per-replica", "2", *PROGRAM),
+            "--traffic: a replica of that run is 1 rank: leave --ranks-per-replica out",
+        ),
+        ((*PLAN, "none", *PROGRAM), "none cannot be read"),
+        ((*PLAN, "pix4.txt", *PROGRAM), "pix4.txt: it is not from a run"),
+        ((*PLAN, ".", *PROGRAM), "traffic.json cannot be read"),
+        (("check", "--traffic", "whole.json"), "--traffic says how many bytes --bandwidth sums: add that"),
+        (
+            ("check", "--bandwidth", "--traffic", "run", "--allow-run-as-root"),
+            "--traffic: a replica of that run is 2 ranks, and check sums over single ones",
+        ),
+        (
+            ("run", "-np", "2", "--mpijob", "j", "--mpijob-option=image=i", "--traffic", "run", *PROGRAM),
+            "--traffic does not work with --mpijob",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys, words, problem):
+    assert problem in refusal(capsys, *words)
+
+
+def test_the_fastest_way_to_sum_is_in_the_plan_and_in_the_environment(capsys, monkeypatch):
+    monkeypatch.delenv("NCCL_ALGO", raising=False)
+    ways = [{"name": "the default", "rounds_s": [[0.02, 0.02]]}, {"name": "tree", "rounds_s": [[0.01, 0.01]]}]
+    sums = {"hosts": ["h1"], "ranks": [4], "on_gpus": True, "bytes": 16_000_000, "ways": ways}
+    Path("m.json").write_text(json.dumps({"bandwidth": {"gpu_links": [], "sums": sums}}))
+    _, out, err = ended(capsys, *PLAN[:-1], "--measured", "m.json", *PROGRAM)
+    assert "note: --measured: sums of 16 MB go fastest by tree, 2.00 times" in out, err
+    assert "NCCL_ALGO" in out.partition("# given to every rank\n")[2].splitlines()[0].split(", ")
+    assert out.partition("# command\n")[2].startswith("NCCL_ALGO=Tree HVDLAUNCH_PLAN=")
