@@ -42,6 +42,7 @@ EXCLUDES = (
     ("--nccl-debug", "--mpijob", "nothing is started here"),
     ("--hostfile -", "--sbatch", "the job has no standard input"),
     ("--measured -", "--sbatch", "the job has no standard input"),
+    ("--traffic -", "--sbatch", "the job has no standard input"),
     ("-H", "--mpijob", "Kubernetes makes the hosts"),
     ("--hostfile", "--mpijob", "Kubernetes makes the hosts"),
     ("--slurm-nodes", "--mpijob", "Kubernetes makes the hosts"),
@@ -75,6 +76,7 @@ def _require_fitting(options: argparse.Namespace) -> None:
         "--measured": options.measured,
         "--measured -": options.measured == "-",
         "--traffic": options.traffic,
+        "--traffic -": options.traffic == "-",
         "--apptainer": options.apptainer,
         "--launcher horovodrun": options.launcher == "horovodrun",
     }

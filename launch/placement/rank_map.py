@@ -12,11 +12,12 @@ more than MOST_STEPS. The order of the ring stays if less than GAIN is gained.
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import combinations, islice, product
+from functools import lru_cache
+from itertools import combinations, product
+from operator import length_hint
 
 from launch.machine.topology import Link, Topology, position
-from launch.placement.selection import NVLINK, WEIGHTS
+from launch.placement.selection import NVLINK, WEIGHTS, link_weights
 from launch.placement.traffic import Flow
 
 GAIN = 1.03  # less is no gain: speeds are not known that well
@@ -62,11 +63,14 @@ def step_s(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> 
     places = [position(topology, gpu) for gpu in gpus]
     slowest_s = 0.0
     for flow in loads(flows):
-        links = [(topology.links[places[a]][places[b]], sent) for (a, b), sent in flow]
-        if any(link.gbps is None for link, _ in links):
-            return None
-        taken = (sent / _speed(link, is_known=True, measured=topology.measured) for link, sent in links)
-        slowest_s += max(taken, default=0.0) / 1e9
+        most_s = 0.0
+        for (a, b), sent in flow:
+            link = topology.links[places[a]][places[b]]
+            if link.gbps is None:
+                return None
+            gbps = link.gbps if link.p2p or topology.measured else link.gbps / 2
+            most_s = max(most_s, sent / gbps / 1e9)
+        slowest_s += most_s
     return slowest_s
 
 
@@ -87,19 +91,23 @@ def link_loads(topology: Topology, gpus: Sequence[int], flows: tuple[Flow, Flow]
 
 
 def link_speeds(topology: Topology, gpus: Sequence[int]) -> tuple[Speeds, bool]:
-    """GB/s between these GPUs, half where they cannot copy straight; or points by kind, and False: one is unknown."""
+    """GB/s between these GPUs, half where they cannot copy straight; or points by kind, and False: one is unknown.
+
+    Speeds that were measured less than a tenth apart are one.
+    """
     places = [position(topology, gpu) for gpu in gpus]
+    if topology.measured:
+        return tuple(tuple(mb_per_s / 1000 for mb_per_s in row) for row in link_weights(topology, places)), True
     table = [[topology.links[a][b] for b in places] for a in places]
     is_known = all(table[a][b].gbps for a, b in combinations(range(len(places)), 2))
-    speed = partial(_speed, is_known=is_known, measured=topology.measured)
-    return tuple(tuple(map(speed, row)) for row in table), is_known
+    return tuple(tuple(_speed(link, is_known=is_known) for link in row) for row in table), is_known
 
 
-def _speed(link: Link, *, is_known: bool, measured: bool) -> float:
+def _speed(link: Link, *, is_known: bool) -> float:
     if link.kind == "X":
         return 0.0
     speed = link.gbps or 0.0 if is_known else NVLINK * link.count if link.kind == "NV" else WEIGHTS[link.kind]
-    return speed if link.p2p or measured else speed / 2
+    return speed if link.p2p else speed / 2
 
 
 @lru_cache
@@ -160,6 +168,8 @@ def _searched(speeds: Speeds, flows: Loads, most: float) -> Order | None:
     least = [max(sent for _, sent in flow) / max(known) for flow in flows]
     limits = product(*([value for value in own if value >= low] for own, low in zip(values, least, strict=True)))
     for limit in sorted(limits, key=sum, reverse=True):
+        if not fits.left:
+            break
         if sum(limit) >= most:
             continue
         needed: list[Needed] = [[] for _ in speeds]
@@ -178,12 +188,16 @@ class _Fits:
     """
 
     def __init__(self, speeds: Speeds) -> None:
-        self._speeds, self._steps = speeds, iter(range(MOST_STEPS))
+        self._speeds, self.left = speeds, MOST_STEPS
         self._alike = [[a for a in range(b) if _are_alike(speeds, a, b)] for b in range(len(speeds))]
 
     def find(self, needed: Sequence[Needed]) -> Order | None:
         """The first such order; None if there is none, or after MOST_STEPS_AT_ONCE."""
-        return self._longer((), needed, islice(self._steps, MOST_STEPS_AT_ONCE))
+        steps = iter(range(min(MOST_STEPS_AT_ONCE, self.left)))
+        self.left -= length_hint(steps)
+        found = self._longer((), needed, steps)
+        self.left += length_hint(steps)
+        return found
 
     def _longer(self, order: Order, needed: Sequence[Needed], steps: Iterator[int]) -> Order | None:
         if len(order) == len(needed):

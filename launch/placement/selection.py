@@ -99,7 +99,7 @@ def ring_order(topology: Topology, gpus: Collection[int]) -> tuple[int, ...]:
     _check_known(topology, gpus, "the list of GPUs")
     positions = [place for place, gpu in enumerate(topology.gpus) if gpu.index in set(gpus)]
     positions = _in_pci_order(topology, positions)
-    weights = _weights(topology, positions)
+    weights = link_weights(topology, positions)
     if len(positions) > MAX_VERTICES and not _alike(weights):
         raise SelectionError(f"{len(positions)} GPUs are too many for a ring to be found; name at most {MAX_VERTICES}")
     return tuple(topology.gpus[positions[v]].index for v in best_ring(weights))
@@ -155,7 +155,7 @@ def _weight(link: Link) -> int:
     return NVLINK * link.count if link.kind == "NV" else WEIGHTS[link.kind]
 
 
-def _weights(topology: Topology, positions: list[int]) -> Matrix:
+def link_weights(topology: Topology, positions: list[int]) -> Matrix:
     """By kind and count; where the speeds were measured, MB/s, those that differ by chance made equal."""
     table = [[topology.links[a][b] for b in positions] for a in positions]
     if not topology.measured:
@@ -183,7 +183,7 @@ class _Scoreboard:
         self.gpus = [topology.gpus[place] for place in positions]
         self.pairs = list(combinations(range(self.size), 2))
         self.table = [[topology.links[a][b] for b in positions] for a in positions]
-        self.weights = _weights(topology, positions)
+        self.weights = link_weights(topology, positions)
         self.alike = _alike(self.weights)
         self.measured = topology.measured
         self.switched = has_switch(topology)

@@ -208,6 +208,20 @@ def test_a_pair_without_p2p_counts_half():
     assert speeds[0][1] == speeds[6][7] / 2 == 12.0
 
 
+def test_speeds_that_were_measured_a_tenth_apart_are_one_and_others_decide():
+    gbps = {(0, 1): 30.0, (0, 2): 22.0, (0, 3): 21.0, (1, 2): 20.5, (1, 3): 20.0, (2, 3): 31.0}
+    links = [[SELF] * 4 for _ in range(4)]
+    for (a, b), speed in gbps.items():
+        links[a][b] = links[b][a] = Link(kind="PIX", gbps=speed, p2p=False)
+    measured = Topology(
+        source="a test", gpus=tuple(Gpu(index=i) for i in range(4)), links=tuple(map(tuple, links)), measured=True
+    )
+    assert {speed for row in link_speeds(measured, range(4))[0] for speed in row} == {0.0, 22.0, 31.0}
+    order = map_ranks(measured, (0, 2, 1, 3), flows(slices(2), 4))
+    assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset((0, 1)), frozenset((2, 3))}
+    assert step_s(measured, (0, 1, 2, 3), flows(slices(2), 4)) == pytest.approx(0.4 / 30 + 0.11 / 20)
+
+
 def test_what_each_link_carries():
     sent = flows(stages(2), 4)
     found = link_loads(EIGHT["dgx1"], (3, 0, 2, 1), sent)
