@@ -115,20 +115,22 @@ def _compared(
     environment: Mapping[str, str],
 ) -> tuple[ComparedSums | None, list[Finding]]:
     """Ways to sum so many bytes over all ranks of these hosts, and which of them could not be measured."""
-    findings, job = [], f"{job_of(environment)}-sums"
+    findings, job, names = [], f"{job_of(environment)}-sums", tuple(host.name for host in hosts)
 
     def measure(name: str, variables: Mapping[str, str], words: Sequence[str]) -> tuple[float, ...] | None:
         options = [*words, "--sizes", str(size)]
         own = {**environment, **variables, "HVDLAUNCH_JOB": job}
-        with _job(hosts, options, request=request, facts=facts, environment=own) as (prepared, file):
-            result = run(prepared, out=STDERR)
-            if result.stopped:
-                sys.exit(result.status)
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        try:
+            with _job(hosts, options, request=request, facts=facts, environment=own) as (prepared, file):
+                result = run(prepared, out=STDERR)
+                if result.stopped:
+                    sys.exit(result.status)
                 return tuple(float(seconds) for seconds in json.loads(read_text(file))["measured"][0]["times_s"])
-        names = tuple(host.name for host in hosts)
-        problem = f"sums by {name} were not measured"
-        findings.append(_finding("warning", names, problem, "see what is printed above, or leave --traffic out"))
+        except LaunchError as error:
+            findings.append(from_error(error, names, "bandwidth"))
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+            problem = f"sums by {name} were not measured"
+            findings.append(_finding("warning", names, problem, "see what is printed above, or leave --traffic out"))
         return None
 
     on_gpus = _on_gpus(request, facts, hosts)
