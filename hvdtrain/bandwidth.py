@@ -223,8 +223,8 @@ def usable_device(comm: Comm, arguments: Arguments) -> torch.device:
     device = choose_device(comm)
     if device.type == "cuda" and arguments.over not in (("ours",), (TWO_LEVEL,)):
         raise BadInput(
-            f"--over {','.join(arguments.over)}: only ours or {TWO_LEVEL} is measured on GPUs. Pass --over ours, or set "
-            "CUDA_VISIBLE_DEVICES= for CPUs."
+            f"--over {','.join(arguments.over)}: only ours or {TWO_LEVEL} is measured on GPUs. Pass --over ours, or "
+            "set CUDA_VISIBLE_DEVICES= for CPUs."
         )
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     ranks_on_device = 1 if device.type == "cuda" else comm.local_size
