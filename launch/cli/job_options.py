@@ -10,9 +10,7 @@ from launch.start.request import CORES_ON_CPUS, CORES_WITH_GPU
 def add_job_options(run: argparse.ArgumentParser) -> None:
     """--sbatch and --mpijob, and what each passes on."""
     cores = f"{CORES_WITH_GPU} cores for each rank with a GPU, {CORES_ON_CPUS} for each rank on CPUs"
-    run.add_argument(
-        "--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script that does it; default: do it now"
-    )
+    run.add_argument("--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script; default: run now")
     run.add_argument(
         "--sbatch-option",
         dest="sbatch_options",
@@ -22,9 +20,7 @@ def add_job_options(run: argparse.ArgumentParser) -> None:
         help="for that script: time=4:00:00, partition=gpu, exclusive; default: our own, which it may replace; "
         f"cpus-per-task by --topology, or else {cores}",
     )
-    run.add_argument(
-        "--mpijob", type=Path, metavar="FILE", help="write a Kubeflow MPIJob that does it; default: do it now"
-    )
+    run.add_argument("--mpijob", type=Path, metavar="FILE", help="write a Kubeflow MPIJob; default: run now")
     run.add_argument(
         "--mpijob-option",
         dest="mpijob_options",

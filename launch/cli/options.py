@@ -16,6 +16,13 @@ from launch.probe.ssh import SILENCE_S
 from launch.supervise.stops import GRACE_S
 
 TRAINING = "-- python -m hvdtrain.effnet"
+_NO_START: dict[str, Any] = {
+    "topology": [],
+    "nsys": False,
+    "measured": None,
+    "elastic": False,
+    "grow": False,
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -124,21 +131,21 @@ def _add_start_options(command: argparse.ArgumentParser) -> None:
         "-np",
         type=values.count,
         metavar="N",
-        help="how many ranks; default: one for each slot of the hosts, or for each free GPU where they have no number",
+        help="ranks; default: one for each slot of the hosts, or for each free GPU if they have no number",
     )
     _add_run_options(command)
     _add_ends(command)
     _add_measured(command)
     _add_traffic(command, "map ranks to GPUs by what the ranks of this run sent")
     command.add_argument(
-        "--nsys", action="store_true", help="under Nsight Systems: JOB-rank-R.nsys-rep in this folder, on each host"
+        "--nsys", action="store_true", help="profile with Nsight Systems: JOB-rank-R.nsys-rep, on each host"
     )
     command.add_argument(
         "--topology",
         action="append",
         default=[],
         metavar="[HOST=]FILE",
-        help="a saved topology, with which no host is asked: for plan, --dry-run and --sbatch; default host: localhost",
+        help="a saved topology, so that no host is probed: for plan, --dry-run, --sbatch; default host: localhost",
     )
 
 
@@ -146,74 +153,40 @@ def _add_topo_options(topo: argparse.ArgumentParser) -> None:
     _add_source(topo)
     topo.add_argument("--json", action="store_true", help="for programs, and for --topology")
     topo.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it; default: a table in words")
-    topo.add_argument(
-        "--pair",
-        type=values.indices,
-        metavar="A,B",
-        help="how two GPUs are connected, and how fast; default: all pairs",
-    )
+    topo.add_argument("--pair", type=values.indices, metavar="A,B", help="only these two GPUs; default: all pairs")
 
 
 def _add_gpus_options(gpus: argparse.ArgumentParser) -> None:
     gpus.add_argument("-k", type=int, required=True, metavar="K", help="how many")
     _add_source(gpus)
     _add_measured(gpus)
-    gpus.add_argument(
-        "--gpus",
-        type=values.some_gpus,
-        default="all",
-        metavar="all|0-3",
-        help="those to choose from; default: all that are free",
-    )
+    text = "those to choose from; default: all that are free"
+    gpus.add_argument("--gpus", type=values.some_gpus, default="all", metavar="all|0-3", help=text)
     gpus.add_argument("--json", action="store_true", help="for programs")
 
 
 def _add_hostfile_options(hostfile: argparse.ArgumentParser) -> None:
     _add_hosts(hostfile, required=True)
-    hostfile.add_argument(
-        "--format",
-        choices=("openmpi", "mpich", "horovod", "rankfile"),
-        default="openmpi",
-        help="what to write; default: openmpi",
-    )
+    formats = ("openmpi", "mpich", "horovod", "rankfile")
+    hostfile.add_argument("--format", choices=formats, default="openmpi", help="what to write; default: openmpi")
     hostfile.add_argument("-o", dest="output", type=Path, metavar="FILE", help="where to; default: standard output")
 
 
 def _add_check_options(check: argparse.ArgumentParser) -> None:
     _add_host_options(check)
-    check.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help="the run folder; default: runs"
-    )
-    check.add_argument(
-        "--data-dir", type=Path, default=Path("data"), metavar="DIR", help="the data folder; default: data"
-    )
+    for name in ("runs", "data"):
+        text = f"the {name} folder; default: {name}"
+        check.add_argument(f"--{name}-dir", type=Path, default=Path(name), metavar="DIR", help=text)
     check.add_argument("--json", action="store_true", help="for programs; default: a table and the findings")
-    check.add_argument(
-        "--bandwidth",
-        action="store_true",
-        help="start ranks that measure each host, every two hosts, GPUs and all together",
-    )
+    check.add_argument("--bandwidth", action="store_true", help="measure each host, every two hosts, GPUs, and all")
     _add_traffic(check, "with --bandwidth: compare ways to sum the gradients of this run")
     _add_nccl_debug(check)
-    check.set_defaults(
-        bind="numa",
-        show="0",
-        elastic=False,
-        grow=False,
-        np=None,
-        topology=[],
-        nsys=False,
-        no_check=False,
-        measured=None,
-    )
+    check.set_defaults(bind="numa", show="0", np=None, no_check=False, **_NO_START)
 
 
 def _add_measured(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--measured",
-        metavar="FILE",
-        help="choose GPUs by what check --bandwidth --json has written; default: by a table of link speeds",
-    )
+    text = "choose GPUs by the output of check --bandwidth --json; default: by a table of link speeds"
+    command.add_argument("--measured", metavar="FILE", help=text)
 
 
 def _add_traffic(command: argparse.ArgumentParser, text: str) -> None:
@@ -223,9 +196,8 @@ def _add_traffic(command: argparse.ArgumentParser, text: str) -> None:
 
 
 def _add_nccl_debug(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--nccl-debug", action="store_true", help="keep each rank's log of NCCL in logs/JOB, and say what NCCL does"
-    )
+    text = "keep NCCL's log of each rank in logs/JOB, and report what NCCL does"
+    command.add_argument("--nccl-debug", action="store_true", help=text)
 
 
 def _add_hosts(command: argparse.ArgumentParser, *, required: bool = False) -> None:
@@ -242,63 +214,35 @@ def _add_hosts(command: argparse.ArgumentParser, *, required: bool = False) -> N
 
 
 def _add_source(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--topology",
-        metavar="FILE",
-        help="what nvidia-smi topo -m or hvdlaunch topo --json printed, - for standard input; default: this host",
-    )
-    command.add_argument(
-        "--gpu-name",
-        metavar="NAME",
-        help="the GPUs' model, which a saved text does not say: A100; default: links without their speed",
-    )
+    text = "the output of nvidia-smi topo -m or hvdlaunch topo --json, - for standard input; default: this host"
+    command.add_argument("--topology", metavar="FILE", help=text)
+    text = "the GPUs' model, which a saved text lacks: A100; default: links without their speed"
+    command.add_argument("--gpu-name", metavar="NAME", help=text)
     _add_driver_timeout(command)
 
 
 def _add_driver_timeout(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--driver-timeout-s",
-        type=values.seconds,
-        default=DRIVER_TIMEOUT_S,
-        metavar="S",
-        help=f"the GPU driver of a host may take so long to answer; default: {DRIVER_TIMEOUT_S:g}",
-    )
+    text = f"limit for a host's GPU driver to answer; default: {DRIVER_TIMEOUT_S:g}"
+    command.add_argument("--driver-timeout-s", type=values.seconds, default=DRIVER_TIMEOUT_S, metavar="S", help=text)
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     """The options of every command that starts, or would start, a program."""
     _add_host_options(command)
-    command.add_argument(
-        "--bind",
-        choices=("numa", "cores", "none"),
-        default="numa",
-        help="to the near NUMA node, or to cores of its own; default: numa",
-    )
-    command.add_argument(
-        "--show",
-        choices=("0", "all"),
-        default="0",
-        help="what is seen: rank 0, or all ranks line by line; each has its logs/JOB/rank-R.log; default: 0",
-    )
+    text = "to the near NUMA node, or to cores of its own; default: numa"
+    command.add_argument("--bind", choices=("numa", "cores", "none"), default="numa", help=text)
+    text = "show rank 0, or all ranks line by line; each has its logs/JOB/rank-R.log; default: 0"
+    command.add_argument("--show", choices=("0", "all"), default="0", help=text)
 
 
 def _add_host_options(command: argparse.ArgumentParser) -> None:
     """The options of every command that asks hosts."""
     _add_hosts(command)
-    command.add_argument(
-        "--per-host", type=values.count, metavar="N", help="so many slots on each host; default: those of the list"
-    )
-    command.add_argument(
-        "--network",
-        metavar="CIDR|NAME",
-        help="where several hosts meet: 10.0.0.0/16, or an interface's name; default: the fastest network they share",
-    )
-    command.add_argument(
-        "--launcher",
-        choices=("auto", "mpirun", "horovodrun"),
-        default="auto",
-        help="what starts the ranks; default: auto, which is mpirun",
-    )
+    command.add_argument("--per-host", type=values.count, metavar="N", help="slots of each host; default: the list's")
+    text = "network between the hosts: 10.0.0.0/16, or an interface's name; default: the fastest that all share"
+    command.add_argument("--network", metavar="CIDR|NAME", help=text)
+    text = "what starts the ranks; default: auto, which is mpirun"
+    command.add_argument("--launcher", choices=("auto", "mpirun", "horovodrun"), default="auto", help=text)
     command.add_argument(
         "--gpus",
         type=values.gpus_or_none,
@@ -306,22 +250,16 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
         metavar="all|0-3|none",
         help="those to choose from on each host, none: CPUs; default: all that are free, CPUs where there is none",
     )
-    command.add_argument(
-        "--ranks-per-replica",
-        type=int,
-        metavar="K",
-        help="keep each K consecutive ranks, as the stages of one replica, on one host; default: ranks are no groups",
-    )
-    command.add_argument(
-        "--apptainer", type=values.image, metavar="IMAGE", help="run the program inside this image; default: none"
-    )
+    text = "keep each K consecutive ranks, such as the stages of one replica, on one host; default: no groups"
+    command.add_argument("--ranks-per-replica", type=int, metavar="K", help=text)
+    command.add_argument("--apptainer", type=values.image, metavar="IMAGE", help="run inside this image; default: none")
     command.add_argument(
         "-x",
         dest="exports",
         action="append",
         default=[],
         metavar="NAME",
-        help="give this variable to every rank; default: PATH, NCCL_*, OMP_* and others, on one host all",
+        help="pass this variable to every rank; default: PATH, NCCL_*, OMP_* and others, on one host all",
     )
     command.add_argument("--allow-run-as-root", action="store_true", help="needed to start ranks as root")
     command.add_argument(
@@ -331,43 +269,27 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="for ssh to the hosts, in place of our own: StrictHostKeyChecking=accept-new; default: ~/.ssh/config",
+        help="for ssh to the hosts, instead of our own: StrictHostKeyChecking=accept-new; default: ~/.ssh/config",
     )
-    command.add_argument(
-        "--silence-s",
-        type=values.seconds,
-        default=SILENCE_S,
-        metavar="S",
-        help=f"a host may be silent for so long before the run ends; default: {SILENCE_S:g}",
-    )
+    text = f"how long a host may be silent before the run ends; default: {SILENCE_S:g}"
+    command.add_argument("--silence-s", type=values.seconds, default=SILENCE_S, metavar="S", help=text)
     _add_driver_timeout(command)
 
 
 def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "-np",
-        dest="sizes",
-        type=values.sizes,
-        metavar="1,2,4...",
-        help="ranks of each run; needed, there is no default",
+        "-np", dest="sizes", type=values.sizes, metavar="1,2,4...", help="ranks of each run; no default"
     )
-    command.add_argument(
-        "--seeds", type=int, default=1, metavar="S", help="runs of each size, with seeds 0, 1...; default: 1"
-    )
-    command.add_argument(
-        "--mode",
-        choices=("weak", "strong"),
-        default="weak",
-        help="the program keeps the batch per rank, or the global; default: weak",
-    )
-    command.add_argument(
-        "--price-per-gpu-hour", type=float, metavar="X", help="in any currency; default: no cost is told"
-    )
-    command.add_argument("--target-accuracy", type=float, metavar="PERCENT", help="tell the time to it; default: none")
+    text = "runs of each size, with seeds 0, 1...; default: 1"
+    command.add_argument("--seeds", type=int, default=1, metavar="S", help=text)
+    text = "the program keeps the batch per rank, or the global batch; default: weak"
+    command.add_argument("--mode", choices=("weak", "strong"), default="weak", help=text)
+    command.add_argument("--price-per-gpu-hour", type=float, metavar="X", help="in any currency; default: no cost")
+    command.add_argument("--target-accuracy", type=float, metavar="PERCENT", help="report the time to it; default: no")
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(topology=[], nsys=False, measured=None, traffic=None, elastic=False, grow=False)
+    command.set_defaults(traffic=None, **_NO_START)
 
 
 def _add_ends(run: argparse.ArgumentParser) -> None:
@@ -376,29 +298,17 @@ def _add_ends(run: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="after a failure start again, from the newest checkpoint, on the hosts that are left; at most N times; "
-        "default: 0",
+        help="after a failure restart from the newest checkpoint on the remaining hosts, at most N times; default: 0",
     )
     run.add_argument(
         "--min-np",
         type=values.count,
         metavar="M",
-        help="with --restarts: go on with as few ranks as these; default: as many as at first; with --elastic: 1",
+        help="with --restarts: continue with as few ranks as these; default: as many as at first; with --elastic: 1",
     )
-    run.add_argument(
-        "--elastic",
-        action="store_true",
-        help="ranks that are left go on in place when one dies, with Open MPI 5; default: a failure ends all",
-    )
-    run.add_argument(
-        "--grow",
-        action="store_true",
-        help="with --elastic: others start in the place of ranks that died, and join while the run goes on",
-    )
-    run.add_argument(
-        "--grace-s",
-        type=float,
-        default=GRACE_S,
-        metavar="S",
-        help=f"asked to end, the program has so many seconds to save; default: {GRACE_S:g}",
-    )
+    text = "the remaining ranks continue in place when one dies, with Open MPI 5; default: a failure ends all"
+    run.add_argument("--elastic", action="store_true", help=text)
+    text = "with --elastic: replacement ranks start for those that died, and join the run"
+    run.add_argument("--grow", action="store_true", help=text)
+    text = f"seconds for the program to save when it is asked to stop; default: {GRACE_S:g}"
+    run.add_argument("--grace-s", type=float, default=GRACE_S, metavar="S", help=text)
