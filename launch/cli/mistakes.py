@@ -5,17 +5,15 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePath
 
-# The words of other launchers, and old ones of ours -> what a command may have in their place.
+# The words of other launchers -> what a command may have instead.
 MEANT = {
-    **dict.fromkeys(("--np", "--ntasks", "--num-proc", "--num_proc", "-k"), ("-np",)),
-    **dict.fromkeys(("-host", "--host", "-hosts", "--hosts"), ("-H",)),
-    **dict.fromkeys(("-hostfile", "-machinefile", "--machinefile"), ("--hostfile",)),
-    **dict.fromkeys(("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num_gpus"), ("--per-host",)),
-    **dict.fromkeys(("-npernode", "--npernode", "-ppn"), ("--per-host",)),
-    "-np": ("-k",),
-    "--busy": ("--gpus",),
-    "--price": ("--price-per-gpu-hour",),
-    "--from": ("--hostfile", "--topology"),
+    **dict.fromkeys(("--np", "--ntasks", "--num-proc", "--num_proc", "-k"), "-np"),
+    **dict.fromkeys(("-host", "--host", "-hosts", "--hosts"), "-H"),
+    **dict.fromkeys(("-hostfile", "-machinefile", "--machinefile"), "--hostfile"),
+    **dict.fromkeys(("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num_gpus"), "--per-host"),
+    **dict.fromkeys(("-npernode", "--npernode", "-ppn"), "--per-host"),
+    "-np": "-k",
+    "--price": "--price-per-gpu-hour",
 }
 NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes their names
 STARTERS = {"torchrun", "mpirun", "mpiexec", "horovodrun", "hvdlaunch", "srun", "accelerate", "deepspeed"}
@@ -26,8 +24,7 @@ def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None
     """All that is known to be wrong with the words of a command that has these `options`; None for nothing."""
     wrong = []
     for word in dict.fromkeys(_options_of(arguments)):
-        meant = next((option for option in MEANT.get(word, ()) if option in options), None)
-        if meant is not None and word not in options:
+        if (meant := MEANT.get(word)) in options and word not in options:
             wrong.append(f"{word} is unknown: write {meant}")
         elif word in NUMBER_OF_HOSTS and "-H" in options:
             wrong.append(f"{word} is unknown: name the hosts, as in -H node1,node2")

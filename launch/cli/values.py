@@ -25,8 +25,6 @@ def indices(text: str) -> tuple[int, ...]:
 
 def some_gpus(text: str) -> str | tuple[int, ...]:
     """GPUs to choose from: 'all', or their indices."""
-    if text == "auto":
-        raise argparse.ArgumentTypeError("'auto' is now 'all', the best of all that are free")
     return text if text == "all" else indices(text)
 
 
