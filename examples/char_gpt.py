@@ -59,7 +59,7 @@ class NextCharacter(hvdtrain.Task):
     def loss(self, model, batch, *, training):
         scores, then = model(batch["inputs"]), batch["targets"]  # (N, T, alphabet), (N, T)
         loss = nn.functional.cross_entropy(scores.flatten(0, 1), then.flatten(), reduction="sum") / then.shape[1]
-        return hvdtrain.Sums(loss=loss, count=loss.new_tensor(len(then)), more={"bits": loss.detach() / log(2)})
+        return hvdtrain.Sums(loss=loss, count=loss.new_full((), len(then)), more={"bits": loss.detach() / log(2)})
 
 
 def main(run: hvdtrain.Run[Settings]) -> None:

@@ -54,7 +54,7 @@ class Pictures(hvdtrain.Task):
     def loss(self, model, batch, *, training):
         scores, classes = model(batch["inputs"]), batch["targets"]
         loss, right = cross_entropy(scores, classes, reduction="sum"), (scores.argmax(1) == classes).sum()
-        return hvdtrain.Sums(loss=loss, count=loss.new_tensor(len(classes)), more={"accuracy": right})
+        return hvdtrain.Sums(loss=loss, count=loss.new_full((), len(classes)), more={"accuracy": right})
 
 
 def begin(settings):

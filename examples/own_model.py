@@ -33,7 +33,7 @@ class Digits(hvdtrain.Task):
     def loss(self, model, batch, *, training):
         scores, digits = model(batch["pixels"]), batch["digits"]
         losses, is_right = cross_entropy(scores, digits, reduction="none"), scores.argmax(1) == digits
-        count = losses.new_tensor(len(digits))
+        count = losses.new_full((), len(digits))
         return hvdtrain.Sums(loss=losses.sum(), count=count, more={"accuracy": is_right.sum()})
 
 

@@ -72,7 +72,7 @@ class Diagnosis(hvdtrain.Task):
         errors = (guess - batch["values"]).square().mean(1).sum()
         loss, right = cross_entropy(scores, label, reduction="sum") + errors, (scores.argmax(1) == label).sum()
         more = {"accuracy": right, "error": errors.detach()}
-        return hvdtrain.Sums(loss=loss, count=loss.new_tensor(len(label)), more=more)
+        return hvdtrain.Sums(loss=loss, count=loss.new_full((), len(label)), more=more)
 
 
 def main(run: hvdtrain.Run[Settings]) -> None:

@@ -132,4 +132,4 @@ class FunctionTask(Task):
                 f"the loss function returned {shape} for {samples} samples. Return each sample's loss, ({samples},), "
                 'for example cross_entropy(..., reduction="none").'
             )
-        return Sums(loss=losses.sum(), count=torch.tensor(float(samples), device=losses.device))
+        return Sums(loss=losses.sum(), count=losses.new_full((), samples, dtype=torch.float32))
