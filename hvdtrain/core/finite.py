@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hvdtrain.core.host_copies import copy_to_device, copy_to_host
 from hvdtrain.ranks.comm import Comm, Members
 
 if TYPE_CHECKING:
@@ -57,14 +58,15 @@ def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members, norm_type:
     """The norm of all gradients together, of which each of `ranks` holds a part; NaN and infinity come through.
 
     They come in the optimizer's groups. Each tensor's norm is told, so that parts have the bits of the whole. Ranks
-    that hold the same summed gradients come to the same norm without asking each other.
+    that hold the same summed gradients come to the same norm without asking each other. Else the host waits once.
     """
     if ranks.size == 1:
         return nn.utils.get_total_norm([gradient for group in gradients for gradient in group], norm_type=norm_type)
-    parts = [torch.stack(torch._foreach_norm(list(group), norm_type)).tolist() if group else [] for group in gradients]
+    own_norms = [torch.stack(torch._foreach_norm(list(group), norm_type)) for group in gradients if group]
+    copies = iter(copy_to_host(own_norms))
+    parts = [next(copies).tolist() if group else [] for group in gradients]
     norms = [norm for groups in zip(*ranks.allgather(parts), strict=True) for group in groups for norm in group]
-    device = next(gradient.device for group in gradients for gradient in group)
-    total: Tensor = torch.linalg.vector_norm(torch.tensor(norms, device=device), ord=norm_type)
+    total: Tensor = torch.linalg.vector_norm(copy_to_device(torch.tensor(norms), own_norms[0].device), ord=norm_type)
     return total
 
 

@@ -1,4 +1,4 @@
-"""Copies on the host of what a device holds."""
+"""Copies on the host of what a device holds, and back."""
 
 from typing import Any
 
@@ -15,6 +15,12 @@ def copy_to_host(value: Any) -> Any:
     if torch.cuda.is_initialized():
         torch.cuda.current_stream().synchronize()
     return copied
+
+
+def copy_to_device(values: Tensor, device: torch.device) -> Tensor:
+    """The host's tensor on the device; by way of pinned memory, so that the host does not wait for a GPU."""
+    pinned = values.pin_memory() if device.type == "cuda" else values
+    return pinned.to(device, non_blocking=True)
 
 
 def _begin_copy(value: Any) -> Any:

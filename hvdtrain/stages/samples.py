@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hvdtrain.core.host_copies import copy_to_device, copy_to_host
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.members import MpiMembers
@@ -65,12 +66,14 @@ class Samples:
         }
         facts = [[name, list(tensor.shape), str(tensor.dtype), is_sent[name]] for name, tensor in batch.items()]
         header = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        values = [tensor.cpu().flatten().view(torch.uint8).numpy() for name, tensor in batch.items() if is_sent[name]]
+        copies = copy_to_host([tensor for name, tensor in batch.items() if is_sent[name]])
+        values = [tensor.flatten().view(torch.uint8).numpy() for tensor in copies]
         content = np.concatenate([np.array([len(header)]).view(np.uint8), header, *values])
         self._sent.append((self._members.send(content, stage), content))
 
     def _receive(self, device: torch.device) -> Batch:
         content, batch = torch.from_numpy(self._members.receive(0)), dict[str, Tensor]()
+        arrived = copy_to_device(content, device)
         start = 8 + int(content[:8].view(torch.int64))
         for name, shape, dtype, is_sent in json.loads(content[8:start].numpy().tobytes()):
             batch[name] = torch.empty(
@@ -78,6 +81,6 @@ class Samples:
             )
             if is_sent:
                 end = start + batch[name].nbytes
-                batch[name].flatten().view(torch.uint8).copy_(content[start:end])
+                batch[name].flatten().view(torch.uint8).copy_(arrived[start:end])
                 start = end
         return batch
