@@ -1,0 +1,130 @@
+"""Which steps are tried on the simulated GPU, and how often the host may wait in one; without torch."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+
+EFFNET, CLASSIFY, MLM, OWN, FUNCTION = "effnet", "bert classify", "bert mlm", "own_model", "own function"
+ONE_RANK, BUCKET, HOROVOD, POWER_SGD = "one rank", "bucket", "horovod", "powersgd"
+FIND_NAN, SYNC_BN, UNCOMPRESSED = "--find-nan", "--sync-bn", "--compression none"
+FP16 = "fp16"
+
+_TEXTS = "--data json --vocab-size 200 --batch-size-per-rank 4 --dropout 0"
+# Of each factor the values, and the words that they are on the command line. Ranks are alike, and nothing is random, so
+# that the weights can be compared with those of the same steps on the host.
+FACTORS: Mapping[str, Mapping[str, str]] = {
+    "sums": {
+        ONE_RANK: "",
+        BUCKET: "--reducer bucket",
+        HOROVOD: "--reducer horovod",
+        POWER_SGD: "--reducer bucket --compression powersgd:2",
+    },
+    "optimizer": {name: f"--optimizer {name}" for name in ("sgd", "rmsprop", "adam", "adamw", "lars", "lamb")},
+    "program": {
+        EFFNET: "--data digits --model efficientnet_tiny --batch-size-per-rank 4 --dropout 0 --stochastic-depth 0",
+        CLASSIFY: f"--task classify {_TEXTS}",
+        MLM: f"--task mlm {_TEXTS}",
+        OWN: "--batch-size-per-rank 4",
+        FUNCTION: "--batch-size-per-rank 4",
+    },
+    "precision": {name: f"--precision {name}" for name in ("fp32", "bf16", FP16)},
+    "extra": {"nothing": "", **{words: words for words in (FIND_NAN, UNCOMPRESSED, "--recompute", SYNC_BN)}},
+    "clip": {"none": "", "norm": "--clip-norm 0.5", "value": "--clip-value 0.01"},
+    "passes": {number: f"--accumulate-steps {number}" for number in ("1", "2")},
+    "average": {"none": "--ema-epochs 0", "weights": "--ema-epochs 2"},
+}
+Case = dict[str, str]  # a value of each factor
+
+
+def words_of(case: Case) -> list[str]:
+    """The command line."""
+    return " ".join(FACTORS[factor][value] for factor, value in case.items()).split()
+
+
+def name_of(case: Case) -> str:
+    """What is not the first of its values."""
+    others = [value for factor, value in case.items() if value != next(iter(FACTORS[factor]))]
+    return ", ".join(others) or "plain"
+
+
+def ranks_of(case: Case) -> int:
+    """How many there are."""
+    return 1 if case["sums"] == ONE_RANK else 2
+
+
+def is_possible(case: Case) -> bool:
+    """Whether the program takes these options together: it refuses the others."""
+    if case["extra"] == SYNC_BN and case["program"] != EFFNET:
+        return False
+    return case["sums"] != POWER_SGD or (case["precision"] != FP16 and case["extra"] != UNCOMPRESSED)
+
+
+def pairwise(factors: Mapping[str, Mapping[str, str]], is_possible: Callable[[Case], bool]) -> list[Case]:
+    """Cases in which each pair of values of two factors that is possible beside the first of the others is tried."""
+    plain = {factor: next(iter(values)) for factor, values in factors.items()}
+    missing = {pair: None for pair in _pairs(factors) if is_possible(plain | dict(pair))}
+    cases = []
+    while missing:
+        first = next(iter(missing))
+        case = plain | dict(first)
+        for factor in [one for one in factors if one not in dict(first)]:
+            choices = [case | {factor: value} for value in factors[factor]]
+            case = max(filter(is_possible, choices), key=lambda one: sum(pair in missing for pair in _pairs_of(one)))
+        for pair in _pairs_of(case):
+            missing.pop(pair, None)
+        cases.append(case)
+    return cases
+
+
+Pair = tuple[tuple[str, str], tuple[str, str]]
+
+
+def _pairs(factors: Mapping[str, Mapping[str, str]]) -> Iterator[Pair]:
+    for (first, ones), (second, others) in itertools.combinations(factors.items(), 2):
+        yield from (((first, one), (second, other)) for one, other in itertools.product(ones, others))
+
+
+def _pairs_of(case: Case) -> list[Pair]:
+    return list(itertools.combinations(case.items(), 2))
+
+
+def default() -> list[Case]:
+    """Few of them: all pairs but those of --sync-bn, which takes long, and this with each way to sum."""
+    few = FACTORS | {"extra": {name: words for name, words in FACTORS["extra"].items() if name != SYNC_BN}}
+    plain = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+    over_ranks = [plain | {"sums": sums, "extra": SYNC_BN} for sums in (BUCKET, HOROVOD)]
+    return [*pairwise(few, is_possible), *over_ranks]
+
+
+def matrix(*full: str) -> list[Case]:
+    """All possible cases of these factors; the values of the others come in turn."""
+    turns = {factor: itertools.cycle(values) for factor, values in FACTORS.items() if factor not in full}
+    cases = []
+    for values in itertools.product(*(FACTORS[factor] for factor in full)):
+        others = {factor: next(turn) for factor, turn in turns.items()}
+        chosen = dict(zip(full, values, strict=True))
+        case = {factor: (chosen | others)[factor] for factor in FACTORS}
+        if not is_possible(case):
+            case["extra"] = "nothing"
+        cases += [case] if is_possible(case) else []
+    return cases
+
+
+# How often the host waits for the device in a step; what stands in no table waits never.
+WAITS_OF_OPTIMIZER = {"rmsprop": 1, "lars": 1, "lamb": 1}  # whether the step is skipped
+WAITS_OF_EXTRA = {FIND_NAN: 1}  # the same
+WAITS_OF_SUMS = {
+    BUCKET: 1,  # for the last bucket, whose sum is behind the others' on Horovod's stream
+    POWER_SGD: 4,  # for three sums that follow each other, and torch's hook for the device
+}
+WAITS_PER_LAYER = 2  # of batch norm over all ranks: forward and backward, in each micro-batch
+
+
+def waits_of(case: Case, *, responses: int, norm_layers: int) -> int:
+    """How often the host waits in a step in which Horovod gives so many responses, each to what it sums at once."""
+    waits = WAITS_OF_OPTIMIZER.get(case["optimizer"], 0) + WAITS_OF_EXTRA.get(case["extra"], 0)
+    if ranks_of(case) == 1:
+        return waits
+    of_layers = WAITS_PER_LAYER * norm_layers * int(case["passes"]) if case["extra"] == SYNC_BN else 0
+    if case["sums"] == HOROVOD:  # with --sync-bn the host has waited for all but those after the last layer's
+        return waits + of_layers + (1 if of_layers else responses)
+    return waits + of_layers + WAITS_OF_SUMS[case["sums"]]

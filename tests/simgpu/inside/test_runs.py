@@ -1,0 +1,129 @@
+"""What is around steps, on a simulated GPU: feeds, evaluation, checkpoints, and whole runs of the programs."""
+
+import json
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+from hvdtrain.checkpoint import files
+from hvdtrain.checkpoint.saves import Saves, resume
+from hvdtrain.core.finite import SpikeWatch
+from hvdtrain.core.position import Position
+from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.program import assembly
+from hvdtrain.program.start import Run
+from hvdtrain.ranks.comm import HorovodComm, SerialComm
+from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.safety.guard import Guard
+from tests.simgpu.cases import CLASSIFY, EFFNET, FACTORS, FUNCTION, MLM, OWN
+from tests.simgpu.programs import Prepared, main_of, parse
+from tests.simgpu.simulator.horovod import two_ranks
+from tests.simgpu.simulator.tensor import CUDA
+
+# Whether replicas are equal, what is the rank's own, and the rest: docs/performance.md. In fp16 two more, for the
+# state_dict of GradScaler.
+CHECKPOINT_WAITS = {"bf16": 3, "fp16": 5}
+
+
+# How often the host waits inside the first step of a run, for the tensors of its split, and of two epochs, for noise.
+WAITS_AT_A_BEGINNING = {"Resident.batches": 2, "draw_noise": 2 * 3}
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def prepared(program, *words, comm=None):
+    return Prepared(program, [*FACTORS["program"][program].split(), *words], comm or SerialComm(), CUDA)
+
+
+def no_findings(gpu):
+    return [str(finding) for finding in gpu.findings] == []
+
+
+@pytest.mark.parametrize("program", [EFFNET, CLASSIFY, MLM])
+def test_the_feed_waits_at_the_beginning_of_an_epoch_alone(gpu, program):
+    made = prepared(program)
+    coming = (micro_batch for _, inputs in made._inputs for micro_batch in inputs)
+    next(coming)
+    before = len(gpu.waits)
+    assert [next(coming) for _ in range(4)]
+    assert [str(wait) for wait in gpu.waits[before:]] == []
+    assert no_findings(gpu)
+
+
+@pytest.mark.parametrize(("program", "ranks"), [slow(EFFNET, 1), (EFFNET, 2), (MLM, 1), slow(MLM, 2)])
+def test_an_evaluation_waits_at_its_ends_alone(gpu, program, ranks):
+    with two_ranks(gpu):
+        made = prepared(program, comm=HorovodComm(None) if ranks == 2 else SerialComm())
+        made.take().read()
+        evaluate(made.step, made.test, 1, micro_batch=8)  # brings the split to the device
+        before = len(gpu.waits)
+        assert evaluate(made.step, made.test, 1, micro_batch=8)["loss"] > 0
+    waits = gpu.waits[before:]
+    assert not [str(wait) for wait in waits if wait.stack.passes("Step.evaluation")]
+    assert len(waits) <= 1 + ranks * (program == EFFNET) + ranks, "\n".join(map(str, waits))
+    assert no_findings(gpu)
+
+
+def saves_of(made, folder):
+    limits = GradientSync()  # has no state
+    reports = type("Reports", (), {"spikes": SpikeWatch(0)})
+    state = assembly.state_of(made.step, limits, reports, seed=0)
+    return state, Saves(state, folder, about={}, memory=dict, guard=Guard(), keep=1, newest=None)
+
+
+@pytest.mark.parametrize(("program", "precision"), [(EFFNET, "fp16"), slow(MLM, "bf16")])
+def test_a_checkpoint_waits_three_times_and_brings_everything_back(gpu, tmp_path, program, precision):
+    words = ["--precision", precision, "--ema-epochs", "2", "--optimizer", "adamw"]
+    made = prepared(program, *words)
+    made.take().read()
+    _, saves = saves_of(made, tmp_path)
+    before = len(gpu.waits)
+    saves.save(Position(step=1))
+    assert len(gpu.waits) - before == CHECKPOINT_WAITS[precision], "\n".join(map(str, gpu.waits[before:]))
+    expected = made.weights()
+    assert saves.wait(1)
+    other = prepared(program, *words)
+    assert not torch.equal(other.weights(), expected)
+    state, _ = saves_of(other, tmp_path)
+    found, _ = files.find_newest(tmp_path)
+    assert resume(state, found).step == 1
+    assert torch.equal(other.weights(), expected)
+    other.take().read()
+    before = len(gpu.waits)
+    assert other.take().read().skipped is None
+    assert len(gpu.waits) - before == 1  # what became of the step
+    assert no_findings(gpu)
+
+
+def run_of(program, words, folder):
+    """A whole run: its result."""
+    settings = parse(program, [*words, "--runs-dir", str(folder), "--run", "r"])
+    with ExitStack() as stack:
+        run = Run(SerialComm(), settings, stack)
+        main_of(program)(run)
+        run.started.require_end()
+    [result] = folder.glob("*/r/result.json")
+    return json.loads(result.read_text())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # the next run has another file for stacks
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (OWN, "--epochs 1 --batch-size-per-rank 256 --report-every-steps 2 --checkpoint-every-steps 2"),
+        slow(FUNCTION, "--epochs 2 --batch-size-per-rank 32 --profile on"),
+        slow(EFFNET, f"{FACTORS['program'][EFFNET]} --epochs 2 --precision bf16"),
+        slow(CLASSIFY, f"{FACTORS['program'][CLASSIFY]} --epochs 2 --precision fp16"),
+        slow(MLM, f"{FACTORS['program'][MLM]} --epochs 2 --profile on"),
+    ],
+)
+def test_a_whole_run_waits_between_steps_alone(gpu, tmp_path, program, words):
+    assert run_of(program, words.split(), tmp_path)["exit_reason"] == "finished"
+    waits = [wait.stack for wait in gpu.waits if wait.stack.passes("Step.__call__")]
+    once = [stack for stack in waits if any(map(stack.passes, WAITS_AT_A_BEGINNING))]
+    assert len(once) <= sum(WAITS_AT_A_BEGINNING.values())
+    assert {stack.innermost for stack in waits if stack not in once} == set()
+    assert no_findings(gpu)
