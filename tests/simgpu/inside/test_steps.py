@@ -27,7 +27,9 @@ def prepared(case, device, comm):
 
 
 def ranks(case, gpu):
-    return two_ranks(gpu) if cases.ranks_of(case) == 2 else nullcontext()
+    if cases.ranks_of(case) == 1:
+        return nullcontext()
+    return two_ranks(gpu, fuses=case["sums"] == cases.HOROVOD)  # as join.horovod_fusion_mb has it
 
 
 def comm(case):

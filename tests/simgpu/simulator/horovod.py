@@ -171,12 +171,12 @@ class _Basics:
 
 
 @contextmanager
-def two_ranks(gpu: Gpu | None, *, fusion_bytes: int = FUSION_BYTES) -> Iterator[HorovodLibrary]:
+def two_ranks(gpu: Gpu | None, *, fuses: bool = True) -> Iterator[HorovodLibrary]:
     """Horovod has started, with NCCL if there is a GPU: HorovodComm(None) is rank 0 of two."""
     from horovod.common.process_sets import global_process_set
     from horovod.torch import mpi_ops
 
-    library = HorovodLibrary(gpu, mean=mpi_ops.Average, fusion_bytes=fusion_bytes)
+    library = HorovodLibrary(gpu, mean=mpi_ops.Average, fusion_bytes=FUSION_BYTES if fuses else 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mpi_ops, "mpi_lib", library)
         patch.setattr(mpi_ops._basics, "MPI_LIB_CTYPES", _Basics())
