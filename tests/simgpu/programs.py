@@ -47,7 +47,8 @@ def by_function(run: Any) -> None:
         return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
     data = {"inputs": inputs, "targets": targets}
-    run.training(make, losses, train=data, test=data)
+    for _ in run.training(make, losses, train=data, test=data):
+        pass
 
 
 def parse(program: str, words: Sequence[str]) -> Settings:

@@ -105,7 +105,7 @@ def run_of(program, words, folder):
         run = Run(SerialComm(), settings, stack)
         main_of(program)(run)
         run.started.require_end()
-    [result] = folder.glob("*/r/result.json")
+    [result] = folder.rglob("r/result.json")
     return json.loads(result.read_text())
 
 
