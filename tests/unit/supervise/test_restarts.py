@@ -9,7 +9,7 @@ import pytest
 from launch.errors import CommandError, HostError, HostfileError, ProcessError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
-from launch.placement.measured import GpuLinks
+from launch.placement.measured import GpuLinks, Measured
 from launch.placement.slots import place, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.start.command import hosts_of
@@ -84,7 +84,7 @@ class World:
         self.ends = list(ends)
         self.topologies = {"h1": machine(), "h2": machine()}
         self.hosts, self.gpus_option, self.on_gpus = hosts(h1=2, h2=2), "all", True
-        self.np, self.silent, self.left, self.measured = 4, set(), {}, ()
+        self.np, self.silent, self.left, self.measured = 4, set(), {}, Measured()
         self.software = {}  # of hosts that have another one
         self.began, self.asked, self.slept, self.now = [], [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
@@ -199,7 +199,7 @@ def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
 
 def test_slots_are_those_of_measured_gpus_and_a_host_that_was_not_measured_is_left_out(world, capfd):
     rows = tuple(tuple(None if a == b else 10.0 for b in range(3)) for a in range(3))
-    world.measured = (GpuLinks(host="h1", gpus=(0, 1, 2), uuids=(None,) * 3, gb_per_s=rows),)
+    world.measured = Measured(links=(GpuLinks(host="h1", gpus=(0, 1, 2), uuids=(None,) * 3, gb_per_s=rows),))
     world.hosts = hosts(h1=4, h2=4)
     assert result(world, ended(1, checkpoint=1), ended(1, checkpoint=2), ended(0)) == 0
     assert world.began[1:] == [{"h1": 3}, {"h1": 3}]
