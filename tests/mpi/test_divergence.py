@@ -6,19 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.mpi.conftest import EFFNET, EVERY_OPTION, QUICK, left_in, program_of, slow, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
 
 
 @pytest.mark.parametrize(
     ("precision", "where", "culprit", "ranks"),
     [
-        slow("fp32", "gradients", 1, 2),
         ("fp16", "loss", 1, 2),
-        slow("fp32", "loss", 1, 2),
-        slow("fp32", "gradients", 2, 3),
-        slow("bf16", "loss", 0, 2),
-        slow("bf16", "gradients", 1, 2),
-        slow("fp16", "gradients", 1, 2),
+        slow("bf16", "gradients", 2, 3),
     ],
 )
 def test_all_ranks_skip_the_step_of_one(run_program, precision, where, culprit, ranks):
@@ -36,17 +31,7 @@ def test_all_ranks_skip_the_step_of_one(run_program, precision, where, culprit, 
         assert all(torch.equal(one, two) for one, two in zip(weights[0], other, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("how", "culprit", "ranks"),
-    [
-        ("powersgd", 1, 2),
-        ("local", 3, 4),
-        slow("two-level", 1, 2),
-        slow("two-level", 2, 4),
-        slow("local", 1, 2),
-        slow("powersgd", 2, 3),
-    ],
-)
+@pytest.mark.parametrize(("how", "culprit", "ranks"), [("powersgd", 1, 2), ("local", 3, 4), slow("two-level", 2, 4)])
 def test_a_rank_of_any_group_is_named_by_its_gradients(run_program, how, culprit, ranks):
     """What the other ranks' last pass gives is finite, and so is what they computed themselves."""
     answers = run_program("mpirun", ranks, "skipped_steps.py", "fp32", "gradients", str(culprit), how)
@@ -60,13 +45,12 @@ def test_a_rank_of_any_group_is_named_by_its_gradients(run_program, how, culprit
     assert [answer["weights"] for answer in answers] == [weights[goes_on] for goes_on in apart]
 
 
-@pytest.mark.parametrize("ranks", [4, slow(2)])
-def test_a_sum_too_large_for_fp16_skips_the_step_of_all_groups_and_halves_their_scale(run_program, ranks):
-    answers = run_program("mpirun", ranks, "skipped_steps.py", "fp32", "overflow", "1", "fp16")
+def test_a_sum_too_large_for_fp16_skips_the_step_of_all_groups_and_halves_their_scale(run_program):
+    answers = run_program("mpirun", 4, "skipped_steps.py", "fp32", "overflow", "1", "fp16")
     for answer in answers:
         assert answer["skipped"] == [None, None, None, [None, "summed gradients"], None, None, None]
         assert answer["unchanged"] == [number == 3 for number in range(7)]
-        assert answer["wire"] == {"scale": ranks / 2, "calm_steps": 3}
+        assert answer["wire"] == {"scale": 2, "calm_steps": 3}
         assert answer["weights"] == answers[0]["weights"]
 
 
@@ -82,44 +66,3 @@ def test_too_many_skipped_steps_end_the_run_with_status_3(run, tmp_path):
     assert (result["exit_reason"], result["skipped_steps"]) == ("too many skipped steps", 3)
     assert result["memory"]["resident_rank"] in (0, 1)
     wait_until(lambda: not left_in(tmp_path), 5)
-
-
-FLIP = """
-import os, runpy, torch
-from hvdtrain.loop.loop import Loop
-
-def flipping(loop, position, original=Loop.steps):
-    step, count = loop.step, [0]
-    finish = step.slots.how.finish
-    def flip():
-        finish()
-        count[0] += 1
-        if count[0] == 7 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-            weight = dict(step.model.named_parameters())["classifier.1.weight"]
-            weight.data.view(torch.int32)[0, 0] ^= 1  # the lowest bit of one float
-    step.slots.how.finish = flip
-    return original(loop, position)
-
-Loop.steps = flipping
-runpy.run_module("hvdtrain.effnet", run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_one_flipped_bit_of_the_last_parameter_is_found_among_three_ranks(run, tmp_path):
-    done = run(
-        "mpirun", 3, [program_of(tmp_path, EVERY_OPTION + FLIP), *QUICK, "--run", "r", "--check-replicas-every", "4"]
-    )
-    assert done.returncode == 4, done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
-    assert len(lines) == 1
-    assert "after step 8" in lines[0]
-    assert "rank 1" in lines[0]
-    assert "classifier.1.weight" in lines[0]
-    result = json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())
-    assert result["exit_reason"] == "replicas differ"
-
-
-@pytest.mark.slow
-def test_equal_replicas_pass_the_check(run):
-    assert run("mpirun", 2, [*EFFNET, *QUICK, "--check-replicas-every", "1"]).returncode == 0

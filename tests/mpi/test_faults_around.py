@@ -1,4 +1,4 @@
-"""Faults of what surrounds the ranks: their data, memory and disk, a port, the launcher, and requests to end."""
+"""Faults of what surrounds the ranks: their data, memory and disk, the launcher, and requests to end."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import EFFNET, TIMEOUT_S, left_in, rank_pids, slow, wait_until
+from tests.mpi.conftest import EFFNET, TIMEOUT_S, left_in, rank_pids, wait_until
 from tests.mpi.forks import BY_ITSELF
 from tests.mpi.launched import argv, finished, started
 from tests.mpi.test_faults import PLAIN, TRAIN, clean, newest, run_folder, weights, words_of
@@ -59,13 +59,10 @@ def stopped(folder, rank):
 # --- asked to end
 
 
-@pytest.mark.parametrize(
-    ("place", "setting"), [("step7", PLAIN), slow("start", PLAIN), slow("save1", PLAIN), slow("eval1", (2,))]
-)
-def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean, monkeypatch, place, setting):
-    """It comes while rank 0 stands still in this place."""
-    monkeypatch.setenv("HVDTRAIN_FAULT", f"stop@rank0:{place}")
-    program = [*TRAIN, *setting[1:]]
+def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean, monkeypatch):
+    """It comes while rank 0 stands still in a step."""
+    monkeypatch.setenv("HVDTRAIN_FAULT", "stop@rank0:step7")
+    program = [*TRAIN, *PLAIN[1:]]
     with started(tmp_path, argv(program=program)) as job:
         rank = wait_until(lambda: stopped(tmp_path, 0), TIMEOUT_S)
         os.kill(job.pid, signal.SIGTERM)
@@ -80,7 +77,7 @@ def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean,
     done = finished(tmp_path, argv(program=program), HVDTRAIN_FAULT="")
     assert done.returncode == 0, done.stderr
     assert f"resumed from runs/effnet/r/checkpoints/step-{left_at:09d}" in done.stdout + done.stderr
-    assert weights(tmp_path) == clean(*setting)
+    assert weights(tmp_path) == clean(*PLAIN)
 
 
 @pytest.mark.slow
@@ -144,13 +141,9 @@ def replaced(folder, kind):
     beside.replace(path)
 
 
-BY_RANKS = pytest.mark.parametrize("workers", [(), ("--workers", "0")], ids=["workers", "ranks"])
-
-
-@BY_RANKS
 @pytest.mark.slow
-def test_an_image_whose_reading_never_ends(tmp_path, on_images, workers):
-    with started(tmp_path, argv(program=[*on_images, *workers])) as job:
+def test_an_image_whose_reading_never_ends(tmp_path, on_images):
+    with started(tmp_path, argv(program=on_images)) as job:
         wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
         replaced(tmp_path, "endless")
         assert job.wait(60) == 1
@@ -170,11 +163,11 @@ def doing(folder):
     )
 
 
-@BY_RANKS
 @pytest.mark.slow
-def test_a_disk_that_stalls_for_longer_than_a_step_may_ends_nothing(tmp_path, on_images, workers):
+def test_a_disk_that_stalls_for_longer_than_a_step_may_ends_nothing(tmp_path, on_images):
+    """The ranks read by themselves."""
     image = tmp_path / "d" / "train" / "b" / "3.png"
-    with started(tmp_path, argv(program=[*on_images, *workers])) as job:
+    with started(tmp_path, argv(program=[*on_images, "--workers", "0"])) as job:
         wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
         whole = image.read_bytes()
         replaced(tmp_path, "endless")
@@ -320,9 +313,6 @@ def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
             wait_until(lambda: not left_in(tmp_path), 5)
     assert "hvdtrain: error: stop requested, but the checkpoint could not be written" in said(tmp_path)
     assert newest(tmp_path) >= kept
-
-
-# --- ports
 
 
 @pytest.mark.slow

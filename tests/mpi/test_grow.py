@@ -83,11 +83,6 @@ def test_a_newcomer_that_ends_in_its_imports_is_followed_by_another(start, tmp_p
     assert "hvdtrain: warning: no replacement for rank 1 yet (" in (tmp_path / "out").read_text()
 
 
-def test_a_run_that_ends_before_a_newcomer_is_there_leaves_none(grow, tmp_path):
-    _, seen = grow("kill@rank1:step4", epochs=2)
-    assert seen == [("lost", [1])]
-
-
 def test_under_hvdlaunch_a_newcomer_takes_the_place_of_the_plan_and_the_run_ends_well(tmp_path):
     """Whatever mpirun ends with, and says, when newcomers leave without MPI_Finalize."""
     program = ["python", *EFFNET, *WORDS, *PER_RANK, "--epochs", "14"]
@@ -110,3 +105,8 @@ def test_a_newcomer_of_a_text_run(start, tmp_path):  # noqa: F811
     assert (result["exit_reason"], result["lost_ranks"], result["joined_ranks"]) == ("finished", 1, 1)
     facts = [json.loads((tmp_path / f"runs/bert/r/ranks/rank-{rank}.json").read_text()) for rank in (1, 2)]
     assert len({one["weights_sha256"] for one in facts}) == 1
+
+
+def test_a_run_that_ends_before_a_newcomer_is_there_leaves_none(grow, tmp_path):
+    _, seen = grow("kill@rank1:step4", epochs=2)
+    assert seen == [("lost", [1])]

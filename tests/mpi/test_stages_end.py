@@ -31,7 +31,6 @@ def test_the_launchers_groups_must_be_the_stages(tmp_path):
     [
         ("sleep@rank1:step7", "hung at step 7: no progress for 0:00:08; it stood here:"),
         slow("stop@rank2:step7", "did not arrive at step 7 (it hangs, was stopped, or its host is silent)"),
-        slow("kill@rank3:step7", "died of signal 9 (Killed), perhaps out of memory, at step 7"),
     ],
 )
 def test_the_stage_that_keeps_the_others_waiting_is_named(tmp_path, fault, said):
@@ -40,25 +39,14 @@ def test_the_stage_that_keeps_the_others_waiting_is_named(tmp_path, fault, said)
     assert f"hvdlaunch: error: rank {fault[fault.index('@rank') + 5]} on localhost {said}" in lines(done)
 
 
-# All stages of a replica, so that those of the other one come to Horovod's sums, each among its own replicas.
-ASLEEP = "sleep@rank2:step7,sleep@rank3:step7"
-
-
 @pytest.mark.slow
 def test_a_replica_that_does_not_come_to_the_sums_is_ended_by_the_watchdog(tmp_path):
-    done = finished(tmp_path, argv(*GROUPS, program=[*TRAIN, "--hang-timeout-s", "8"]), HVDTRAIN_FAULT=ASLEEP)
+    """All its stages sleep, so that those of the other come to Horovod's sums, each among its own replicas."""
+    asleep = "sleep@rank2:step7,sleep@rank3:step7"
+    done = finished(tmp_path, argv(*GROUPS, program=[*TRAIN, "--hang-timeout-s", "8"]), HVDTRAIN_FAULT=asleep)
     assert done.returncode != 0
     hung = r"hvdlaunch: error: rank [23] on localhost hung at step 7: no progress for 0:00:08; it stood here:"
     assert any(re.fullmatch(hung, line) for line in lines(done))
-
-
-@pytest.mark.slow
-def test_without_a_watchdog_horovod_ends_the_sums_of_each_stage(tmp_path):
-    stall = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "6"}
-    program = [*TRAIN, "--hang-timeout-s", "0"]
-    done = finished(tmp_path, argv(*GROUPS, program=program), HVDTRAIN_FAULT=ASLEEP, **stall)
-    assert done.returncode != 0
-    assert "HorovodInternalError" in done.stderr
 
 
 @pytest.mark.slow
@@ -80,10 +68,10 @@ def test_a_run_that_is_started_again_ends_as_if_nothing_had_been(tmp_path):
     assert (len(hashes), len(set(hashes))) == (8, 1)
 
 
-@pytest.mark.parametrize("task", [slow("mlm"), slow("classify")])
-def test_a_bert_in_stages_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, task):
+@pytest.mark.slow
+def test_a_bert_in_stages_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory):
     """With dropout: each rank goes on with its own random numbers."""
-    words = (*INTERRUPTED, "--stages", "2", "--task", task)
+    words = (*INTERRUPTED, "--stages", "2", "--task", "mlm")
     whole, broken = (Runs(folder=folder, ranks=2, words=words, script="bert") for folder in
                      (tmp_path_factory.mktemp("whole"), tmp_path))  # fmt: skip
     for run in (whole, broken):

@@ -1,7 +1,6 @@
 """transformers' Trainer, the pinned one: what docs/from_trainer.md says of it, and its example."""
 
 import json
-import re
 import sys
 
 import pytest
@@ -24,31 +23,7 @@ def steps(folder, ranks, *words):
     return {(step["head"], step["ranks"], step["accumulate"]): step for step in found}
 
 
-def documented():
-    """The table of docs/from_trainer.md: length and cosine of the step, by head, ranks and micro-batches."""
-    text = (PROJECT / "docs" / "from_trainer.md").read_text()
-    cell = r"\*{0,2}([\d.]+)\*{0,2}(?:, cosine ([\d.]+))?"
-    rows = re.findall(rf"^\| (\d) \| (\d) \| {cell} \| {cell} \|$", text, re.MULTILINE)
-    assert len(rows) == 5
-    return {
-        (head, int(ranks), int(accumulate)): (float(length), float(cosine or 1))
-        for ranks, accumulate, *cells in rows
-        for head, (length, cosine) in {"classification": cells[:2], "masked words": cells[2:]}.items()
-    }
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_accumulation_and_ddp_change_its_step_as_documented(tmp_path, ranks):
-    # Where this fails with a newer version they have mended it: then docs/from_trainer.md must say so.
-    found, table = steps(tmp_path, ranks), documented()
-    expected = {case: measures for case, measures in table.items() if case[1] == ranks}
-    assert found.keys() == expected.keys()
-    for case, (length, cosine) in expected.items():
-        assert found[case]["length"] == pytest.approx(length, abs=0.01), case
-        assert found[case]["cosine"] == pytest.approx(cosine, abs=0.01), case
-
-
-@pytest.mark.parametrize(("ranks", "how"), [(1, "--loss"), (2, "--loss"), (2, "--horovod")])
+@pytest.mark.parametrize(("ranks", "how"), [(1, "--loss"), (2, "--horovod")])
 def test_the_remedies_take_the_exact_step(tmp_path, ranks, how):
     found = steps(tmp_path, ranks, how)
     assert {case[1:] for case in found} == {(ranks, accumulate) for accumulate in ((1, 4, 8) if ranks == 1 else (1, 4))}
@@ -80,13 +55,9 @@ open(f"{hvd.rank()}.txt", "w").write(os.environ.get("CUDA_VISIBLE_DEVICES", "non
 """
 
 
-@pytest.mark.parametrize(
-    ("launcher", "visible", "seen"),
-    [("mpirun", {"CUDA_VISIBLE_DEVICES": "3,5"}, ["3", "5"]), ("gloo", {}, ["0", "1"])],
-)
-def test_each_rank_of_the_example_sees_one_gpu_of_its_own(run, tmp_path, launcher, visible, seen):
+def test_each_rank_of_the_example_sees_one_gpu_of_its_own(run, tmp_path):
     """Of several Trainer uses all, by DataParallel."""
     (tmp_path / "seen.py").write_text(SEEN)
-    done = run(launcher, 2, ["seen.py", str(PROJECT / "docs")], **visible)
+    done = run("mpirun", 2, ["seen.py", str(PROJECT / "docs")], CUDA_VISIBLE_DEVICES="3,5")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == seen
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["3", "5"]

@@ -9,20 +9,19 @@ import time
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, end_well, left_in, slow, wait_until
+from tests.mpi.conftest import PROGRAMS, end_well, left_in, wait_until
 
 OF_TWO_RANKS = (
-    *("zero_grad_to_none", "broadcast_optimizer_state", "inf_on_one_rank_under_amp", "fp16_overflow", "bfloat16"),
-    *("accumulation", "left_over_passes", "lost_defaults", "required_arguments", "joined_ranks", "channels_last"),
+    *("zero_grad_to_none", "inf_on_one_rank_under_amp", "fp16_overflow", "bfloat16", "accumulation", "joined_ranks"),
     *("unused_and_frozen", "batch_norm_statistics"),
 )
 
 
-@pytest.fixture(scope="module", params=["horovod", slow("bucket")])
-def trap(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def trap(tmp_path_factory):
     """What each rank has seen of a trap."""
     folder = tmp_path_factory.mktemp("traps")
-    end_well(folder, "mpirun", 2, [str(PROGRAMS / "traps.py"), str(folder), request.param, *OF_TWO_RANKS])
+    end_well(folder, "mpirun", 2, [str(PROGRAMS / "traps.py"), str(folder), *OF_TWO_RANKS])
     seen = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
     return lambda name: [of_rank[name] for of_rank in seen]
 
@@ -32,14 +31,6 @@ def test_zero_grad_to_none(trap):
         assert answer["naive"].startswith("TypeError")
         assert answer["ours"] is None
         assert answer["cleared"]
-
-
-def test_a_broadcast_does_not_move_the_weights(trap):
-    answers = trap("broadcast_optimizer_state")
-    naive = [answer["naive_moved"] for answer in answers]
-    assert naive[0] == 0
-    assert naive[1] > 0  # the rank with empty state took a step
-    assert all(answer["ours_moved"] == 0 for answer in answers)
 
 
 def test_infinity_on_one_rank_lowers_every_loss_scale(trap):
@@ -70,35 +61,11 @@ def test_accumulation_averages(trap):
         assert answer["ours"] < 1e-6
 
 
-def test_passes_left_over_do_not_stop_the_next_epoch(trap):
-    for answer in trap("left_over_passes"):
-        assert answer["naive"].startswith("AssertionError")
-
-
-def test_a_late_parameter_group_keeps_the_defaults(trap):
-    for answer in trap("lost_defaults"):
-        assert answer["naive"] != [0.5, 0.9]
-        assert answer["ours"] == [0.5, 0.9]
-
-
-def test_optimizers_with_required_arguments(trap):
-    first, second = trap("required_arguments")
-    for name in ("lars", "lamb"):
-        assert "required" in first[f"naive_{name}"]
-        assert first[name] == second[name]
-
-
 def test_ranks_without_data_do_not_dilute_the_mean(trap):
     first, second = trap("joined_ranks")
     assert first["naive"] == 0.5
     assert first["ours"] < 1e-6
     assert second["ours"] < 1e-6
-
-
-def test_channels_last_gradients_travel(trap):
-    """Ours: test_comm.py."""
-    for answer in trap("channels_last"):
-        assert "contiguous" in answer["naive"]
 
 
 def test_unused_and_frozen_parameters(trap):
@@ -118,20 +85,11 @@ def test_every_rank_evaluates_with_the_same_batch_norm_statistics(trap):
 
 
 @pytest.mark.slow
-def test_fewer_samples_than_ranks_are_shared(run_program):
-    answers = [
-        answer["few_samples_left"] for answer in run_program("mpirun", 3, "traps.py", "bucket", "few_samples_left")
-    ]
-    assert all(answer["naive"].startswith("AssertionError") for answer in answers)
-    assert sorted(answer["ours"] for answer in answers) == [[0], [0], [1]]
-
-
-@pytest.mark.slow
 def test_a_missing_rank_ends_the_job_in_the_time_that_was_set(run, tmp_path):
     """Without a shutdown time Horovod waits for ever; hvdtrain sets one where the environment does not."""
     times = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"}
     started = time.monotonic()
-    done = run("mpirun", 2, [str(PROGRAMS / "traps.py"), str(tmp_path), "bucket", "missing_rank"], **times)
+    done = run("mpirun", 2, [str(PROGRAMS / "traps.py"), str(tmp_path), "missing_rank"], **times)
     assert done.returncode not in (0, 110)  # 110: MPIEXEC_TIMEOUT
     assert time.monotonic() - started < 60
     wait_until(lambda: not left_in(tmp_path), 5)

@@ -1,4 +1,4 @@
-"""Horovod's traps: what the naive code does, and what ours does. argv: folder, reducer, traps."""
+"""Horovod's traps: what the naive code does, and what ours does. argv: folder, traps."""
 
 import copy
 import json
@@ -15,11 +15,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.batch_norm import layers
 from hvdtrain.core.step import Step
-from hvdtrain.feed.order import permutation, shard
 from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.recipe import optim
 from hvdtrain.safety import exits
 from hvdtrain.vision import images as data
 from hvdtrain.vision import models
@@ -28,7 +26,7 @@ from tests.steps import take
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()
-RANK, REDUCER = comm.rank, sys.argv[2]
+RANK = comm.rank
 
 
 class Linear(nn.Module):
@@ -49,7 +47,7 @@ def batch(count: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Step:
-    sync = comm.gradient_sync(model, compression="none", reducer=REDUCER)
+    sync = comm.gradient_sync(model, compression="none", reducer="horovod")
     sync._shares_cores = False  # Horovod's hooks send, as on GPUs
     return step_over(model, optimizer=optimizer, comm=comm, sync=sync, **options)
 
@@ -59,7 +57,7 @@ def one_step(step: Step, *, lr: float = 0.1, seed: int = 0) -> None:
 
 
 def sync_of(model: nn.Module, **options: Any) -> GradientSync:
-    sync = comm.gradient_sync(model, reducer=REDUCER, **options)
+    sync = comm.gradient_sync(model, reducer="horovod", **options)
     sync._shares_cores = False
     sync.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
     return sync
@@ -87,27 +85,6 @@ def zero_grad_to_none() -> dict[str, Any]:
         "naive": error_of(lambda: wrapped.zero_grad(set_to_none=True)),
         "ours": error_of(lambda: step.optimizer.zero_grad(set_to_none=True)),
         "cleared": all(one.grad is None for one in ours.parameters()),
-    }
-
-
-def broadcast_optimizer_state() -> dict[str, Any]:
-    """On rank 1 the state is empty, on rank 0 not, as after loading a checkpoint there."""
-    model = Linear()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    before = model.weight.detach().clone()
-    if RANK == 0:
-        optimizer.state[model.weight] = {
-            "step": torch.tensor(5.0),
-            "exp_avg": torch.zeros(12, 4),
-            "exp_avg_sq": torch.zeros(12, 4),
-        }
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    ours = Linear()
-    start = ours.weight.detach().clone()
-    comm.broadcast_(ours)
-    return {
-        "naive_moved": (model.weight - before).abs().max().item(),
-        "ours_moved": (ours.weight - start).abs().max().item(),
     }
 
 
@@ -191,43 +168,6 @@ def accumulation() -> dict[str, Any]:
     return {"naive": summed, "ours": (whole.weight - parts.weight).abs().max().item()}
 
 
-def left_over_passes() -> dict[str, Any]:
-    model = Linear()
-    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2)
-
-    def two_epochs() -> None:
-        for _ in range(2):
-            for _ in range(3):
-                model.weight.sum().backward()
-
-    return {"naive": error_of(two_epochs), "synchronize": error_of(wrapped.synchronize)}
-
-
-def lost_defaults() -> dict[str, Any]:
-    model = Linear()
-    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
-    extra = nn.Parameter(torch.zeros(3))
-    wrapped.add_param_group({"params": [extra]})
-    ours = Linear()
-    step = step_of(ours, torch.optim.SGD(ours.parameters(), lr=0.5, momentum=0.9))
-    step.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
-    groups = (wrapped.param_groups[1], step.optimizer.param_groups[1])
-    return {name: [group["lr"], group["momentum"]] for name, group in zip(("naive", "ours"), groups, strict=True)}
-
-
-def required_arguments() -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, make in {"lars": optim.Lars, "lamb": optim.Lamb}.items():
-        model = Linear()
-        found[f"naive_{name}"] = error_of(lambda make=make, model=model: naive(model, make(model.parameters(), 0.1)))
-        ours = Linear()
-        step = step_of(ours, make(ours.parameters(), lr=0.1, weight_decay=0.1))
-        for seed in range(3):
-            one_step(step, seed=seed + 10 * RANK)
-        found[name] = ours.weight.flatten().tolist()
-    return found
-
-
 def joined_ranks() -> dict[str, Any]:
     """hvd.join: rank 1 has no data left, and rank 0's gradient is halved. Ours: an empty shard."""
     gradient = hvd.allreduce(torch.ones(1), name="with.join", op=hvd.Average).item() if RANK == 0 else None
@@ -241,17 +181,6 @@ def joined_ranks() -> dict[str, Any]:
     nn.functional.cross_entropy(start(images), labels).backward()
     expected = start.weight - 0.1 * start.weight.grad
     return {"naive": gradient, "ours": (ours.weight - expected).abs().max().item()}
-
-
-def channels_last() -> dict[str, Any]:
-    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-    def naive_step() -> None:
-        model(torch.rand(1, 3, 8, 8)).sum().backward()
-        wrapped.synchronize()
-
-    return {"naive": error_of(naive_step)}
 
 
 def unused_and_frozen() -> dict[str, Any]:
@@ -292,18 +221,6 @@ def batch_norm_statistics() -> dict[str, Any]:
     return {"naive": own, "ours": layer.running_mean.tolist(), "loss": metrics["loss"]}
 
 
-def few_samples_left() -> dict[str, Any]:
-    """Of 10 samples one is left for 3 ranks."""
-    sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
-
-    def naive_rest() -> list[int]:
-        sampler.load_state_dict({"epoch": 0, "processed_num": 9})
-        return list(sampler)
-
-    mine = permutation(1, seed=0, epoch=0)[shard(1, RANK, comm.size)]
-    return {"naive": error_of(naive_rest), "ours": [len(mine)]}
-
-
 def missing_rank() -> dict[str, Any]:
     """Rank 1 stays away from a sum."""
     if RANK == 0:
@@ -314,7 +231,7 @@ def missing_rank() -> dict[str, Any]:
 
 
 def main() -> None:
-    answers = {name: globals()[name]() for name in sys.argv[3:]}
+    answers = {name: globals()[name]() for name in sys.argv[2:]}
     (Path(sys.argv[1]) / f"rank-{RANK}.json").write_text(json.dumps(answers))
 
 
