@@ -28,12 +28,17 @@ from hvdtrain.sync.power_sgd import count_sent_elements
 from hvdtrain.tracking.tracker import Measures
 
 
-def place(settings: Settings, job: Job) -> Layout:
-    """Change the model as features want it, on the host, then bring it to the device, equal on all ranks."""
+def arrange(settings: Settings, job: Job) -> Layout:
+    """Change the model as features want it, on the host."""
     where = Layout()
     for place_part in methods(settings, "place"):
         where = place_part(job) or where
-    model = job.model
+    return where
+
+
+def place(settings: Settings, job: Job) -> Layout:
+    """Arrange the model, then bring it to the device, equal on all ranks."""
+    where, model = arrange(settings, job), job.model
     model.to(job.device)
     job.comm.data.broadcast_(model)
     model.to(memory_format=job.task.memory_format)  # type: ignore[call-overload]

@@ -92,7 +92,10 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     """
     note, warning = None, None
     try:
-        config, note = with_reducer(parse(sys.argv[1:]))
+        config = parse(sys.argv[1:])
+        if config.dry_run:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same answer with and without a GPU
+        config, note = with_reducer(config)
         (config, warning), bad = with_horovods_threshold(config, os.environ), None
     except BadInput as error:
         config, bad = fallback, error  # the ranks still have to meet, to agree that they leave
@@ -129,6 +132,11 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     require_equal(comm, facts)
     option_of_parts, parts = config.parts
     require_parts(option_of_parts, parts, ranks=comm.size, placement=placed)
+    if config.dry_run and comm.size > 1:
+        raise BadInput(
+            f"--dry-run counts one rank's step, not {comm.size}. Start one process, and pass the rank's share as "
+            "--batch-size-per-rank."
+        )
     if config.elastic:
         agree(comm, lambda: require_ulfm(comm, os.environ, can_grow=config.grow))
     comm = split_replicas(comm, parts, option_of_parts)

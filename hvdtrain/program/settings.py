@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, TypeVar
 
 from hvdtrain.checkpoint.settings import CheckpointSettings
 from hvdtrain.core.settings import FileSettings, LimitSettings, PrecisionSettings
+from hvdtrain.costs.settings import CostSettings
 from hvdtrain.elastic.settings import ElasticSettings
 from hvdtrain.profiling.settings import ProfileSettings, with_trace
 from hvdtrain.ranks.comm import BUCKET_MB
@@ -24,6 +25,7 @@ from hvdtrain.witnesses.settings import WitnessSettings
 @dataclass(frozen=True, kw_only=True)
 class Settings(  # the last base is the first in --help and in config.json, as dataclasses order their fields
     RunSettings,
+    CostSettings,
     ProfileSettings,
     FileSettings,
     WitnessSettings,

@@ -44,6 +44,11 @@ def start(
 
     def program() -> None:
         comm, settings = join_ranks(lambda argv: parse(argv, recipes, resolve), recipes[0]())
+        if settings.dry_run:
+            from hvdtrain.program.dry_run import count_step, print_cost
+
+            print_cost(count_step(main, comm, settings), as_json=settings.json)
+            return
         with ExitStack() as stack:
             run = Run(comm, settings, stack)
             main(run)
@@ -62,9 +67,15 @@ class Run(Generic[S]):
         from hvdtrain.program.checks import select_device
 
         self.ranks, self.settings = comm, settings
-        self.device = select_device(comm, settings.precision)
         self.started: Training | None = None
         self._stack = stack
+        if settings.dry_run:
+            from hvdtrain.costs.absent_gpu import absent_gpu
+            from hvdtrain.costs.shapes import GPU
+
+            self.device, self._absent = GPU, stack.enter_context(absent_gpu())
+        else:
+            self.device = select_device(comm, settings.precision)
 
     def agree(self, look: Callable[[], T]) -> T:
         """What `look` returns on this rank; BadInput on all ranks if it raises that on any."""
@@ -95,6 +106,11 @@ class Run(Generic[S]):
         from hvdtrain.program.job import make_job
         from hvdtrain.program.training import Training
 
+        if self.settings.dry_run:
+            from hvdtrain.program.dry_run import Counted, measure, on_meta
+
+            job, _ = make_job(self, on_meta(model), task, train, test, cuts=cuts, max_steps=max_steps)
+            raise Counted(measure(self.settings, job, self._absent))
         job, test_split = make_job(self, model, task, train, test, cuts=cuts, max_steps=max_steps)
         self.started = Training(
             self.settings, job, test_split, self._stack.enter_context, about=about or {}, at_end=at_end

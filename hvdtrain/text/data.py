@@ -1,4 +1,9 @@
-"""The texts of a run on every rank: made into numbers by one rank of each host, the same ones on all hosts."""
+"""The texts of a run on every rank: made into numbers by one rank of each host, the same ones on all hosts.
+
+A dry run has blank ones: nothing is downloaded, and no vocabulary is learned.
+"""
+
+import numpy as np
 
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
@@ -6,13 +11,16 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import tokens
 from hvdtrain.text.corpus import make_corpus
 from hvdtrain.text.pretrained import Pretrained
+from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.settings import BertSettings
 from hvdtrain.text.tokens import Shape, Texts
-from hvdtrain.text.vocabulary import Vocabulary, read_vocabulary
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, read_vocabulary
 
 
 def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None) -> Texts:
     """The texts as numbers of the pretrained model's vocabulary, if there is one; BadInput where they cannot be had."""
+    if config.dry_run:
+        return agree(comm, lambda: outline(config, pretrained))
 
     def prepare() -> str:
         shape = Shape(
@@ -45,3 +53,47 @@ def choose_vocabulary(config: BertSettings, pretrained: Pretrained | None) -> Vo
     if vocabulary is not None:
         pretrained.require_vocabulary(vocabulary, str(config.tokenizer))
     return pretrained.vocabulary
+
+
+class BlankSequences(Sequences):
+    """Sequences of zeros, all of them as long as can be."""
+
+    def __init__(self, samples: int, *, length: int, is_padded: bool, assumed: str) -> None:
+        """`is_padded` shortens one of two by a token, as texts of unequal lengths do; `assumed` is said to people."""
+        lengths = np.full(samples, length, dtype=np.int64)
+        lengths[1::2] -= is_padded
+        super().__init__(
+            np.zeros(length, dtype=np.uint16),
+            starts=np.zeros(samples, dtype=np.int64),
+            lengths=lengths,
+            labels=np.zeros(samples, dtype=np.int64),
+        )
+        self.assumed = assumed
+
+
+def outline(settings: BertSettings, pretrained: Pretrained | None) -> Texts:
+    """As many texts of --max-tokens tokens as a step takes, of a vocabulary as large as the settings allow."""
+    words = settings.vocab_size if pretrained is None else pretrained.sizes.vocabulary
+    labels = label_names(settings)
+    assumed = f"texts of {settings.max_tokens} tokens, a vocabulary of {words:,}"
+    if labels:
+        assumed += f", {len(labels)} labels"
+    split = BlankSequences(1_000_000, length=settings.max_tokens, is_padded=settings.data != "text", assumed=assumed)
+    return Texts(
+        train=split,
+        test=split,
+        vocabulary=Vocabulary(tokens=(*SPECIALS, *(f"##{number}" for number in range(words - len(SPECIALS))))),
+        labels=labels,
+        cut_count=0,
+        unknown_share=0.0,
+        sha256="",
+    )
+
+
+def label_names(settings: BertSettings) -> tuple[str, ...]:
+    """Of the texts, if they are there, else two; none if they are not labelled."""
+    if settings.task == "mlm":
+        return ()
+    if settings.data != "icd10" and not settings.data_dir.is_dir():
+        return ("0", "1")
+    return tuple(sorted({str(row.label) for row in make_corpus(settings).train()}))

@@ -22,6 +22,13 @@ MODELS = {  # layers, width, heads, initializer range
     "bert_base": (12, 768, 12, 0.02),
     "bert_large": (24, 1024, 16, 0.02),
 }
+# On the Hugging Face hub, with the tokens of their vocabularies.
+_OF_HUB = {
+    f"{owner}bert-{size}-{case}": (f"bert_{size}", words)
+    for owner in ("", "google-bert/")
+    for size in ("base", "large")
+    for case, words in (("uncased", 30_522), ("cased", 28_996))
+}
 _LEAST_TOKENS = 8  # [CLS], [SEP], [SEP] and a few words
 _EITHER = (("epochs", "max_steps"), ("tokenizer", "vocab_size"), ("pretrained", "vocab_size"), ("pretrained", "model"))
 
@@ -171,7 +178,22 @@ def resolve(settings: BertSettings, given: set[str]) -> BertSettings:
         settings = replace(settings, global_batch_size=None)  # the recipe's
     if "max_steps" in given and "warmup_epochs" not in given:
         settings = replace(settings, warmup_epochs=None)  # see of_steps
-    return replace(settings, pretrained=None) if settings.pretrained == "none" else settings
+    settings = replace(settings, pretrained=None) if settings.pretrained == "none" else settings
+    return without_download(settings) if settings.dry_run else settings
+
+
+def without_download(settings: BertSettings) -> BertSettings:
+    """The settings with a model of the same sizes instead of one of the hub; BadInput if its sizes are not known."""
+    source = settings.pretrained
+    if source is None or Path(source).is_dir():
+        return settings
+    if source not in _OF_HUB:
+        raise BadInput(
+            f"--pretrained {source}: --dry-run downloads nothing. Pass a folder, or --pretrained none with --model and "
+            "--vocab-size."
+        )
+    model, words = _OF_HUB[source]
+    return replace(settings, pretrained=None, model=model, vocab_size=words)
 
 
 def of_steps(settings: BertSettings, *, steps_per_epoch: int) -> BertSettings:

@@ -19,6 +19,7 @@ from hvdtrain.vision.files import image_folder
 from hvdtrain.vision.headers import require_readable
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.listing import list_images, require_classes
+from hvdtrain.vision.outline import outline
 from hvdtrain.vision.settings import DATA, EffnetSettings, unreadable_limit
 
 SMALL_PIXELS = 32  # the height up to which the stem keeps the resolution
@@ -29,6 +30,8 @@ OFFLINE_COMMAND = "python -m hvdtrain.effnet --data digits --model efficientnet_
 
 def load_on_all(comm: Comm, config: EffnetSettings) -> Images:
     """The data set on every rank, downloaded by one rank of each host while the others wait; see `load`."""
+    if config.dry_run:
+        return agree(comm, lambda: outline(config))
     name, folder = config.data, config.data_dir
     agree(comm, lambda: fetch(name, folder) if comm.local_rank == 0 else None)
     if name == "imagefolder":
@@ -46,6 +49,7 @@ def with_choices(comm: Comm, settings: EffnetSettings, images: Images) -> Effnet
         settings,
         stem_stride=settings.stem_stride or saved or (1 if is_small else 2),
         max_unreadable_images=unreadable_limit(settings, len(images.train)),
+        pretrained=None if settings.dry_run else settings.pretrained,  # the weights' values cost nothing
     )
 
 

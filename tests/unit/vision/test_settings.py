@@ -60,6 +60,9 @@ OPTIONS = [
     ("--profile", "on"),
     ("--profile exact", "exact"),
     ("--timeline", True),
+    ("--dry-run", True),
+    ("--device h200 --dry-run", "h200"),
+    ("--json --dry-run", True),
     ("--seed 11", 11),
     ("--runs-dir else/where", Path("else/where")),
     ("--experiment mine", "mine"),
@@ -111,6 +114,8 @@ def test_recipes_carry_their_own_name():
 
 
 WITH_IT = {  # what an option does not stand without
+    "device": {"dry_run": True},
+    "json": {"dry_run": True},
     "grow": {"elastic": True},
     "min_np": {"elastic": True},
     "stages": {"accumulate_steps": 2},

@@ -1,0 +1,129 @@
+"""What a step costs by --dry-run: the tables of docs/costs.md, and what others have measured beside them.
+
+    python bench/step_costs.py              writes the tables between the marks of docs/costs.md
+    python bench/step_costs.py published    prints the published steps only
+
+No step is timed here: shapes are counted, so a busy machine changes nothing. About 3 minutes on one core.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import bert, effnet
+from hvdtrain.costs.devices import DEVICES, Device
+from hvdtrain.costs.report import Cost, usable_bytes
+from hvdtrain.program.dry_run import count_step
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.text import settings as texts
+from hvdtrain.vision import settings as images
+
+PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
+MARKS = "<!-- made by bench/step_costs.py -->", "<!-- end -->"
+GIB = 2**30
+
+EFFNET = "DeepLearningExamples, PyTorch/Classification/ConvNets/efficientnet/README.md and configs.yml"
+BERT = "DeepLearningExamples, PyTorch/LanguageModeling/BERT/README.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A step that somebody has timed on one GPU."""
+
+    words: str  # the command line of the same step
+    gpu: str  # with the GB of its memory
+    speed: float  # samples/s
+    outlier: str = ""  # why it is far from the others
+
+    @property
+    def device(self) -> Device:
+        name, gigabytes = self.gpu.split()
+        return dataclasses.replace(DEVICES[name], memory_bytes=int(gigabytes) * GIB)
+
+
+FP32, TF32, FP16 = "--no-tf32", "--tf32", "--precision fp16"
+# NVIDIA's DeepLearningExamples, PyTorch/Classification/ConvNets: efficientnet/README.md, the batches from configs.yml.
+IMAGENET = "effnet --data imagefolder --data-dir /none"
+EFFNET = f"{IMAGENET} --optimizer rmsprop --ema-epochs 0 --batch-size-per-rank {{}} --model efficientnet_{{}} {{}}"
+# PyTorch/LanguageModeling/BERT/README.md there: question answering, and pretraining by LAMB.
+LARGE = "--model bert_large --vocab-size 30522 --accumulate-steps 1 --data-dir /none"
+ANSWERS = f"bert {LARGE} --data csv --max-tokens 384 --batch-size-per-rank {{}} {{}}"
+WORDS = f"bert {LARGE} --task mlm --data text --optimizer lamb --max-tokens {{}} --batch-size-per-rank {{}} {{}}"
+ALONE = "by the same table 17.6 times as fast on 8 GPUs: the one was busy with something else"
+PUBLISHED = (
+    Published(words=EFFNET.format(256, "b0", TF32), gpu="a100 80", speed=1078),
+    Published(words=EFFNET.format(256, "b0", FP16), gpu="a100 80", speed=2489),
+    Published(words=EFFNET.format(64, "b4", TF32), gpu="a100 80", speed=157),
+    Published(words=EFFNET.format(128, "b4", FP16), gpu="a100 80", speed=331),
+    Published(words=EFFNET.format(64, "b0", FP32), gpu="v100 16", speed=655),
+    Published(words=EFFNET.format(128, "b0", FP16), gpu="v100 16", speed=1301),
+    Published(words=EFFNET.format(16, "b4", FP32), gpu="v100 16", speed=83),
+    Published(words=EFFNET.format(32, "b4", FP16), gpu="v100 16", speed=204),
+    Published(words=EFFNET.format(128, "b0", FP32), gpu="v100 32", speed=646),
+    Published(words=EFFNET.format(256, "b0", FP16), gpu="v100 32", speed=1401),
+    Published(words=EFFNET.format(32, "b4", FP32), gpu="v100 32", speed=36, outlier=ALONE),
+    Published(words=EFFNET.format(64, "b4", FP16), gpu="v100 32", speed=89, outlier=ALONE),
+    Published(words=ANSWERS.format(8, FP32), gpu="v100 32", speed=12),
+    Published(words=ANSWERS.format(16, FP16), gpu="v100 32", speed=52),
+    Published(words=ANSWERS.format(32, TF32), gpu="a100 80", speed=61.5),
+    Published(words=ANSWERS.format(32, FP16), gpu="a100 80", speed=110.5),
+    Published(words=ANSWERS.format(4, FP32), gpu="v100 32", speed=9.92),
+    Published(words=ANSWERS.format(10, FP16), gpu="v100 32", speed=47.4),
+    Published(words=WORDS.format(128, 32, FP32), gpu="v100 32", speed=43.52),
+    Published(words=WORDS.format(128, 64, FP16), gpu="v100 32", speed=181.76),
+    Published(words=WORDS.format(512, 4, FP32), gpu="v100 32", speed=9.0),
+    Published(words=WORDS.format(512, 8, FP16), gpu="v100 32", speed=32.32),
+    # One A100, CIFAR-10 by torchrun and DDP, efficientnet_b7 on 32 x 32 pixels: docs/accuracy.md.
+    Published(words="effnet --recipe book --no-tf32", gpu="a100 80", speed=1768),
+)
+
+
+@cache
+def cost(words: str) -> Cost:
+    """Of a step by the words of its command, the program first."""
+    program, *options = words.split()
+    main, settings = {"effnet": (effnet.main, images), "bert": (bert.main, texts)}[program]
+    chosen: Any = settings.parse([*options, "--dry-run"])
+    return count_step(main, SerialComm(), chosen)
+
+
+def ratio(row: Published) -> float:
+    """Measured speed by that of the roofline."""
+    counted = cost(row.words)
+    times = next(device for device in counted.devices if device.name == row.device.name)
+    return row.speed * times.roofline_s / (counted.batch_size_per_rank * counted.micro_batches)
+
+
+def published() -> Iterator[str]:
+    """Each published step beside its roofline, in Markdown."""
+    yield "| model | precision | batch | GPU | measured/s | roofline/s | measured by roofline | bound by | memory | |"
+    yield "|---|---|--:|---|--:|--:|--:|---|--:|---|"
+    shares = []
+    for row in PUBLISHED:
+        counted, share = cost(row.words), ratio(row)
+        if not row.outlier:
+            shares.append(share)
+        tokens = row.words.partition("--max-tokens ")[2].split(" ")[0]
+        needed = counted.memory_bytes.total
+        memory = f"{needed / GIB:.1f} GiB{'' if needed <= usable_bytes(row.device) else ': does not fit'}"
+        bound = next(device.bound for device in counted.devices if device.name == row.device.name)
+        yield (
+            f"| {counted.model}{f', {tokens} tokens' if tokens else ''} | {counted.precision} "
+            f"| {counted.batch_size_per_rank} | {row.gpu} GB | {row.speed:,.4g} "
+            f"| {row.speed / share:,.4g} | {share:.2f} | {bound} | {memory} | {row.outlier} |"
+        )
+    low, median, high = statistics.quantiles(shares, n=4)
+    yield ""
+    yield (
+        f"Median {median:.2f}, quartiles {low:.2f} and {high:.2f}, from {min(shares):.2f} to {max(shares):.2f}; "
+        f"n = {len(shares)}, without those that the last column explains."
+    )
+
+
+if __name__ == "__main__":
+    for line in published():
+        print(line, flush=True)

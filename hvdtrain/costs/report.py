@@ -1,0 +1,139 @@
+"""What a step costs, as JSON for other programs and as text for people."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from hvdtrain.costs.devices import Device
+from hvdtrain.costs.roofline import Bound, Roofline
+
+# Of a GPU's memory, what is left for a step beside CUDA's context and the workspaces of cuDNN and cuBLAS.
+RESERVED_BYTES = 2**30
+CANNOT_SEE = (
+    "what cuDNN and cuBLAS start inside: their choice of kernels, workspaces, changes of layout",
+    "fragmentation of the GPU's memory",
+    "reading and decoding of data, and copies from the host",
+    "gradients on their way between ranks, and waits for other ranks",
+    "evaluations and checkpoints",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMemory:
+    """Bytes on the GPU in the largest moment of a step; the parts sum to the total."""
+
+    parameters: int
+    gradients: int
+    optimizer: int  # momenta and squares
+    average: int  # the moving average of the parameters
+    activations: int  # all else: what the backward pass needs and makes, buffers, the batch, data on the device
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceCost:
+    """A step on one GPU."""
+
+    name: str
+    memory_bytes: int
+    roofline_s: float  # if each kernel reached what well-tuned ones reach
+    step_s: float  # expected: slower, by the median of published steps
+    low_s: float
+    high_s: float
+    bound: Bound
+    samples_per_s: float  # at step_s
+    fits: bool
+    largest_batch_per_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """One step of one rank."""
+
+    program: str
+    model: str
+    unit: str
+    precision: str
+    batch_size_per_rank: int
+    micro_batches: int
+    parameters: int
+    gradient_tensors: int
+    gradient_bytes: int  # as they travel
+    operations: int
+    kernels: int
+    flops: int
+    bytes: int
+    memory_bytes: StepMemory
+    devices: tuple[DeviceCost, ...]
+    cannot_see: tuple[str, ...] = CANNOT_SEE
+
+    def to_json(self) -> str:
+        """Of one line."""
+        fields = {"dry_run": 1, **asdict(self)}
+        for device in fields["devices"]:
+            del device["roofline_s"]
+        return json.dumps(fields)
+
+
+def on_device(device: Device, time: Roofline, *, samples: int, total_bytes: int, largest_batch: int) -> DeviceCost:
+    """A step of so many samples that needs so much memory."""
+    return DeviceCost(
+        name=device.name,
+        memory_bytes=device.memory_bytes,
+        roofline_s=time.step_s,
+        step_s=time.expected_s,
+        low_s=time.low_s,
+        high_s=time.high_s,
+        bound=time.bound,
+        samples_per_s=samples / time.expected_s,
+        fits=total_bytes <= usable_bytes(device),
+        largest_batch_per_rank=largest_batch,
+    )
+
+
+def usable_bytes(device: Device) -> int:
+    """Of a GPU's memory what a step may take."""
+    return device.memory_bytes - RESERVED_BYTES
+
+
+def largest_batch(device: Device, *, small: tuple[int, int], large: tuple[int, int], at_most: int) -> int:
+    """The most samples of a micro-batch that fit, of two sizes with the bytes that they need; memory grows evenly."""
+    per_sample = max(1.0, (large[1] - small[1]) / max(1, large[0] - small[0]))
+    fixed = large[1] - per_sample * large[0]
+    return min(at_most, max(0, int((usable_bytes(device) - fixed) / per_sample)))
+
+
+def lines(cost: Cost) -> Iterator[str]:
+    """For people."""
+    memory = cost.memory_bytes
+    parts = [f"{name} {_size(size)}" for name, size in asdict(memory).items() if name != "total" and size]
+    batch = f"{cost.batch_size_per_rank} {cost.unit}"
+    passes = f" in each of {cost.micro_batches} micro-batches" if cost.micro_batches > 1 else ""
+    yield f"{cost.program}, {cost.model}, {cost.precision}: one step of one rank with {batch}{passes}"
+    yield f"parameters  {cost.parameters:,}"
+    yield f"gradients   {_size(cost.gradient_bytes)} in {cost.gradient_tensors} tensors, as they travel between ranks"
+    yield f"operators   {cost.operations:,}, {cost.kernels:,} kernels"
+    yield f"arithmetic  {cost.flops / 1e12:.3g} TFLOP, of matrices and convolutions"
+    yield f"traffic     {cost.bytes / 1e9:.3g} GB read from memory and written to it"
+    yield f"memory      {_size(memory.total)}: {', '.join(parts)}"
+    yield ""
+    heads = f"{'memory':>11}{'roofline':>12}{'expected':>12}{'low to high':>22}{cost.unit + '/s':>12}"
+    yield f"{'':6}{heads}  {'bound by':12}largest batch"
+    for device in cost.devices:
+        fits = "" if device.fits else f"  {cost.batch_size_per_rank} {cost.unit} do not fit"
+        band = f"{_ms(device.low_s)} to {_ms(device.high_s)}"
+        yield (
+            f"{device.name:6}{_size(device.memory_bytes):>11}{_ms(device.roofline_s):>12}{_ms(device.step_s):>12}"
+            f"{band:>22}{device.samples_per_s:>12,.0f}  {device.bound:12}{device.largest_batch_per_rank:,}{fits}"
+        )
+    yield ""
+    yield "expected: the median of published steps; half of these lie between low and high. See docs/costs.md."
+    yield f"not seen: {'; '.join(cost.cannot_see)}."
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"

@@ -1,0 +1,93 @@
+"""How long a step takes on a GPU: the roofline of its operators, and what is to be expected of it.
+
+Each operator takes as long as the slower of its arithmetic and its memory traffic; all of them take at least as long as
+the host needs to start their kernels.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from hvdtrain.costs.counts import Operation
+from hvdtrain.costs.devices import Device
+
+Bound = Literal["launch", "memory", "arithmetic"]
+
+# Of their peaks, what large, well-tuned kernels reach: cuBLAS with matrices in fp32 and in tensor cores, and copies in
+# memory. On a V100 SGEMM reaches 14 of 15.7 TFLOP/s; on an A100 matrices in bf16 250 of 312.
+FP32_SHARE, TENSOR_SHARE, BANDWIDTH_SHARE = 0.9, 0.75, 0.75
+# From one kernel's end to the next one's begin, however small they are.
+KERNEL_S = 2e-6
+# That the host needs to start a kernel, with autograd, Python's modules and hooks around it: a forward pass of NVIDIA's
+# efficientnet-b0 with one image takes 9.3 ms on an A100 (DeepLearningExamples, PyTorch efficientnet README, TF32
+# latency) and b4's 16.2 ms, for 300 and 600 operators; a backward pass, which runs in C++, takes about a third of that.
+LAUNCH_S = 12e-6
+
+# Of the speed by the roofline, what published steps have reached: the median, the lower and the upper quartile of the
+# rows of docs/costs.md that `python bench/published_steps.py` prints.
+EXPECTED_SHARE, LOW_SHARE, HIGH_SHARE = 0.65, 0.55, 0.75
+# Of LAUNCH_S, what a faster and a slower host need.
+FAST_HOST, SLOW_HOST = 0.5, 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """Seconds of a step if each operator reached what kernels can reach."""
+
+    launch_s: float  # of the host
+    memory_s: float  # of the operators that memory bounds
+    arithmetic_s: float  # of those that arithmetic bounds
+
+    @property
+    def device_s(self) -> float:
+        return self.memory_s + self.arithmetic_s
+
+    @property
+    def step_s(self) -> float:
+        return max(self.launch_s, self.device_s)
+
+    @property
+    def expected_s(self) -> float:
+        """The median of published steps."""
+        return max(self.launch_s, self.device_s / EXPECTED_SHARE)
+
+    @property
+    def low_s(self) -> float:
+        """Half of the published steps are between this and `high_s`; for a step bound by launches, a fast host's."""
+        return max(FAST_HOST * self.launch_s, self.device_s / HIGH_SHARE)
+
+    @property
+    def high_s(self) -> float:
+        return max(SLOW_HOST * self.launch_s, self.device_s / LOW_SHARE)
+
+    @property
+    def bound(self) -> Bound:
+        """What to lower for a faster step."""
+        if self.launch_s > self.device_s / EXPECTED_SHARE:
+            return "launch"
+        return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"
+
+
+def roofline(operations: Iterable[Operation], device: Device, precision: str) -> Roofline:
+    """Of a step's operators; `precision` is that of matrices in float32, fp32 or tf32, or a half."""
+    launch_s = memory_s = arithmetic_s = 0.0
+    single = matrix_rate(device, precision if precision in ("fp32", "tf32") else "tf32")
+    half = matrix_rate(device, "fp16")
+    for one in operations:
+        is_half = one.dtype in (torch.float16, torch.bfloat16)
+        computing_s = one.flops / (half if is_half else single)
+        moving_s = max(one.bytes / (BANDWIDTH_SHARE * device.bandwidth), KERNEL_S * one.kernels)
+        launch_s += LAUNCH_S * one.kernels
+        if computing_s > moving_s:
+            arithmetic_s += computing_s
+        else:
+            memory_s += moving_s
+    return Roofline(launch_s=launch_s, memory_s=memory_s, arithmetic_s=arithmetic_s)
+
+
+def matrix_rate(device: Device, precision: str) -> float:
+    """FLOP/s that matrices of this precision reach; without TF32 they are computed in fp32."""
+    peak = device.peak(precision)
+    return peak * (FP32_SHARE if peak == device.fp32 else TENSOR_SHARE)

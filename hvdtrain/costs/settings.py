@@ -1,0 +1,40 @@
+"""What a step costs, before a GPU is rented."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from hvdtrain.core.settings import PrecisionSettings
+from hvdtrain.costs.devices import DEVICES
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.capabilities import Capability, Use
+from hvdtrain.settings.group import Missing, requires
+from hvdtrain.settings.notes import ASIDE, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostSettings(PrecisionSettings):
+    """A step on a GPU that is not there."""
+
+    title: ClassVar[str] = "costs"
+
+    dry_run: Annotated[bool, ASIDE] = False
+    """Train nothing and write nothing: print what a step costs on a GPU, without one: memory, operators, bytes, time
+    and the largest batch that fits. Data that must be downloaded are not needed."""
+    device: Annotated[str | None, one_of(DEVICES), ASIDE] = None
+    """Of --dry-run: v100, a100, h100 or h200; all of them if not given."""
+    json: Annotated[bool, ASIDE] = False
+    """Of --dry-run: print JSON for other programs instead of text."""
+
+    def missing(self) -> Missing:
+        beside = [("--device", self.device is not None), ("--json", self.json)]
+        lines = [requires(name, "--dry-run") for name, is_given in beside if is_given and not self.dry_run]
+        return {line: {"dry_run": True} for line in lines}
+
+    def uses(self) -> Iterable[Use]:
+        if self.dry_run:  # one process, whose operators are seen one by one
+            yield Use(option="--dry-run", takes=(Capability.TRACE,), needs=(Capability.REPLICA,))
+
+    def check(self, given: set[str]) -> None:
+        if self.device is not None and self.precision == "bf16" and not DEVICES[self.device].has_bf16:
+            raise BadInput(f"--device {self.device}: has no bf16. Use --precision fp16 or fp32.")

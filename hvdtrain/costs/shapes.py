@@ -1,0 +1,127 @@
+"""Tensors without values on a GPU that is not there: torch sees `cuda:0`, and operators compute shapes on meta."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+GPU = torch.device("cuda", 0)
+META = torch.device("meta")
+
+_aten = torch.ops.aten
+
+
+class ShapeTensor(torch.Tensor):
+    """A tensor of the absent GPU; `shape_only` is the same on meta, of which views share a storage as on a GPU."""
+
+    shape_only: Tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls: type["ShapeTensor"], shape_only: Tensor) -> "ShapeTensor":
+        made: ShapeTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            shape_only.size(),
+            strides=shape_only.stride(),
+            storage_offset=shape_only.storage_offset(),
+            dtype=shape_only.dtype,
+            layout=shape_only.layout,
+            device=GPU,
+        )
+        made.shape_only = shape_only
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{func}: a tensor of the absent GPU is used where that GPU is not")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            with torch.no_grad():
+                copied: Tensor = self.detach().clone(memory_format=torch.preserve_format)
+            is_parameter = getattr(self, "_is_param", False)
+            memo[id(self)] = torch.nn.Parameter(copied, self.requires_grad) if is_parameter else copied
+        made: Tensor = memo[id(self)]
+        return made
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+
+def compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an operator that makes new tensors returns for tensors on meta, in the layouts that a GPU's kernels choose.
+
+    torch's own functions for meta take a millisecond each, and layers are alike: each call is made once.
+    """
+    key = _key((func, args, kwargs))
+    try:
+        made = _MADE.get(key)
+    except TypeError:  # an argument has no hash
+        return _OF_GPU.get(func, func)(*args, **kwargs)
+    if made is None:
+        made = _MADE[key] = tree_map_only(Tensor, _layout, _OF_GPU.get(func, func)(*args, **kwargs))
+    return tree_map_only(_Layout, _empty, made)
+
+
+class _Layout(tuple[Any, ...]):
+    """Size, strides and type of a tensor."""
+
+    __slots__ = ()
+
+
+_MADE: dict[Any, Any] = {}  # by an operator and the layouts of its arguments, those of what it makes
+
+
+def _layout(tensor: Tensor) -> _Layout:
+    return _Layout((tensor.size(), tensor.stride(), tensor.dtype))
+
+
+def _empty(layout: _Layout) -> Tensor:
+    size, strides, dtype = layout
+    return torch.empty_strided(size, strides, dtype=dtype, device=META)
+
+
+def _key(value: Any) -> Any:
+    """The same for calls that make the same; 1, 1.0 and True are not."""
+    if isinstance(value, Tensor):
+        return _layout(value)
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(one)) for name, one in value.items())
+    return type(value), value
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return (
+        tensor.dim() == 4
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+        and not tensor.is_contiguous()  # 1 x 1 pixels are both
+    )
+
+
+def _convolution(image: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Tensor:
+    """CuDNN's output is channels_last if an input is; torch's function for meta forgets it."""
+    output: Tensor = _aten.convolution.default(image, weight, *rest, **named)
+    last = _is_channels_last(image) or _is_channels_last(weight)
+    return output.contiguous(memory_format=torch.channels_last) if last and output.dim() == 4 else output
+
+
+def _convolution_backward(gradient: Tensor, image: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor | None, ...]:
+    wanted = rest[-1]
+    bias = gradient.new_empty(gradient.shape[1]) if wanted[2] else None
+    return torch.empty_like(image) if wanted[0] else None, torch.empty_like(weight) if wanted[1] else None, bias
+
+
+def _nonzero_static(values: Tensor, *, size: int, **_: Any) -> Tensor:
+    return values.new_empty((size, values.dim()), dtype=torch.int64)
+
+
+_OF_GPU: dict[Any, Callable[..., Any]] = {
+    _aten.convolution.default: _convolution,
+    _aten.convolution_backward.default: _convolution_backward,
+    _aten.nonzero_static.default: _nonzero_static,
+}

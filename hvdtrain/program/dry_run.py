@@ -1,0 +1,187 @@
+"""A dry run: the step that a training would take, on a GPU that is not there."""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from hvdtrain.core.phases import Off, Phases
+from hvdtrain.core.task import Batch
+from hvdtrain.costs import report
+from hvdtrain.costs.absent_gpu import AbsentGpu
+from hvdtrain.costs.counts import Counts
+from hvdtrain.costs.devices import DEVICES, Device
+from hvdtrain.costs.memory import size_bytes
+from hvdtrain.costs.report import Cost, DeviceCost, StepMemory
+from hvdtrain.costs.roofline import roofline
+from hvdtrain.feed.feed import arriving
+from hvdtrain.loop.draft import Job
+from hvdtrain.program import assembly
+from hvdtrain.program.checks import require_job
+from hvdtrain.program.settings import Settings
+from hvdtrain.program.start import Run
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety.exits import BadInput
+
+S = TypeVar("S", bound=Settings)
+
+
+class _ReadsHere(Off):
+    """Batches are read by this process, one at a time."""
+
+    isolated = True
+
+
+_READS_HERE: Phases = _ReadsHere()
+
+
+class Counted(BaseException):
+    """The step of a program's training was counted, and its `main` goes no further."""
+
+    def __init__(self, cost: Cost) -> None:
+        super().__init__()
+        self.cost = cost
+
+
+def count_step(main: Callable[[Run[S]], object], comm: Comm, settings: S) -> Cost:
+    """What a step of the training costs that `main` puts together; BadInput if it puts none together."""
+    with ExitStack() as stack:
+        try:
+            main(Run(comm, settings, stack))
+        except Counted as counted:
+            return counted.cost
+    raise BadInput("--dry-run: the program has ended without a training. Call run.training(...).")
+
+
+def on_meta(model: nn.Module | Callable[[], nn.Module]) -> nn.Module | Callable[[], nn.Module]:
+    """The model, or a function that makes it without values; with them if it looks at values."""
+    if isinstance(model, nn.Module):
+        return model
+
+    def made() -> nn.Module:
+        try:
+            with torch.device("meta"), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")  # pretrained weights
+                return model()
+        except Exception as error:
+            if isinstance(error, BadInput):
+                raise
+        return model()
+
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryStep:
+    """A step that was counted."""
+
+    counts: Counts
+    memory: StepMemory
+
+
+class DryRun:
+    """The step of a job, which can be taken with batches of any size."""
+
+    def __init__(self, settings: Settings, job: Job, gpu: AbsentGpu) -> None:
+        """`job` has its model on meta or on the host, and `gpu` is that of the process."""
+        self._settings, self._job, self._gpu = settings, job, gpu
+        require_job(settings, job)
+        self.parameters = sum(parameter.numel() for parameter in job.model.parameters())
+        where = assembly.arrange(settings, job)
+        job.model.to(memory_format=job.task.memory_format)  # type: ignore[call-overload]
+        gpu.adopt(job.model)
+        self.step = assembly.build_step(settings, job, where, lr=1.0)
+        self.gradient_bytes = assembly.gradient_bytes(job.model, assembly.wire(settings, job.device))
+        self._take(2)  # makes the optimizer's state
+
+    def count(self, samples: int) -> DryStep:
+        """Take a step of so many samples in each micro-batch."""
+        gpu = self._gpu
+        gpu.counts = counts = Counts()
+        gpu.memory.restart()
+        self._take(samples)
+        gpu.counts = Counts()
+        return DryStep(counts=counts, memory=self._memory(gpu.memory.peak_bytes))
+
+    def _take(self, samples: int) -> None:
+        passes = self._settings.accumulate_steps
+        batches = self._batches(samples, passes)
+        self.step(batches, backward_passes=passes, global_count=float(samples * passes), lr=1.0)
+        self.step.optimizer.zero_grad(set_to_none=True)
+
+    def _batches(self, samples: int, passes: int) -> Iterator[Batch]:
+        job = self._job
+        wanted = torch.arange(min(samples, len(job.train)))
+        for placed, raw in arriving(job.train, [wanted] * passes, job.device, 0, phases=_READS_HERE):
+            yield job.task.prepare(raw, placed, 0)
+
+    def _memory(self, peak_bytes: int) -> StepMemory:
+        step = self.step
+        parameters = list(step.model.parameters())
+        states = [value for state in step.optimizer.state.values() for value in state.values()]
+        parts = {
+            "parameters": size_bytes(parameters),
+            "gradients": size_bytes([one for one in parameters if one.requires_grad]),
+            "optimizer": size_bytes([one for one in states if isinstance(one, torch.Tensor) and one.dim()]),
+            "average": 0 if step.average is None else size_bytes(list(step.average.model().parameters())),
+        }
+        return StepMemory(**parts, activations=peak_bytes - sum(parts.values()), total=peak_bytes)
+
+
+def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
+    """What a step of the job costs on the devices that the settings name."""
+    run, samples = DryRun(settings, job, gpu), job.sizes.micro_batch
+    half = max(1, samples // 2)
+    small_bytes = run.count(half).memory.total
+    taken = run.count(samples)
+    precision = "tf32" if settings.precision == "fp32" and settings.tf32 else settings.precision
+    counts, passes = taken.counts, settings.accumulate_steps
+
+    def on(device: Device) -> DeviceCost:
+        return report.on_device(
+            device,
+            roofline(counts.operations, device, precision),
+            samples=samples * passes,
+            total_bytes=taken.memory.total,
+            largest_batch=report.largest_batch(
+                device, small=(half, small_bytes), large=(samples, taken.memory.total), at_most=len(job.train)
+            ),
+        )
+
+    assumed = getattr(job.train, "assumed", None)  # of data that are not there
+    devices = [DEVICES[settings.device]] if settings.device else DEVICES.values()
+    return Cost(
+        program=program_name(),
+        model=settings.model,
+        unit=job.task.unit,
+        precision=precision,
+        batch_size_per_rank=samples,
+        micro_batches=passes,
+        parameters=run.parameters,
+        gradient_tensors=sum(parameter.requires_grad for parameter in job.model.parameters()),
+        gradient_bytes=run.gradient_bytes,
+        operations=len(counts.operations),
+        kernels=counts.kernels,
+        flops=counts.flops,
+        bytes=counts.bytes,
+        memory_bytes=taken.memory,
+        devices=tuple(on(device) for device in devices if device.has_bf16 or precision != "bf16"),
+        cannot_see=(*([f"other data than {assumed}"] if assumed else []), *report.CANNOT_SEE),
+    )
+
+
+def program_name() -> str:
+    """The module of the program that runs, or the name of its file."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return Path(sys.argv[0]).stem if spec is None else spec.name.removesuffix(".__main__")
+
+
+def print_cost(cost: Cost, *, as_json: bool) -> None:
+    """Print it for other programs, or for people."""
+    print(*([cost.to_json()] if as_json else report.lines(cost)), sep="\n", flush=True)

@@ -1,0 +1,56 @@
+"""Times from operations, and memory from batches."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hvdtrain.costs.counts import Operation
+from hvdtrain.costs.devices import A100, DEVICES, V100
+from hvdtrain.costs.report import largest_batch, usable_bytes
+from hvdtrain.costs.roofline import BANDWIDTH_SHARE, FP32_SHARE, LAUNCH_S, TENSOR_SHARE, roofline
+
+MATRIX = Operation(name="aten::mm", kernels=1, flops=10**12, bytes=10**6, dtype=torch.float32)
+COPY = Operation(name="aten::add", kernels=1, flops=0, bytes=10**10, dtype=torch.float32)
+
+
+def test_each_operator_takes_as_long_as_the_slower_of_both():
+    time = roofline([MATRIX, COPY], A100, "tf32")
+    assert time.arithmetic_s == pytest.approx(1e12 / (TENSOR_SHARE * A100.tf32))
+    assert time.memory_s == pytest.approx(1e10 / (BANDWIDTH_SHARE * A100.bandwidth))
+    assert time.step_s == time.memory_s + time.arithmetic_s
+    assert time.step_s < time.low_s < time.expected_s < time.high_s
+
+
+def test_matrices_take_their_own_precision():
+    half = replace(MATRIX, dtype=torch.bfloat16)
+    times = [roofline([one], A100, precision).arithmetic_s for one, precision in ((MATRIX, "fp32"), (half, "bf16"))]
+    assert times[0] / times[1] == pytest.approx(TENSOR_SHARE * A100.half / (FP32_SHARE * A100.fp32))
+    assert roofline([MATRIX], V100, "tf32") == roofline([MATRIX], V100, "fp32")  # it has no TF32
+
+
+@pytest.mark.parametrize(
+    ("operations", "bound"),
+    [([COPY], "memory"), ([MATRIX], "arithmetic"), ([replace(COPY, bytes=8)] * 100, "launch")],
+)
+def test_the_bound_is_named(operations, bound):
+    assert roofline(operations, A100, "tf32").bound == bound
+
+
+def test_small_kernels_are_bound_by_their_start():
+    time = roofline([replace(COPY, bytes=8, kernels=3)], A100, "tf32")
+    assert time.step_s == time.expected_s == 3 * LAUNCH_S
+
+
+def test_the_largest_batch_fills_the_memory():
+    batch = largest_batch(A100, small=(8, 3 * 2**30), large=(16, 5 * 2**30), at_most=1000)
+    assert (batch - 8) * 2**28 + 3 * 2**30 <= usable_bytes(A100) < (batch - 7) * 2**28 + 3 * 2**30
+    assert largest_batch(A100, small=(1, 2**38), large=(2, 2**39), at_most=1000) == 0
+    assert largest_batch(A100, small=(1, 512), large=(2, 512), at_most=1000) == 1000
+
+
+def test_newer_gpus_are_no_slower():
+    by_age = [DEVICES[name] for name in ("v100", "a100", "h100", "h200")]
+    for older, newer in itertools.pairwise(by_age):
+        assert all(getattr(newer, name) >= getattr(older, name) for name in ("bandwidth", "half", "tf32", "fp32"))

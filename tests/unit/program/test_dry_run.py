@@ -1,0 +1,124 @@
+"""Steps of whole programs, counted on a GPU that is not there."""
+
+import json
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+import hvdtrain
+from hvdtrain import bert, effnet
+from hvdtrain.program.dry_run import count_step
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.text import settings as texts
+from hvdtrain.vision import models
+from hvdtrain.vision import settings as images
+
+TINY = "--model efficientnet_tiny --batch-size-per-rank 8"
+KEYS = (
+    *("dry_run", "program", "model", "unit", "precision", "batch_size_per_rank", "micro_batches", "parameters"),
+    *("gradient_tensors", "gradient_bytes", "operations", "kernels", "flops", "bytes", "memory_bytes", "devices"),
+    "cannot_see",
+)
+OF_DEVICE = (
+    *("name", "memory_bytes", "step_s", "low_s", "high_s", "bound", "samples_per_s", "fits"),
+    "largest_batch_per_rank",
+)
+
+
+@cache
+def cost(words, program=effnet):
+    settings = {effnet: images, bert: texts}[program].parse(["--dry-run", *words.split()])
+    return count_step(program.main, SerialComm(), settings)
+
+
+def test_parameters_and_state_are_exact():
+    found, size = cost(TINY), sum(one.numel() for one in models.build("efficientnet_tiny", classes=10).parameters())
+    memory = found.memory_bytes
+    assert found.parameters == size
+    assert (memory.parameters, memory.gradients, memory.optimizer, memory.average) == (4 * size,) * 4
+    assert found.gradient_bytes == 2 * size  # on a GPU they travel in fp16
+    assert memory.total == 4 * 4 * size + memory.activations
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("lamb", 2), ("rmsprop", 2), ("lars", 1)])
+def test_each_optimizer_has_its_moments(optimizer, moments):
+    found = cost(f"{TINY} --optimizer {optimizer} --ema-epochs 0 --compression none")
+    assert found.memory_bytes.optimizer == moments * 4 * found.parameters
+    assert (found.memory_bytes.average, found.gradient_bytes) == (0, 4 * found.parameters)
+
+
+def test_the_json_is_what_others_read():
+    found = json.loads(cost(TINY).to_json())
+    assert tuple(found) == KEYS
+    assert [tuple(device) for device in found["devices"]] == [OF_DEVICE] * 4
+    assert [device["name"] for device in found["devices"]] == ["v100", "a100", "h100", "h200"]
+    assert (found["dry_run"], found["unit"], found["precision"], found["micro_batches"]) == (1, "images", "tf32", 1)
+    assert (
+        sum(size for part, size in found["memory_bytes"].items() if part != "total") == found["memory_bytes"]["total"]
+    )
+    assert all(
+        device["low_s"] <= device["step_s"] <= device["high_s"] and device["fits"] for device in found["devices"]
+    )
+
+
+def test_a_gpu_without_bf16_is_left_out():
+    assert [device.name for device in cost(f"{TINY} --precision bf16").devices] == ["a100", "h100", "h200"]
+    assert [device.name for device in cost(f"{TINY} --precision fp16 --device v100").devices] == ["v100"]
+
+
+def test_micro_batches_and_batches_add_up():
+    one, two, large = cost(TINY), cost(f"{TINY} --accumulate-steps 2"), cost(TINY.replace("8", "16"))
+    assert two.flops == large.flops == 2 * one.flops
+    assert one.memory_bytes.total <= two.memory_bytes.total < large.memory_bytes.total
+    assert two.devices[0].samples_per_s == pytest.approx(16 / two.devices[0].step_s)
+
+
+def test_forward_and_backward_passes_take_three_times_the_forward_flops():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        models.build("efficientnet_tiny", classes=10, stem_stride=1)(torch.zeros(8, 3, 32, 32))
+    first_layer = 2 * 8 * 16 * 32 * 32 * 3 * 9  # images have no gradient
+    assert cost(TINY).flops == 3 * counter.get_total_flops() - first_layer
+
+
+@pytest.mark.parametrize("words", ["--task mlm", "--recompute", "--precision fp16", "--max-tokens 64 --find-nan"])
+def test_texts_are_counted(words):
+    found = cost(f"--batch-size-per-rank 4 --vocab-size 100 --max-tokens 32 {words}", bert)
+    assert found.flops > 0
+    assert found.memory_bytes.activations > 0
+
+
+def test_half_precision_moves_fewer_bytes_and_recomputed_blocks_hold_less():
+    whole = cost("--batch-size-per-rank 16 --model bert_mini --accumulate-steps 1", bert)
+    half = cost("--batch-size-per-rank 16 --model bert_mini --accumulate-steps 1 --precision bf16", bert)
+    again = cost("--batch-size-per-rank 16 --model bert_mini --accumulate-steps 1 --recompute", bert)
+    assert half.bytes < whole.bytes
+    assert again.memory_bytes.total < whole.memory_bytes.total
+    assert 1.2 * whole.flops < again.flops < 1.35 * whole.flops
+
+
+def program(model):
+    data = {"inputs": torch.zeros(64, 4), "targets": torch.zeros(64, 1)}
+
+    def losses(model, batch):
+        return (model(batch["inputs"]) - batch["targets"]).square().mean(1)
+
+    return lambda run: run.training(model, losses, data, data)
+
+
+def test_a_program_of_ones_own_gives_a_model_or_makes_it():
+    settings = hvdtrain.Settings(dry_run=True, batch_size_per_rank=8)
+    made = count_step(program(lambda: nn.Linear(4, 1)), SerialComm(), settings)
+    given = count_step(program(nn.Linear(4, 1)), SerialComm(), settings)
+    read = count_step(program(lambda: nn.Linear(4, int(torch.ones(1).item()))), SerialComm(), settings)
+    assert made == given == read
+    assert (made.parameters, made.flops, made.unit) == (5, 2 * 2 * 8 * 4, "samples")
+
+
+def test_a_program_without_a_training_is_refused():
+    with pytest.raises(BadInput, match="without a training"):
+        count_step(lambda _: None, SerialComm(), hvdtrain.Settings(dry_run=True))
