@@ -15,12 +15,11 @@ from torch.optim import optimizer as optimizers
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hvdtrain.costs.backward import Backward
 from hvdtrain.costs.counts import Counts, is_view
 from hvdtrain.costs.memory import Memory
-from hvdtrain.costs.shapes import META, ShapeTensor, compute
+from hvdtrain.costs.shapes import META, ShapeTensor, compute, map_values, tensors_in
 
 _aten = torch.ops.aten
 _IN_PINNED_MEMORY = (_aten._pin_memory.default, _aten.is_pinned.default)
@@ -38,8 +37,7 @@ class AbsentGpu(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False  # only a driver can pin
-        leaves = tree_leaves((args, kwargs))
-        on_gpu = [leaf for leaf in leaves if isinstance(leaf, ShapeTensor)]
+        on_gpu = list(tensors_in(args, kwargs))
         target = None if kwargs.get("device") is None else torch.device(kwargs["device"]).type
         if func in _IN_PINNED_MEMORY and not on_gpu:
             return args[0] if func is _aten._pin_memory.default else False
@@ -56,7 +54,7 @@ class AbsentGpu(TorchDispatchMode):
 
     def _to_host(self, func: Any, args: Any, kwargs: Any, target: str) -> Any:
         """What an operator makes of the GPU's tensors elsewhere: zeros on the host, or on meta what is asked for."""
-        made = func(*tree_map(_shape_only, args), **(tree_map(_shape_only, kwargs) | {"device": META}))
+        made = func(*map_values(_shape_only, args), **(map_values(_shape_only, kwargs) | {"device": META}))
         if target == "meta":
             return made
         if func is _aten._to_copy.default:
@@ -70,12 +68,12 @@ class AbsentGpu(TorchDispatchMode):
             result: Any = None if not returns else written[0] if len(returns) == 1 else tuple(written)
             made: list[ShapeTensor] = []
         else:
-            inner_args, inner_kwargs = tree_map(_shape_only, (args, kwargs))
+            inner_args, inner_kwargs = map_values(_shape_only, (tuple(args), kwargs))
             is_new = not is_view(func)
             outputs = compute(func, inner_args, inner_kwargs) if is_new else func(*inner_args, **inner_kwargs)
-            result = tree_map(self._on_gpu, outputs)
-            made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, ShapeTensor)]
-        self.counts.add(func, args, kwargs, read=on_gpu, written=tree_leaves(written), made=made)
+            result = map_values(self._on_gpu, outputs)
+            made = list(tensors_in(result))
+        self.counts.add(func, args, kwargs, read=on_gpu, changed=list(tensors_in(written)), made=made)
         return result
 
     def _on_gpu(self, value: Any) -> Any:

@@ -2,16 +2,13 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
-
-from hvdtrain.costs.shapes import ShapeTensor
 
 _aten = torch.ops.aten
 EMPTY = {
@@ -93,13 +90,12 @@ class Counts:
         kwargs: Any,
         *,
         read: Sequence[Tensor],
-        written: Iterable[Any],
+        changed: Sequence[Tensor],
         made: Sequence[Tensor],
     ) -> None:
         """Count an operator, unless it is a view or makes an empty tensor, for which the GPU does nothing."""
         if func in EMPTY or is_view(func):
             return
-        changed = [one for one in written if isinstance(one, ShapeTensor)]
         name = func._schema.name
         of_results = next((one.dtype for one in (*made, *changed) if one.is_floating_point()), None)
         self.operations.append(
@@ -166,5 +162,5 @@ def count_kernels(name: str, args: Any) -> int:
         tensors = len(lists[0]) if lists else 1
         return max(-(-tensors // _LIST_TENSORS[depth]), -(-chunks // _LIST_BLOCKS))
     if name == "aten::cat":
-        return max(1, -(-len(tree_leaves(args[0])) // _CAT_TENSORS))
+        return max(1, -(-len(args[0]) // _CAT_TENSORS))
     return _KERNELS.get(name, 1)

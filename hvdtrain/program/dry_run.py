@@ -150,12 +150,14 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
             samples=samples * passes,
             total_bytes=taken.memory.total,
             largest_batch=report.largest_batch(
-                device, small=(half, small_bytes), large=(samples, taken.memory.total), at_most=len(job.train)
+                device,
+                small=(half, small_bytes),
+                large=(samples, taken.memory.total),
+                at_most=sys.maxsize if assumed else len(job.train),
             ),
         )
 
     assumed = getattr(job.train, "assumed", None)  # of data that are not there
-    devices = [DEVICES[settings.device]] if settings.device else DEVICES.values()
     return Cost(
         program=program_name(),
         model=settings.model,
@@ -171,9 +173,16 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
         flops=counts.flops,
         bytes=counts.bytes,
         memory_bytes=taken.memory,
-        devices=tuple(on(device) for device in devices if device.has_bf16 or precision != "bf16"),
+        devices=tuple(map(on, devices_of(settings))),
         cannot_see=(*([f"other data than {assumed}"] if assumed else []), *report.CANNOT_SEE),
     )
+
+
+def devices_of(settings: Settings) -> list[Device]:
+    """The one that the settings name, or all that have their precision."""
+    if settings.device is not None:
+        return [DEVICES[settings.device]]
+    return [device for device in DEVICES.values() if device.has_bf16 or settings.precision != "bf16"]
 
 
 def program_name() -> str:

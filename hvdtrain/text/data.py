@@ -75,10 +75,11 @@ def outline(settings: BertSettings, pretrained: Pretrained | None) -> Texts:
     """As many texts of --max-tokens tokens as a step takes, of a vocabulary as large as the settings allow."""
     words = settings.vocab_size if pretrained is None else pretrained.sizes.vocabulary
     labels = label_names(settings)
+    step = max(settings.global_batch_size or 0, settings.batch_size_per_rank * settings.accumulate_steps)
     assumed = f"texts of {settings.max_tokens} tokens, a vocabulary of {words:,}"
     if labels:
         assumed += f", {len(labels)} labels"
-    split = BlankSequences(1_000_000, length=settings.max_tokens, is_padded=settings.data != "text", assumed=assumed)
+    split = BlankSequences(2 * step, length=settings.max_tokens, is_padded=settings.data != "text", assumed=assumed)
     return Texts(
         train=split,
         test=split,

@@ -9,7 +9,7 @@ from torch import nn
 
 import hvdtrain
 from hvdtrain import bert, effnet
-from hvdtrain.program.dry_run import count_step
+from hvdtrain.program.dry_run import count_step, devices_of
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import settings as texts
@@ -28,6 +28,13 @@ OF_DEVICE = (
 )
 
 
+TEXTS = "--batch-size-per-rank 16 --vocab-size 100 --max-tokens 32 --accumulate-steps 1"
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @cache
 def cost(words, program=effnet):
     settings = {effnet: images, bert: texts}[program].parse(["--dry-run", *words.split()])
@@ -43,7 +50,7 @@ def test_parameters_and_state_are_exact():
     assert memory.total == 4 * 4 * size + memory.activations
 
 
-@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("lamb", 2), ("rmsprop", 2), ("lars", 1)])
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), slow("lamb", 2), slow("rmsprop", 2), slow("lars", 1)])
 def test_each_optimizer_has_its_moments(optimizer, moments):
     found = cost(f"{TINY} --optimizer {optimizer} --ema-epochs 0 --compression none")
     assert found.memory_bytes.optimizer == moments * 4 * found.parameters
@@ -66,7 +73,12 @@ def test_the_json_is_what_others_read():
 
 def test_a_gpu_without_bf16_is_left_out():
     assert [device.name for device in cost(f"{TINY} --precision bf16").devices] == ["a100", "h100", "h200"]
-    assert [device.name for device in cost(f"{TINY} --precision fp16 --device v100").devices] == ["v100"]
+
+
+def test_one_device_may_be_chosen():
+    chosen = images.parse(["--dry-run", "--device", "v100"])
+    assert [device.name for device in devices_of(chosen)] == ["v100"]
+    assert len(list(devices_of(images.parse(["--dry-run"])))) == 4
 
 
 def test_micro_batches_and_batches_add_up():
@@ -85,17 +97,15 @@ def test_forward_and_backward_passes_take_three_times_the_forward_flops():
     assert cost(TINY).flops == 3 * counter.get_total_flops() - first_layer
 
 
-@pytest.mark.parametrize("words", ["--task mlm", "--recompute", "--precision fp16", "--max-tokens 64 --find-nan"])
+@pytest.mark.parametrize("words", ["--task mlm", slow("--precision fp16 --accumulate-steps 4"), slow("--find-nan")])
 def test_texts_are_counted(words):
-    found = cost(f"--batch-size-per-rank 4 --vocab-size 100 --max-tokens 32 {words}", bert)
+    found = cost(f"{TEXTS} {words}", bert)
     assert found.flops > 0
     assert found.memory_bytes.activations > 0
 
 
 def test_half_precision_moves_fewer_bytes_and_recomputed_blocks_hold_less():
-    whole = cost("--batch-size-per-rank 16 --model bert_mini --accumulate-steps 1", bert)
-    half = cost("--batch-size-per-rank 16 --model bert_mini --accumulate-steps 1 --precision bf16", bert)
-    again = cost("--batch-size-per-rank 16 --model bert_mini --accumulate-steps 1 --recompute", bert)
+    whole, half, again = (cost(f"{TEXTS} {words}", bert) for words in ("", "--precision bf16", "--recompute"))
     assert half.bytes < whole.bytes
     assert again.memory_bytes.total < whole.memory_bytes.total
     assert 1.2 * whole.flops < again.flops < 1.35 * whole.flops
