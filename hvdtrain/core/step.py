@@ -80,7 +80,8 @@ class Step:
         shares_gpu = slots.where.ranks > 1 and self.device.type == "cuda"
         slots.how.overlap = not (self.phases.isolated or shares_gpu)
         slots.how.expect(backward_passes)
-        slots.where.train(self, micro_batches, backward_passes, global_count)
+        with torch.autocast(self.device.type, enabled=False):  # around them all: weights are cast once, not in each
+            slots.where.train(self, micro_batches, backward_passes, global_count)
         assert len(self._troubles) == backward_passes
         self.phases.enter("sync")
         slots.how.apply(self)

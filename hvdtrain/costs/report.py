@@ -96,10 +96,10 @@ def usable_bytes(device: Device) -> int:
     return device.memory_bytes - RESERVED_BYTES
 
 
-def largest_batch(device: Device, *, small: tuple[int, int], large: tuple[int, int], at_most: int) -> int:
-    """The most samples of a micro-batch that fit, of two sizes with the bytes that they need; memory grows evenly."""
-    per_sample = max(1.0, (large[1] - small[1]) / max(1, large[0] - small[0]))
-    fixed = large[1] - per_sample * large[0]
+def largest_batch(device: Device, one: tuple[int, int], other: tuple[int, int], *, at_most: int) -> int:
+    """The most samples of a micro-batch that fit, by two other sizes and the bytes that these need; it grows evenly."""
+    per_sample = max(1.0, (one[1] - other[1]) / (one[0] - other[0]))
+    fixed = one[1] - per_sample * one[0]
     return min(at_most, max(0, int((usable_bytes(device) - fixed) / per_sample)))
 
 

@@ -98,16 +98,24 @@ class DryRun:
         gpu.adopt(job.model)
         self.step = assembly.build_step(settings, job, where, lr=1.0)
         self.gradient_bytes = assembly.gradient_bytes(job.model, assembly.wire(settings, job.device))
-        self._take(2)  # makes the optimizer's state
 
     def count(self, samples: int) -> DryStep:
-        """Take a step of so many samples in each micro-batch."""
-        gpu = self._gpu
+        """Take a step of so many samples in each micro-batch.
+
+        The first step makes the optimizer's state at its end. Its memory is that of a later one, to which that state is
+        added; its operators are not.
+        """
+        gpu, state_bytes = self._gpu, self._state_bytes()
         gpu.counts = counts = Counts()
         gpu.memory.restart()
         self._take(samples)
         gpu.counts = Counts()
-        return DryStep(counts=counts, memory=self._memory(gpu.memory.peak_bytes))
+        made_bytes = self._state_bytes() - state_bytes
+        return DryStep(counts=counts, memory=self._memory(gpu.memory.peak_bytes + made_bytes))
+
+    def _state_bytes(self) -> int:
+        states = [value for state in self.step.optimizer.state.values() for value in state.values()]
+        return size_bytes([one for one in states if isinstance(one, torch.Tensor) and one.dim()])
 
     def _take(self, samples: int) -> None:
         passes = self._settings.accumulate_steps
@@ -124,11 +132,10 @@ class DryRun:
     def _memory(self, peak_bytes: int) -> StepMemory:
         step = self.step
         parameters = list(step.model.parameters())
-        states = [value for state in step.optimizer.state.values() for value in state.values()]
         parts = {
             "parameters": size_bytes(parameters),
             "gradients": size_bytes([one for one in parameters if one.requires_grad]),
-            "optimizer": size_bytes([one for one in states if isinstance(one, torch.Tensor) and one.dim()]),
+            "optimizer": self._state_bytes(),
             "average": 0 if step.average is None else size_bytes(list(step.average.model().parameters())),
         }
         return StepMemory(**parts, activations=peak_bytes - sum(parts.values()), total=peak_bytes)
@@ -137,8 +144,8 @@ class DryRun:
 def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
     """What a step of the job costs on the devices that the settings name."""
     run, samples = DryRun(settings, job, gpu), job.sizes.micro_batch
-    half = max(1, samples // 2)
-    small_bytes = run.count(half).memory.total
+    other = samples // 2 or 2
+    other_bytes = run.count(other).memory.total
     taken = run.count(samples)
     precision = "tf32" if settings.precision == "fp32" and settings.tf32 else settings.precision
     counts, passes = taken.counts, settings.accumulate_steps
@@ -151,8 +158,8 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
             total_bytes=taken.memory.total,
             largest_batch=report.largest_batch(
                 device,
-                small=(half, small_bytes),
-                large=(samples, taken.memory.total),
+                (other, other_bytes),
+                (samples, taken.memory.total),
                 at_most=sys.maxsize if assumed else len(job.train),
             ),
         )

@@ -73,6 +73,34 @@ class _Embeddings(nn.Module):
         return normed
 
 
+class _CastForThree(torch.autograd.Function):
+    """The values in autocast's type for three layers, of which each would cast them by itself, forward and backward.
+
+    The gradients are summed in the values' own type, as they would be after three casts; their order differs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.dtype = values.dtype
+        cast = values.to(dtype)
+        return cast, cast.view_as(cast), cast.view_as(cast)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        first, second, third = gradients
+        return first.to(ctx.dtype).add_(second).add_(third), None
+
+
+def _for_three(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The values for three layers, in the type that these compute in."""
+    kind = values.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else values.dtype
+    if values.dtype == dtype:
+        return values, values, values
+    cast: tuple[Tensor, Tensor, Tensor] = _CastForThree.apply(values, dtype)
+    return cast
+
+
 class _SelfAttention(nn.Module):
     """Every token looks at all real tokens of its sequence."""
 
@@ -87,8 +115,8 @@ class _SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         query, key, value = (
-            layer(hidden).unflatten(-1, (-1, self._head_width)).transpose(1, 2)  # N A L W/A
-            for layer in (self.query, self.key, self.value)
+            layer(values).unflatten(-1, (-1, self._head_width)).transpose(1, 2)  # N A L W/A
+            for layer, values in zip((self.query, self.key, self.value), _for_three(hidden), strict=True)
         )
         dropout = self._dropout if self.training else 0.0
         with self.per_rank_draws() if dropout else nullcontext():
