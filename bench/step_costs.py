@@ -94,9 +94,9 @@ PUBLISHED = (
 def cost(words: str) -> Cost:
     """Of a step by the words of its command, the program first."""
     program, *options = words.split()
-    main, settings = {"effnet": (effnet.main, images), "bert": (bert.main, texts)}[program]
-    chosen: Any = settings.parse([*options, "--dry-run"])
-    return count_step(main, SerialComm(), chosen)
+    if program == "effnet":
+        return count_step(effnet.main, SerialComm(), images.parse([*options, "--dry-run"]))
+    return count_step(bert.main, SerialComm(), texts.parse([*options, "--dry-run"]))
 
 
 def ratio(row: Published) -> float:

@@ -106,7 +106,7 @@ class _WithoutDriver(TorchFunctionMode):
     """What torch asks a driver for: the architecture, to choose attention, and streams, to go backward."""
 
     def __init__(self, backward: Backward) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._backward = backward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -115,7 +115,7 @@ class _WithoutDriver(TorchFunctionMode):
             return _attention(*args, **kwargs)
         if func is Tensor.backward and isinstance(args[0], ShapeTensor):
             with self:  # blocks may be computed once more
-                return self._backward.run(*args, kwargs.get("gradient"))
+                return self._backward.run(args[0], next(iter(args[1:]), kwargs.get("gradient")))
         return func(*args, **kwargs)
 
 
@@ -123,10 +123,9 @@ def _attention(*args: Any, **kwargs: Any) -> Tensor:
     """By flash if there is no mask and the type is a half, else memory-efficient; as written for what neither does."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = dict(zip(names, args, strict=False)) | kwargs
-    query, key, value, mask = (given.get(name) for name in names[:4])
+    query, key, value = (given[name] for name in names[:3])
+    mask: Tensor | None = given.get("attn_mask")
     rest = {name: given[name] for name in ("dropout_p", "is_causal", "scale") if name in given}
-    assert query is not None
-    assert key is not None
     if torch.is_autocast_enabled("cuda"):
         half = torch.get_autocast_dtype("cuda")
         query, key, value = (tensor.to(half) for tensor in (query, key, value))
@@ -187,7 +186,11 @@ def absent_gpu() -> Iterator[AbsentGpu]:
         for name, answer in _ANSWERS.items():
             stack.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
             setattr(torch.cuda, name, answer)
-        for kinds in (optimizers._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        of_lists: tuple[list[Any], ...] = (
+            optimizers._foreach_supported_types,
+            _foreach_utils._foreach_supported_types,
+        )
+        for kinds in of_lists:
             kinds.append(ShapeTensor)
             stack.callback(kinds.remove, ShapeTensor)
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())

@@ -47,7 +47,7 @@ class Backward:
     def _run(self, loss: Tensor, gradient: Tensor | None) -> None:
         root: Any = loss.grad_fn
         waiting = _count_edges(root)
-        gradients = {root: [torch.ones_like(loss) if gradient is None else gradient]}
+        gradients: dict[Any, list[Tensor | None]] = {root: [torch.ones_like(loss) if gradient is None else gradient]}
         order = itertools.count()
         ready = [(-root._sequence_nr(), next(order), root)]
         while ready:

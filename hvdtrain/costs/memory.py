@@ -2,6 +2,7 @@
 
 import threading
 import weakref
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -43,6 +44,6 @@ class Memory:
         self.peak_bytes = self.live_bytes
 
 
-def size_bytes(tensors: list[Tensor]) -> int:
+def size_bytes(tensors: Iterable[Tensor]) -> int:
     """Of all elements of these."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

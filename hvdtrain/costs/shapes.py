@@ -17,11 +17,11 @@ class ShapeTensor(torch.Tensor):
 
     shape_only: Tensor
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: type["ShapeTensor"], shape_only: Tensor) -> "ShapeTensor":
-        made: ShapeTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: ShapeTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             shape_only.size(),
             strides=shape_only.stride(),
@@ -34,7 +34,9 @@ class ShapeTensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise RuntimeError(f"{func}: a tensor of the absent GPU is used where that GPU is not")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:

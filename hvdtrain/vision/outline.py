@@ -23,7 +23,7 @@ def outline(settings: EffnetSettings) -> Images:
     if settings.data_dir.is_dir():
         listing = require_classes(list_images(settings.data_dir))
         train, test = map(len, listing.splits)
-        sizes, source = {"classes": len(listing.classes), "train": train, "test": test}, f"those of {settings.data_dir}"
+        sizes, source = {"classes": listing.classes, "train": train, "test": test}, f"those of {settings.data_dir}"
     shapes = {"images": ((3, crop, crop), torch.uint8), "labels": ((), torch.int64)}
     splits = (
         BlankSplit(sizes[name], shapes, assumed=f"images of {crop} x {crop} pixels, {source}")

@@ -114,3 +114,21 @@ def test_a_bar_adds_no_operation_and_no_collective(monkeypatch):
         asked.append((counted.operations, len(rank.said), rank.names))
         assert ("epoch 1: " in stderr.getvalue()) == ("test: " in stderr.getvalue()) == stderr.isatty()
     assert asked[0] == asked[1]
+
+
+def test_a_second_micro_batch_casts_no_weight_again():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 10, bias=False))
+    step = step_of(model, precision="bf16", witnesses=[])
+    cast_shapes = []
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+            if operation is torch.ops.aten._to_copy.default and named["dtype"] == torch.bfloat16:
+                cast_shapes.append(tuple(arguments[0].shape))
+            return operation(*arguments, **(named or {}))
+
+    batches = [{"images": torch.randn(2, 3, 4, 4), "labels": torch.tensor([1, 2])} for _ in range(3)]
+    with Casts():
+        step(iter(batches), backward_passes=3, global_count=6.0, lr=0.1)
+    assert cast_shapes.count((10, 48)) == 1
+    assert cast_shapes.count((2, 48)) == 3

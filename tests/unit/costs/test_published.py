@@ -29,4 +29,4 @@ def test_parameters_and_state_of_large_models_are_exact():
 
 def test_b0_moves_fewer_bytes_than_torchvisions_model():
     *_, line = step_costs.beside_torchvision()
-    assert float(line.partition("%")[0]) >= 11
+    assert float(line.partition("%")[0]) >= 7

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from hvdtrain.recipe import optim
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.text.model import BertForMaskedLM, freeze_embeddings, sizes_of
+from hvdtrain.text.model import BertForMaskedLM, _for_three, freeze_embeddings, sizes_of
 from hvdtrain.text.settings import MODELS
 from tests.unit.text.berts import SIZES, batch, classifier, masked_lm
 
@@ -119,3 +119,16 @@ def test_frozen_embeddings_are_left_out_of_every_step():
     }
     model(*batch(), torch.arange(3)).sum().backward()
     assert model.bert.embeddings.word_embeddings.weight.grad is None
+
+
+def test_hidden_states_are_cast_once_for_three_layers_and_their_gradients_summed_in_fp32():
+    hidden = torch.randn(64, 8, requires_grad=True)
+    weights = torch.randn(3, 8, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        three = _for_three(hidden)
+    sum((one @ weight).float().square().sum() for one, weight in zip(three, weights, strict=True)).backward()
+    found, hidden.grad = hidden.grad, None
+    sum((hidden.bfloat16() @ weight).float().square().sum() for weight in weights).backward()
+    assert {one.data_ptr() for one in three} == {three[0].data_ptr()}
+    torch.testing.assert_close(found, hidden.grad, rtol=1e-6, atol=1e-5)
+    assert _for_three(hidden)[0] is hidden  # in fp32 there is nothing to cast
