@@ -139,7 +139,7 @@ MODELS = {
     "bert_base, 128 tokens": ANSWERS.format(32, "").replace("large", "base").replace("384", "128"),
     "bert_large, 384 tokens": ANSWERS.format(32, ""),
 }
-PRECISIONS = ("--precision fp32", "--precision bf16", "--precision fp16")
+PRECISIONS = ("--precision fp32", "--precision bf16")
 
 
 def models() -> Iterator[str]:

@@ -105,15 +105,16 @@ class AbsentGpu(TorchDispatchMode):
 class _WithoutDriver(TorchFunctionMode):
     """What torch asks a driver for: the architecture, to choose attention, and streams, to go backward."""
 
-    def __init__(self, backward: Backward) -> None:
+    def __init__(self, backward: Backward, memory: Memory) -> None:
         super().__init__()
-        self._backward = backward
+        self._backward, self._memory = backward, memory
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention and isinstance(args[0], ShapeTensor):
             return _attention(*args, **kwargs)
         if func is Tensor.backward and isinstance(args[0], ShapeTensor):
+            self._memory.end_forward()
             with self:  # blocks may be computed once more
                 return self._backward.run(args[0], next(iter(args[1:]), kwargs.get("gradient")))
         return func(*args, **kwargs)
@@ -197,7 +198,7 @@ def absent_gpu() -> Iterator[AbsentGpu]:
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(list, device=...) becomes a copy that is seen
         gpu = stack.enter_context(AbsentGpu())
         stack.enter_context(backward.saving())
-        stack.enter_context(_WithoutDriver(backward))
+        stack.enter_context(_WithoutDriver(backward, gpu.memory))
         yield gpu
 
 

@@ -23,7 +23,9 @@ VIEWS = {_aten.detach.default, _aten.alias.default, _aten._unsafe_view.default, 
 # Read each element of a large input twice: once for its sums, then once more to normalise.
 _TWICE = {
     "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
     "aten::native_batch_norm_backward",
+    "aten::cudnn_batch_norm_backward",
     "aten::native_layer_norm_backward",
 }
 _ROWS = {"aten::index_select", "aten::embedding", "aten::gather", "aten::index"}  # read what they return, and indices

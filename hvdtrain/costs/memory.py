@@ -16,7 +16,7 @@ class Memory:
     """Storages that tensors hold, counted as the caching allocator rounds them; without its fragmentation."""
 
     def __init__(self) -> None:
-        self.live_bytes = self.peak_bytes = 0
+        self.live_bytes = self.peak_bytes = self.forward_bytes = 0
         self._holders: dict[int, int] = {}  # how many tensors a storage has, by its identity
         self._lock = threading.RLock()  # autograd lets tensors go on a thread of its own
 
@@ -39,9 +39,13 @@ class Memory:
                 del self._holders[key]
                 self.live_bytes -= held_bytes
 
+    def end_forward(self) -> None:
+        """A forward pass has ended: what it has saved is there."""
+        self.forward_bytes = max(self.forward_bytes, self.live_bytes)
+
     def restart(self) -> None:
-        """Look for the largest amount anew."""
-        self.peak_bytes = self.live_bytes
+        """Look for the largest amounts anew."""
+        self.peak_bytes, self.forward_bytes = self.live_bytes, 0
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:

@@ -96,11 +96,10 @@ def usable_bytes(device: Device) -> int:
     return device.memory_bytes - RESERVED_BYTES
 
 
-def largest_batch(device: Device, one: tuple[int, int], other: tuple[int, int], *, at_most: int) -> int:
-    """The most samples of a micro-batch that fit, by two other sizes and the bytes that these need; it grows evenly."""
-    per_sample = max(1.0, (one[1] - other[1]) / (one[0] - other[0]))
-    fixed = one[1] - per_sample * one[0]
-    return min(at_most, max(0, int((usable_bytes(device) - fixed) / per_sample)))
+def largest_batch(device: Device, samples: int, total_bytes: int, *, per_sample: float, at_most: int) -> int:
+    """The most samples of a micro-batch that fit, by the bytes of a step with so many; one more takes `per_sample`."""
+    more = int((usable_bytes(device) - total_bytes) // max(1.0, per_sample))
+    return min(at_most, max(0, samples + more))
 
 
 def lines(cost: Cost) -> Iterator[str]:

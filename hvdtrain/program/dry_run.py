@@ -83,6 +83,7 @@ class DryStep:
 
     counts: Counts
     memory: StepMemory
+    forward_bytes: int  # after a forward pass
 
 
 class DryRun:
@@ -111,7 +112,8 @@ class DryRun:
         self._take(samples)
         gpu.counts = Counts()
         made_bytes = self._state_bytes() - state_bytes
-        return DryStep(counts=counts, memory=self._memory(gpu.memory.peak_bytes + made_bytes))
+        memory = self._memory(gpu.memory.peak_bytes + made_bytes)
+        return DryStep(counts=counts, memory=memory, forward_bytes=gpu.memory.forward_bytes + made_bytes)
 
     def _state_bytes(self) -> int:
         states = [value for state in self.step.optimizer.state.values() for value in state.values()]
@@ -145,8 +147,10 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
     """What a step of the job costs on the devices that the settings name."""
     run, samples = DryRun(settings, job, gpu), job.sizes.micro_batch
     other = samples // 2 or 2
-    other_bytes = run.count(other).memory.total
-    taken = run.count(samples)
+    before, taken = run.count(other), run.count(samples)
+    # A small batch's largest moment may be the optimizer's, which does not grow; what forward passes save does.
+    grown = (taken.memory.total - before.memory.total, taken.forward_bytes - before.forward_bytes)
+    per_sample = max(one / (samples - other) for one in grown)
     precision = "tf32" if settings.precision == "fp32" and settings.tf32 else settings.precision
     counts, passes = taken.counts, settings.accumulate_steps
 
@@ -158,8 +162,9 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
             total_bytes=taken.memory.total,
             largest_batch=report.largest_batch(
                 device,
-                (other, other_bytes),
-                (samples, taken.memory.total),
+                samples,
+                taken.memory.total,
+                per_sample=per_sample,
                 at_most=sys.maxsize if assumed else len(job.train),
             ),
         )

@@ -44,10 +44,10 @@ def test_small_kernels_are_bound_by_their_start():
 
 
 def test_the_largest_batch_fills_the_memory():
-    batch = largest_batch(A100, (8, 3 * 2**30), (16, 5 * 2**30), at_most=1000)
-    assert (batch - 8) * 2**28 + 3 * 2**30 <= usable_bytes(A100) < (batch - 7) * 2**28 + 3 * 2**30
-    assert largest_batch(A100, (1, 2**38), (2, 2**39), at_most=1000) == 0
-    assert largest_batch(A100, (1, 512), (2, 512), at_most=1000) == 1000
+    batch = largest_batch(A100, 16, 5 * 2**30, per_sample=2.0**28, at_most=1000)
+    assert (batch - 16) * 2**28 + 5 * 2**30 <= usable_bytes(A100) < (batch - 15) * 2**28 + 5 * 2**30
+    assert largest_batch(A100, 2, 2**39, per_sample=2.0**38, at_most=1000) == 0
+    assert largest_batch(A100, 2, 512, per_sample=0.0, at_most=1000) == 1000
 
 
 def test_newer_gpus_are_no_slower():
