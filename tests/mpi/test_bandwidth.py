@@ -11,6 +11,8 @@ BANDWIDTH = ["-m", "hvdtrain.bandwidth", "--json", "report.json", "--repeats", "
     ("launcher", "ranks", "over"),
     [
         ("mpirun", 2, ["ours", "mpi4py", "gloo"]),
+        ("mpirun", 3, ["ours"]),
+        slow("horovodrun", 2, ["mpi4py"]),
         slow("gloo", 2, ["ours", "gloo"]),
     ],
 )
@@ -31,13 +33,14 @@ def test_sums_of_each_size_are_timed_and_right(run, tmp_path, launcher, ranks, o
     assert f"{over[0]} latency" in done.stdout.splitlines()[-1]
 
 
-def test_every_two_ranks_of_a_host_exchange(run, tmp_path):
-    done = run("mpirun", 3, [*BANDWIDTH, "--sizes", "4,1MB", "--pairs", "--quiet", "--limit-s", "30"])
+@pytest.mark.parametrize("ranks", [2, slow(3)])
+def test_every_two_ranks_of_a_host_exchange(run, tmp_path, ranks):
+    done = run("mpirun", ranks, [*BANDWIDTH, "--sizes", "4,1MB", "--pairs", "--quiet", "--limit-s", "30"])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == ""
     report = json.loads((tmp_path / "report.json").read_text())
     assert len(report["measured"]) == 2
-    pairs = [[0, 1], [0, 2], [1, 2]]
+    pairs = [[a, b] for a in range(ranks) for b in range(a + 1, ranks)]
     assert [(one["ranks"], one["bytes"]) for one in report["pairs"]] == [
         (pair, size) for pair in pairs for size in (4, 2**20)
     ]
@@ -58,6 +61,7 @@ def test_a_wrong_sum_ends_all_ranks_with_status_1(run, tmp_path):
     ("launcher", "ranks", "words", "complaint"),
     [
         ("python", 1, [], "mpirun -np 2 python -m hvdtrain.bandwidth"),
+        slow("mpirun", 1, [], "mpirun -np 2 python -m hvdtrain.bandwidth"),
         ("mpirun", 2, ["--sizes", "1KB,2.5MB"], "--sizes '2.5MB': "),
         slow("gloo", 2, ["--over", "mpi4py"], "--over mpi4py: horovodrun --gloo starts no MPI"),
         slow("mpirun", 2, ["--over", "ours,two-level"], "--over ours,two-level: Horovod joins the ranks of one host"),
@@ -72,3 +76,10 @@ def test_what_cannot_be_measured_is_one_line_and_status_2(  # noqa: PLR0917
     assert len(said) == 1
     assert complaint in said[0]
     assert not (tmp_path / "report.json").exists()
+
+
+@pytest.mark.slow
+def test_exchanges_by_torch_as_between_gpus(run, tmp_path):
+    done = run("mpirun", 3, [str(PROGRAMS / "exchange.py"), str(tmp_path)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(3)] == [[True, True]] * 3

@@ -1,13 +1,26 @@
 """The command for CIFAR-10 on eight ranks: word by word, and as a program that knows other files' sums."""
 
+import json
 import shlex
 import subprocess
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.mpi.conftest import environment
+from tests.mpi.conftest import EVERY_OPTION, environment, program_of
+from tests.unit.vision.data_sets import Cifar
 
 COMMAND = "horovodrun -np 8 python -m hvdtrain.effnet"
+# With the sums of the files that the test has written.
+SUMS = """\
+import runpy
+from torchvision.datasets import CIFAR10
+
+for name, sums in {sums}.items():
+    setattr(CIFAR10, name, sums)
+runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
+"""
+
 pytestmark = pytest.mark.slow
 
 
@@ -21,6 +34,25 @@ def started(folder, command, **env):
         timeout=270,
         check=False,
     )
+
+
+def test_eight_ranks_train_on_cifar10(tmp_path):
+    written = Cifar(train=8 * 256, test=256)
+    written.write(tmp_path / "cifar")
+    program = program_of(tmp_path, EVERY_OPTION + SUMS.format(sums=written.sums))
+    command = COMMAND.replace("-m hvdtrain.effnet", program)
+    halved = "--stem-stride 2"  # half the time and memory
+    done = started(tmp_path, f"{command} --data-dir cifar --epochs 1 {halved}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [folder] = (tmp_path / "runs" / "effnet").iterdir()
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["np"], result["global_batch"], result["steps"]) == (8, 2048, 1)
+    assert (result["data"], result["model"]) == ("cifar10", "efficientnet_b0")
+    assert result["exit_reason"] == "finished"
+    assert 0 < result["eval_accuracy"] < 1
+    assert f"test accuracy {result['eval_accuracy']:.2%}" in done.stdout
+    curves = EventAccumulator(str(folder)).Reload()
+    assert [point.value for point in curves.Scalars("eval/accuracy")] == [pytest.approx(result["eval_accuracy"])]
 
 
 def test_without_cifar10_and_without_a_network_the_line_names_a_command(tmp_path):

@@ -224,6 +224,43 @@ def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):
             assert not set(first["cores"]) & set(second["cores"])
 
 
+def test_a_rank_that_is_not_where_the_plan_says_refuses(tmp_path):
+    settings, command = dry_run(tmp_path, argv(program=PLACE))
+    for more in ({"SLURM_PROCID": "0", "SLURM_LOCALID": "1"}, {"SLURM_PROCID": "2", "SLURM_LOCALID": "0"}, {}):
+        done = finished(tmp_path, bind_of(command), **settings, **more)
+        assert done.returncode == 2
+        assert len(lines(done)) == 1
+        assert done.stderr.startswith("hvdlaunch: ")
+    assert not ranks(tmp_path)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_nsight_systems_starts_each_rank_with_a_report_of_its_own(tmp_path, launcher):
+    stand_in(
+        tmp_path,
+        "nsys",
+        "import os, re, sys\n"
+        "program = next(place for place, word in enumerate(sys.argv[2:], 2) if not word.startswith('-'))\n"
+        "options = dict(word.split('=') for word in sys.argv[2:program])\n"
+        "report = re.sub(r'%q{(\\w+)}', lambda found: os.environ[found[1]], options['--output'])\n"
+        "open(f'{report}.nsys-rep', 'w').write(sys.argv[1])\n"
+        "os.execvp(sys.argv[program], sys.argv[program:])\n",
+    )
+    done = finished(tmp_path, argv("--nsys", "--launcher", launcher, program=PLACE), HVDLAUNCH_JOB="job")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [one["rank"] for one in ranks(tmp_path)] == [0, 1]
+    reports = {file.name: file.read_text() for file in tmp_path.glob("*.nsys-rep")}
+    assert reports == {f"job-rank-{rank}.nsys-rep": "profile" for rank in "01"}
+
+
+def test_without_nsight_systems_nothing_is_started(tmp_path):
+    done = finished(tmp_path, argv("--nsys", program=PLACE))
+    assert done.returncode == 2
+    assert done.stderr.startswith("hvdlaunch: error: --nsys: no nsys on this host")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("rank-*"))
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_dry_run_ends_with_what_a_run_executes(tmp_path, launcher):
     """Word for word, by a stand-in for the launcher; and a shell that is given the line does the same."""
@@ -253,6 +290,23 @@ def test_a_dry_run_ends_with_what_a_run_executes(tmp_path, launcher):
         for name in ("_", "PWD", "OLDPWD", "SHLVL"):  # the shell's own
             record["environment"].pop(name, None)
     assert by_shell == by_run
+
+
+def test_words_with_spaces_reach_mpirun_through_horovodrun(tmp_path):
+    record = recorder(tmp_path, "mpirun")
+    done = finished(tmp_path, argv("--launcher", "horovodrun", program=["echo", "two words", "$(touch x)"]))
+    assert done.returncode == 0, done.stderr
+    words = json.loads(record.read_text())["argv"]
+    assert words[-2:] == ["two words", "$(touch x)"]
+    assert "BatchMode=yes" in words[words.index("plm_rsh_args") + 1]
+    assert "StrictHostKeyChecking=yes" in words[words.index("plm_rsh_args") + 1]
+    assert [words[words.index(name) + 1] for name in ("--bind-to", "--map-by", "-np", "-H")] == [
+        "none",
+        "slot",
+        "2",
+        "localhost:2",
+    ]
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.fixture
@@ -287,3 +341,29 @@ def test_apptainer_holds_the_program(tmp_path, apptainer):
     assert [one["blocked"] for one in ranks(tmp_path)] == [["SIGUSR1"]] * 2
     calls = [json.loads(line) for line in record.read_text().splitlines()]
     assert calls == [["exec", "image.sif", "mpirun", "--version"], *[["exec", "--nv", "image.sif", *PLACE]] * 2]
+
+
+@pytest.mark.parametrize(
+    ("inside", "named"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "Open MPI 5.0.11"),
+        ("HYDRA build details:\n  Version: 4.2", "MPICH 4.2"),
+        ("", "no mpirun"),
+    ],
+)
+def test_another_mpi_in_the_image_is_refused_before_ranks_start(tmp_path, apptainer, inside, named):
+    record = apptainer(inside)
+    done = finished(tmp_path, argv("--apptainer", "image.sif", program=PLACE))
+    assert done.returncode == 2
+    (line,) = lines(done)
+    assert line.startswith(f"hvdlaunch: error: --apptainer image.sif: inside is {named}, outside Open MPI")
+    assert len(record.read_text().splitlines()) == 1
+    assert not ranks(tmp_path)
+
+
+def test_a_missing_image_is_refused(tmp_path, apptainer):
+    record = apptainer("mpirun (Open MPI) 4.1.8")
+    done = finished(tmp_path, argv("--apptainer", "other.sif", program=PLACE))
+    assert done.returncode == 2
+    assert lines(done) == ["hvdlaunch: error: --apptainer other.sif: no such image"]
+    assert not record.exists()

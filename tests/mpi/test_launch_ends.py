@@ -8,9 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.mpi.conftest import left_in, slow, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
 from tests.mpi.launched import PLACE, argv, finished, lines, recorder, running, signals, started
 
+HERE = os.uname().nodename
 STAY = [*PLACE, "--stay"]
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root needs the option")
 
@@ -34,6 +35,31 @@ def test_a_failing_rank_is_named_in_one_line(tmp_path, launcher, how, status, sa
     done = finished(tmp_path, argv("--launcher", launcher, program=[*PLACE, "--end", "1", how]))
     assert done.returncode == status, done.stdout + done.stderr
     assert lines(done) == [f"hvdlaunch: error: rank 1 on localhost {said}"]
+
+
+def test_a_failing_training_shows_the_tail_of_its_error_file(tmp_path):
+    fault = "raise@rank1:step3"
+    done = finished(tmp_path, argv(program=["python", *EFFNET, *QUICK, "--run", "r"]), HVDTRAIN_FAULT=fault)
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = done.stderr.splitlines()
+    at = [number for number, line in enumerate(said) if line.startswith("hvdlaunch: error: rank ")]
+    assert len(at) == 1, done.stderr
+    rank = 1
+    assert said[at[0]] == f"hvdlaunch: error: rank {rank} on localhost ended with status 1 at step 3; its last words:"
+    tail = said[at[0] + 1 :]
+    assert len(tail) <= 13
+    assert tail[-2].strip() == f"RuntimeError: injected fault {fault}"
+    assert tail[-1].strip().endswith(f"runs/effnet/r/ranks/rank-{rank}.err")
+    assert "mpirun" not in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
+def test_a_bad_training_option_is_one_line(tmp_path, launcher):
+    done = finished(tmp_path, argv("--launcher", launcher, program=["python", *EFFNET, *QUICK, "--recipe", "soup"]))
+    assert done.returncode == 2
+    (line,) = lines(done)
+    assert "hvdtrain: " in line
+    assert "soup" in line
 
 
 MPICH = "HYDRA build details:\n    Version:                                 4.2.0"
@@ -77,6 +103,17 @@ def test_root_must_say_so(tmp_path):
     assert not record.exists()
 
 
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
+def test_a_missing_launcher_is_named(tmp_path, launcher):
+    (tmp_path / "bin").mkdir()
+    if launcher == "horovodrun":
+        recorder(tmp_path, "mpirun")
+    done = finished(tmp_path, argv("--launcher", launcher, program=PLACE), PATH=str(tmp_path / "bin"))
+    assert done.returncode == 2
+    (line,) = lines(done)
+    assert line.startswith(f"hvdlaunch: error: no {launcher} on PATH")
+
+
 @pytest.mark.parametrize(
     ("launcher", "number"),
     [
@@ -91,6 +128,15 @@ def test_a_signal_to_hvdlaunch_alone_ends_the_ranks(tmp_path, launcher, number):
         running(tmp_path)
         os.kill(job.pid, number)
         assert job.wait(timeout=10) == 128 + number
+        assert signals(tmp_path) == [["SIGTERM"]] * 2
+        wait_until(lambda: not left_in(tmp_path), 1)
+
+
+def test_ctrl_c_of_a_terminal_ends_the_ranks(tmp_path):
+    with started(tmp_path, argv(program=STAY)) as job:
+        running(tmp_path)
+        os.killpg(job.pid, signal.SIGINT)
+        assert job.wait(timeout=10) == 130
         assert signals(tmp_path) == [["SIGTERM"]] * 2
         wait_until(lambda: not left_in(tmp_path), 1)
 
@@ -163,3 +209,9 @@ def test_nothing_outlives_kill_9(tmp_path, launcher, victims):
     if victims == "mpirun":
         said = (tmp_path / "out").read_text().splitlines()  # horovodrun's shell says "Killed"
         assert said[-1] == "hvdlaunch: error: the launcher exited with status 137"
+
+
+def test_nothing_outlives_a_run_whose_rank_left_a_process(tmp_path):
+    done = finished(tmp_path, argv(program=["sh", "-c", "sleep 300 > /dev/null 2>&1 & exit 0"]))
+    assert done.returncode == 0, done.stderr
+    assert lines(done) == []

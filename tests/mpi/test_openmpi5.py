@@ -30,6 +30,13 @@ def test_ranks_are_where_they_were_planned(tmp_path, path):
         assert not set(found[0]["cores"]) & set(found[1]["cores"])
 
 
+def test_it_is_open_mpi_5_that_runs(tmp_path, path):
+    words = argv(program=PLACE)
+    planned = finished(tmp_path, [*words[:3], "plan", *words[4:]], PATH=path).stdout
+    assert f"{path.partition(':')[0]}/mpirun" in planned
+    assert "--prtemca" in planned
+
+
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [("3", 3, "ended with status 3"), ("SIGKILL", 137, "died of signal 9 (Killed), perhaps out of memory")],

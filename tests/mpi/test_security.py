@@ -53,10 +53,11 @@ def started(folder, words, secret, **more):
         job.wait(20)
 
 
-@pytest.mark.parametrize("launcher", ["hvdlaunch", slow("horovodrun")])
+@pytest.mark.parametrize("launcher", ["hvdlaunch", slow("mpirun"), slow("horovodrun")])
 def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_path, launcher, secret):
     program = [sys.executable, *TRAIN]
     words = {
+        "mpirun": ["mpirun", "--oversubscribe", "-np", "2", "-x", "WANDB_API_KEY", *program, "--timeline"],
         "horovodrun": ["horovodrun", "-np", "2", *program],
         "hvdlaunch": argv("--restarts", "1", "-x", "WANDB_API_KEY", program=program),
     }[launcher]
@@ -77,7 +78,7 @@ def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_pa
     assert "resumed from" in (tmp_path / "out").read_text()
     wait_until(lambda: not left_in(tmp_path), 5)
     left = {path.name for path in (tmp_path / RUN).rglob("*")}
-    assert left >= LEFT, left
+    assert left >= (LEFT if launcher != "mpirun" else {*LEFT, "timeline.json"}), left
     assert any(name.startswith("events.out.tfevents.") for name in left)
     assert open_to_others(tmp_path / "runs") == []
     assert told(secret, tmp_path) == []
@@ -119,12 +120,13 @@ def forge(folder, torn_off, step, change=lambda _: None, **contents):
     return forged
 
 
-def test_a_run_does_not_begin_from_a_strangers_checkpoint_that_would_run_code(tmp_path, torn_off):
+@pytest.mark.parametrize(("document", "kind"), [("state", "system"), slow("ranks/0", "nested")])
+def test_a_run_does_not_begin_from_a_strangers_checkpoint_that_would_run_code(tmp_path, torn_off, document, kind):
     canary = tmp_path / "ran"
-    forged = forge(tmp_path, torn_off, 99, state=payloads(canary)["system"])
+    forged = forge(tmp_path, torn_off, 99, **{document: payloads(canary)[kind]})
     status, said = resumed(tmp_path, torn_off)
     assert (status, said.count("\n")) == (2, 1), said
-    assert said.startswith(f"hvdtrain: {forged.relative_to(tmp_path)}/state.pt is refused (")
+    assert said.startswith(f"hvdtrain: error: {forged.relative_to(tmp_path)}/{document}.pt: rejected (")
     assert not canary.exists()
 
 

@@ -130,6 +130,39 @@ def test_a_batch_script_runs_on_the_nodes_of_its_allocation(tmp_path, slurm):
     assert [one["blocked"] for one in places] == [["SIGUSR1"]] * 2
 
 
+def test_slurm_takes_the_options_of_a_script(tmp_path, slurm):
+    options = {"time": "7", "partition": "all", "comment": "a 'b' & c", "cpus-per-task": "1", "mem": "50M"}
+    words = [word for key, value in options.items() for word in ("--sbatch-option", f"{key}={value}")]
+    job = submitted(tmp_path, slurm, PLACE, *words, "--sbatch-option", "exclusive")
+    shown = slurms(tmp_path, slurm, "scontrol", "show", "job", job)
+    wanted = ("JobName=place", "TimeLimit=00:07:00", "Partition=all", "Comment=a 'b' & c", "CPUs/Task=1", "50M")
+    assert [word for word in (*wanted, "OverSubscribe=NO") if word not in shown] == [], shown
+    assert status_of(tmp_path, slurm, job) == ("0:0", [])
+
+
+def test_one_task_for_all_gpus_of_a_node_has_a_slot_for_each(tmp_path, slurm):
+    options = ("nodes=1", "ntasks-per-node=1", "gpus-per-node=8", "cpus-per-task=2")
+    words = [word for option in options for word in ("--sbatch-option", option)]
+    job = submitted(tmp_path, slurm, PLACE, "-np", "3", *words)
+    assert status_of(tmp_path, slurm, job) == ("0:0", [])
+    assert [(one["rank"], one["planned_on"]) for one in ranks(tmp_path, 3)] == [(rank, NODE) for rank in range(3)]
+
+
+def test_a_script_needs_no_activated_shell(tmp_path, slurm):
+    done = finished(tmp_path, argv("--sbatch", "job.sbatch", program=["python", *PLACE[1:]]), **path(slurm))
+    assert done.returncode == 0, done.stderr
+    bare = {"SLURM_CONF": slurm["SLURM_CONF"], "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    submit = ["sbatch", "--parsable", "job.sbatch"]
+    done = subprocess.run(submit, cwd=tmp_path, env=bare, capture_output=True, text=True, check=True)
+    assert status_of(tmp_path, slurm, done.stdout.strip()) == ("0:0", [])
+    assert len(ranks(tmp_path)) == 2
+
+
+def test_a_failing_rank_fails_the_job_with_its_status(tmp_path, slurm):
+    job = submitted(tmp_path, slurm, [*PLACE, "--end", "1", "3"])
+    assert status_of(tmp_path, slurm, job) == ("3:0", [f"hvdlaunch: error: rank 1 on {NODE} ended with status 3"])
+
+
 def test_slurm_asks_to_save_and_then_cancels(tmp_path, slurm):
     job = submitted(tmp_path, slurm, [*PLACE, "--stay"])
     running(tmp_path)

@@ -65,6 +65,26 @@ def test_a_second_signal_does_not_wait_for_the_program(tmp_path):
     assert not left_in(tmp_path)
 
 
+@pytest.mark.parametrize("again", [[], AGAIN])
+def test_neither_does_the_deadline(tmp_path, again):
+    with started(tmp_path, argv("--grace-s", "1", *again, program=[*STEPS, *ENDLESS, "--obstinate"])) as job:
+        wait_until(lambda: saved(tmp_path), 20)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(timeout=8) == 143
+    assert said(tmp_path) == []
+    assert not left_in(tmp_path)
+
+
+def test_a_run_that_starts_again_is_preempted_as_any_other(tmp_path):
+    with started(tmp_path, argv(*AGAIN, program=[*STEPS, *ENDLESS, "--fault", "1", "7", "kill"])) as job:
+        wait_until(lambda: (saved(tmp_path) or 0) > 7, 30)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(timeout=10) == 0
+    assert attempts(tmp_path) == [(2, 0), (2, 5)]
+    assert said(tmp_path)[-1].startswith("hvdlaunch: note: stopped and saved at step ")
+    wait_until(lambda: not left_in(tmp_path), 5)
+
+
 @pytest.mark.parametrize(
     ("launcher", "fault", "why"),
     [
@@ -100,6 +120,12 @@ def test_three_restarts_that_bring_nothing_new_are_enough(tmp_path):
     assert "restart 3 of 5" in lines(done)[-3]
 
 
+def test_the_last_restart_leaves_its_status(tmp_path):
+    done = finished(tmp_path, argv("--restarts", "1", program=[*STEPS, "--fault", "0", "3", "7", "--always"]))
+    assert done.returncode == 7, done.stderr
+    assert lines(done)[-1] == "hvdlaunch: error: all 1 restarts are used up (--restarts 1)"
+
+
 @pytest.mark.parametrize(
     ("program", "status"), [(["--fault", "1", "7", "3"], 3), (["--takes", "4"], 2), (["--fault", "1", "7", "143"], 0)]
 )
@@ -107,6 +133,12 @@ def test_which_ends_are_final(tmp_path, program, status):
     done = finished(tmp_path, argv(*AGAIN, program=[*STEPS, *program]))
     assert done.returncode == status, done.stderr
     assert (list(tmp_path.glob("*/attempts.jsonl")) == []) == (status == 2)
+
+
+def test_without_restarts_a_failure_is_final(tmp_path):
+    done = finished(tmp_path, argv(program=[*STEPS, "--fault", "1", "7", "kill"]))
+    assert done.returncode == 137, done.stderr
+    assert attempts(tmp_path) == [(2, 0)]
 
 
 def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse_some(tmp_path):

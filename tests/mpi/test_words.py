@@ -1,6 +1,7 @@
 """What ranks write: kept on disk whatever happens, seen of rank 0 or line by line of all; no rank notices."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -137,6 +138,14 @@ def test_a_rank_finds_itself_as_under_the_launcher_alone(tmp_path, launcher):
 
 
 @pytest.mark.slow
+def test_megabytes_without_a_line_end_are_kept_byte_by_byte(tmp_path):
+    script = "if rank == 1:\n    sys.stdout.buffer.write(bytes(set(range(256)) - {10}) * 400_000)\n"
+    done = finished(tmp_path, argv(program=python(script)), HVDLAUNCH_JOB="mine")
+    assert done.returncode == 0, done.stderr
+    assert log(tmp_path, 1).read_bytes() == bytes(set(range(256)) - {10}) * 400_000
+
+
+@pytest.mark.slow
 def test_where_a_forwarder_is_killed_the_run_ends_and_does_not_hang(tmp_path):
     script = "while True:\n    print(rank, flush=True)\n    time.sleep(0.05)\n"
     with started(tmp_path, argv(program=python(script))) as job:
@@ -161,3 +170,15 @@ def test_a_restart_keeps_the_log_of_the_attempt_before(tmp_path):
     assert done.returncode == 9
     assert log(tmp_path, 0).read_text() == "attempt 1\n"
     assert log(tmp_path, 0).with_name("rank-0.before.log").read_text() == "attempt 0\n"
+
+
+@pytest.mark.slow
+def test_where_no_log_can_be_made_all_is_seen(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "logs").symlink_to("elsewhere")
+    done = finished(tmp_path, argv(program=["sh", "-c", SAYS]), HVDLAUNCH_JOB="mine")
+    assert done.returncode == 0
+    (line,) = (line for line in lines(done) if line.startswith("hvdlaunch: "))
+    assert re.fullmatch(r"hvdlaunch: warning: logs/mine on localhost cannot be written: .*: .*", line)
+    assert sorted(set(lines(done)) - {line}) == ["err 0", "err 1", "out 0", "out 1"]
+    assert not list((tmp_path / "elsewhere").iterdir())

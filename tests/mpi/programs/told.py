@@ -1,10 +1,11 @@
-"""What a process finds of itself, as JSON; then what the first argument says: a status, or a signal."""
+"""What a process finds of itself, as JSON; then what the first argument says: a status, a signal, or `sleep`."""
 
 import json
 import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 found = {
@@ -23,7 +24,12 @@ found = {
 print(json.dumps(found), flush=True)
 print("to standard error", file=sys.stderr)
 end = sys.argv[1]
-if end.startswith("-"):
+if end == "sleep":
+    Path(f"pid-{os.getpid()}").touch()
+    time.sleep(600)
+elif end.startswith("-"):
     os.kill(os.getpid(), -int(end))
+elif end == "raise":
+    raise ValueError("planted")
 else:
     sys.exit(int(end))
