@@ -27,7 +27,7 @@ _NO_START: dict[str, Any] = {
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise CommandError(f"{message}; see {self.prog} --help")
+        raise CommandError(f"{message.removesuffix('.')}; see {self.prog} --help")
 
 
 class _Command(_Parser):
