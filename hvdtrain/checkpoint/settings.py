@@ -38,4 +38,6 @@ class CheckpointSettings(Group):
 
     def check(self, given: set[str]) -> None:
         if "failures_per_gpu_hour" in given and self.checkpoint_every_s != "auto":
-            raise BadInput(f"--failures-per-gpu-hour {self.failures_per_gpu_hour:g} requires --checkpoint-every-s auto")
+            raise BadInput(
+                f"--failures-per-gpu-hour {self.failures_per_gpu_hour:g} requires --checkpoint-every-s auto."
+            )

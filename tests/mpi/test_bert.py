@@ -1,6 +1,7 @@
 """The second program: what a run of text leaves behind, that ranks do not matter to it, and how it ends."""
 
 import json
+import signal
 from dataclasses import replace
 
 import pytest
@@ -86,21 +87,30 @@ def difference(one, other):
     return max((weight - other[name]).abs().max().item() for name, weight in one.items())
 
 
+@pytest.mark.parametrize("task", [slow("classify"), "mlm"])
 @pytest.mark.parametrize(
-    ("task", "ranks", "accumulate", "global_batch"), [("mlm", 3, 4, 12), slow("classify", 2, 1, 12)]
+    ("ranks", "accumulate", "global_batch"),
+    [(3, 4, 12), slow(1, 4, 12), slow(2, 1, 12), slow(2, 4, 8), slow(3, 1, 12)],
 )
 def test_ranks_and_accumulation_do_not_matter(trained, task, ranks, accumulate, global_batch):
-    """Texts of 1 to 128 words in batches of 10; with 12 micro-batches some of them are empty."""
+    """Texts of 1 to 128 words in batches of 10, or 7; with 12 micro-batches, or 8, some of them are empty."""
     alone = trained(task, 1, 1, global_batch=global_batch)
     assert difference(alone, trained(task, ranks, accumulate, global_batch=global_batch)) < 1e-6
 
 
-def test_a_rank_without_a_text_does_not_matter(trained):
+@pytest.mark.parametrize("task", ["classify", slow("mlm")])
+def test_a_rank_without_a_text_does_not_matter(trained, task):
     """Four texts in two batches of two, for three ranks."""
-    alone, many = (trained("classify", ranks, 1, global_batch=3, train=4) for ranks in (1, 3))
+    alone, many = (trained(task, ranks, 1, global_batch=3, train=4) for ranks in (1, 3))
     assert difference(alone, many) < 1e-6
 
 
+@pytest.mark.slow
+def test_another_batch_would_be_noticed(trained):
+    assert difference(trained("mlm", 1, 1), trained("mlm", 1, 1, global_batch=14)) > 1e-3
+
+
+TWO_EPOCHS = ["--epochs", "2"]
 INTERRUPTED = (*WORDS, "--global-batch-size", "8", "--checkpoint-every-steps", "1")
 
 
@@ -109,8 +119,15 @@ def runs_in(folder, words, *, ranks=2, **lengths):
     return Runs(folder=folder, ranks=ranks, words=tuple(words), script="bert")
 
 
-def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory):
-    words = [*INTERRUPTED, "--task", "mlm", "--max-steps", "9", *HOROVOD, "--compression", "fp16"]
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--task", "mlm", "--max-steps", "9", *HOROVOD, "--compression", "fp16"],
+        slow(["--task", "classify", *TWO_EPOCHS]),
+    ],
+)
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory, words):
+    words = [*INTERRUPTED, *words]
     whole, broken = runs_in(tmp_path_factory.mktemp("whole"), words), runs_in(tmp_path, words)
     whole.finish()
     broken.killed("step3", saved=2)
@@ -129,7 +146,8 @@ runpy.run_module("hvdtrain.bert", run_name="__main__")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "every"), [(["--max-steps", "9"], "1000"), (["--epochs", "2"], "1")])
+@pytest.mark.parametrize("words", [["--max-steps", "9"], TWO_EPOCHS])
+@pytest.mark.parametrize("every", ["1", "1000"])
 def test_a_run_that_dies_after_its_last_save_has_each_line_once(tmp_path, tmp_path_factory, words, every):
     words = [*WORDS, "--global-batch-size", "8", "--checkpoint-every-steps", every, *words]
     whole, broken = (runs_in(folder, words, ranks=1) for folder in (tmp_path_factory.mktemp("whole"), tmp_path))
@@ -153,35 +171,54 @@ def test_a_run_that_is_started_again_replaces_its_own_export_and_no_others(tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_that_is_asked_to_leave_saves_at_once_and_loses_no_step(tmp_path, tmp_path_factory):
+@pytest.mark.parametrize(
+    ("ranks", "asked", "place"),
+    [(2, signal.SIGUSR1, "step4"), (1, signal.SIGTERM, "eval1")],
+)
+def test_a_run_that_is_asked_to_leave_saves_at_once_and_loses_no_step(tmp_path, tmp_path_factory, ranks, asked, place):
     words = (*WORDS, "--task", "mlm", "--epochs", "2", "--global-batch-size", "8", "--checkpoint-every-steps", "1000")
-    whole, broken = runs_in(tmp_path_factory.mktemp("whole"), words), runs_in(tmp_path, words)
+    whole = runs_in(tmp_path_factory.mktemp("whole"), words, ranks=ranks)
+    broken = runs_in(tmp_path, words, ranks=ranks)
     whole.finish()
-    assert left_well(broken, broken.asked("step4")) in (4, 5)
+    first = {"step4": 4, "eval1": 6}[place]
+    assert left_well(broken, broken.asked(place, by=asked)) in (first, first + 1)
     assert "resumed from runs/bert/r/checkpoints/step-" in broken.finish()
     same_end(broken, whole, whole_history=False)
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_with_more_ranks_ends_with_the_same_weights(tmp_path, trained):
-    words = (*EXACT, "--task", "mlm", "--export", "model", "--global-batch-size", "12", "--accumulate-steps", "1")
+@pytest.mark.parametrize("task", ["classify", "mlm"])
+def test_a_run_that_goes_on_with_more_ranks_ends_with_the_same_weights(tmp_path, trained, task):
+    words = (*EXACT, "--task", task, "--export", "model", "--global-batch-size", "12", "--accumulate-steps", "1")
     words = (*words, "--checkpoint-every-steps", "1")
     broken = runs_in(tmp_path, words, train=50, longest=128)
     broken.killed("step5", saved=4)
     said = replace(broken, ranks=3).finish()
     assert "3 ranks in place of 2: the global batch is kept, 12 samples per step in place of 12" in said
-    assert difference(trained("mlm", 1, 1), load_file(tmp_path / "model" / "model.safetensors")) < 1e-6
+    assert difference(trained(task, 1, 1), load_file(tmp_path / "model" / "model.safetensors")) < 1e-6
 
 
 @pytest.mark.slow
-def test_a_profile_names_what_limits_the_run_and_helps_texts(run, tmp_path):
-    words = ["--task", "classify", "--epochs", "2", "--global-batch-size", "8", "--profile"]
-    done = run("mpirun", 2, [*BERT, *WORDS, *words])
+@pytest.mark.parametrize(("task", "ranks"), [("classify", 2), ("mlm", 1)])
+def test_a_profile_names_what_limits_the_run_and_helps_texts(run, tmp_path, task, ranks):
+    words = ["--task", task, "--epochs", "2", "--global-batch-size", "8", "--profile"]
+    done = run("mpirun", ranks, [*BERT, *WORDS, *words])
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "runs" / "bert" / "r" / "phases.json").read_text())
     assert found["steps"] == 12 - WARMUP_STEPS
     assert found["phases"]["read"]["median_s"] > 0
     assert found["sentence"] in done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.long  # a C++ compiler works for minutes
+@pytest.mark.timeout(1000)
+def test_a_compiled_model_trains_alike_on_two_ranks(run, tmp_path):
+    words = [*BERT, *WORDS, "--max-steps", "3", "--global-batch-size", "8", "--accumulate-steps", "1", "--compile"]
+    done = run("mpirun", 2, words, MPIEXEC_TIMEOUT="900")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "bert" / "r"
+    assert len({json.loads(file.read_text())["weights_sha256"] for file in folder.glob("ranks/rank-*.json")}) == 1
 
 
 def test_max_steps_ends_in_the_middle_of_an_epoch_and_a_nan_is_skipped_by_all(run, tmp_path):
@@ -194,10 +231,17 @@ def test_max_steps_ends_in_the_middle_of_an_epoch_and_a_nan_is_skipped_by_all(ru
     assert "hvdtrain: warning: step 4: skipped on all ranks, NaN or Inf in the loss of rank 1" in done.stdout
 
 
-def test_bad_input_is_one_line_and_status_2(run, tmp_path):
-    done = run("mpirun", 2, [*BERT, *WORDS, "--label-column", "class"])
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--label-column", "class"], "--label-column 'class': ... texts/train.jsonl:1"),
+        slow(["--max-tokens", "600"], "--max-tokens 600: bert_tiny has 512 positions"),
+        slow(["--data-dir", "none"], "--data-dir none: no such folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(run, tmp_path, words, named):
+    done = run("mpirun", 2, [*BERT, *WORDS, *words])
     assert done.returncode == 2
-    named = "--label-column 'class': texts/train.jsonl line 1 has no such column"
     require_facts(refusal(done.stdout + done.stderr), named)
     assert not (tmp_path / "runs").exists()
 
@@ -220,3 +264,14 @@ def test_texts_may_take_longer_to_become_numbers_than_horovod_lets_ranks_wait(ru
     done = run("gloo", 2, [program_of(tmp_path, SLOW), *WORDS, "--global-batch-size", "8", "--max-steps", "1"], **stall)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Stalled" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_torn_cache_is_one_line_and_status_2(run, tmp_path):
+    quick = [*BERT, *WORDS, "--global-batch-size", "8", "--max-steps", "1"]
+    assert run("mpirun", 2, quick).returncode == 0
+    [file] = (tmp_path / ".cache" / "hvdtrain" / "tokens").glob("*/tokens.bin")
+    file.write_bytes(file.read_bytes()[:-1])
+    done = run("mpirun", 2, [*quick, "--overwrite"])
+    assert done.returncode == 2
+    assert "Delete this folder" in refusal(done.stdout + done.stderr)

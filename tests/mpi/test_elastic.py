@@ -135,6 +135,14 @@ def test_any_rank_may_die(start, tmp_path, rank, kind, words):
     require_each_image_once(tmp_path, epochs=2)
 
 
+def test_rank_0_outlives_one_that_it_gathers_requests_from(start, tmp_path, monkeypatch):
+    """As it does in each sum that Horovod does not remember: here in all of them."""
+    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "0")
+    result = finished(start(3, "--epochs", "2", fault="kill@rank2:step4"), tmp_path)
+    assert [one["ranks"] for one in losses(tmp_path)] == [[2]]
+    assert result["lost_ranks"] == 1
+
+
 def test_deaths_in_a_step_an_evaluation_and_a_save(start, tmp_path):
     faults = "kill@rank0:step3,raise@rank2:eval1,kill@rank3:save2"
     words = ("--epochs", "3", "--checkpoint-every-steps", "6")
@@ -145,6 +153,13 @@ def test_deaths_in_a_step_an_evaluation_and_a_save(start, tmp_path):
     newest = json.loads(max((tmp_path / "runs/effnet/r/checkpoints").glob("step-*/manifest.json")).read_text())
     assert newest["about"]["np"] == 1
     assert newest["step"] == result["steps"]
+
+
+def test_the_global_batch_is_kept_by_more_micro_batches(start, tmp_path):
+    process = start(3, "--epochs", "1", fault="kill@rank1:step4", batch=("--global-batch-size", "96"))
+    result = finished(process, tmp_path)
+    assert result["steps"] == -(-DIGITS // 96)
+    require_each_image_once(tmp_path, epochs=1)
 
 
 def test_a_rank_that_is_stopped_is_ended_and_the_others_go_on(start, tmp_path):
@@ -188,6 +203,17 @@ def test_a_rank_that_is_lost_while_the_others_close_up(start, tmp_path, kind):
     assert (loss["step"], loss["ranks"], loss["np"]) == (3, [0, 1], 2)
     require_equal_replicas(tmp_path, [2, 3])
     require_each_image_once(tmp_path, epochs=2)
+
+
+@pytest.mark.parametrize("kind", ["sleep", slow("gil")])
+def test_a_rank_that_hangs_while_the_others_close_up_ends_them(start, tmp_path, kind):
+    process = start(3, "--epochs", "2", fault=f"kill@rank0:step4,{kind}@rank1:recover1")
+    has_taken(tmp_path, 3)
+    began = time.monotonic()
+    assert process.wait(LIMIT_S) not in (0, 2)
+    assert time.monotonic() - began < 60
+    assert "recovery did not finish within 20 s" in (tmp_path / "out").read_text()
+    wait_until(lambda: not left_in(tmp_path), 10)
 
 
 def test_a_rank_that_dies_while_all_save_to_leave(start, tmp_path):
@@ -238,6 +264,13 @@ def test_the_loop_of_ones_own_program_goes_on(start, tmp_path, variant, fault):
     assert (result["exit_reason"], result["epochs"], result["lost_ranks"]) == ("finished", 3, 1)
 
 
+def test_a_collective_in_the_body_of_its_loop_is_refused(start, tmp_path):
+    program = [str(PROGRAMS / "own.py"), "collective"]
+    process = start(2, "--batch-size-per-rank", "16", *COMMON, program=program, batch=())
+    assert process.wait(LIMIT_S) != 0
+    assert "the body of the loop over an elastic training has called a collective" in (tmp_path / "out").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "epochs", "steps"),
     [
@@ -256,6 +289,20 @@ def test_the_ranks_of_a_text_run_go_on_too(start, tmp_path, words, epochs, steps
     facts = [json.loads((tmp_path / f"runs/bert/r/ranks/rank-{rank}.json").read_text()) for rank in (1, 2)]
     assert len({one["weights_sha256"] for one in facts}) == 1
     assert (tmp_path / "model/model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--stages", "2", "--accumulate-steps", "2"), ("--stages 2", "does not work with", "--elastic")),
+        (("--reducer", "horovod"), ("--reducer horovod", "does not work with", "--elastic")),
+        (("--min-np", "0"), ("--min-np 0: must be at least 1",)),
+    ],
+)
+def test_what_cannot_go_on_is_refused(start, tmp_path, words, named):
+    assert start(2, *words).wait(LIMIT_S) == 2
+    [line] = [line for line in (tmp_path / "out").read_text().splitlines() if line.startswith("hvdtrain: ")]
+    assert all(fact in line for fact in named)
 
 
 def test_an_mpirun_without_ulfm_is_refused(tmp_path):

@@ -4,6 +4,7 @@ Timings are in bench/faults.py. The steps of these runs take milliseconds; 12 of
 """
 
 import json
+import re
 import socket
 from functools import cache
 
@@ -71,6 +72,8 @@ KILLED = "died of signal 9 (Killed), perhaps out of memory,"
     ("fault", "status", "said", "saved"),
     [
         ("segv@rank1:step7", 139, "died of signal 11 (Segmentation fault) at step 7; it stood here:", 5),
+        slow("exit3@rank1:step7", 3, "ended with status 3 at step 7", 5),
+        slow("kill@rank1:step7", 137, f"{KILLED} at step 7", 5),
         slow("term@rank1:step7", 143, "ended with status 143 at step 7", 5),
         slow("kill@rank1:start", 137, f"{KILLED} at the start", None),
         slow("kill@rank1:eval1", 137, f"{KILLED} at step 12", 10),
@@ -86,14 +89,20 @@ def test_a_rank_that_dies(tmp_path, fault, status, said, saved):
     assert newest(tmp_path) == saved
 
 
-def test_a_rank_that_raises_leaves_its_traceback(tmp_path):
-    fault = "raise@rank1:step7"
+@pytest.mark.parametrize("ranks", ["1", slow("all")])
+def test_a_rank_that_raises_leaves_its_traceback(tmp_path, ranks):
+    fault = f"raise@rank{ranks}:step7"
     done = finished(tmp_path, argv(program=TRAIN), HVDTRAIN_FAULT=fault)
     assert done.returncode == 1, done.stderr
-    assert ours(done) == [f"{RANK_1} ended with status 1 at step 7; its last words:"]
-    first, *trace = words_of(tmp_path, 1).splitlines()
-    assert first == f"hvdtrain: rank 1 on {HERE} failed at step 7: RuntimeError: injected fault {fault}"
+    (line,) = ours(done)
+    named = re.fullmatch(
+        r"hvdlaunch: error: rank ([01]) on localhost ended with status 1 at step 7; its last words:", line
+    )
+    assert named
+    first, *trace = words_of(tmp_path, named[1]).splitlines()
+    assert first == f"hvdtrain: error: rank {named[1]} on {HERE} failed at step 7: RuntimeError: injected fault {fault}"
     assert trace[0] == "Traceback (most recent call last):"
+    assert ranks == "all" or named[1] == "1"
     assert newest(tmp_path) == 5
 
 
@@ -118,6 +127,8 @@ HUNG = f"hung at step 7: no progress for 0:00:0{HANG_S}; it stood here:"
     [
         ("gil@rank1:step7", HUNG),
         ("stop@rank1:step7", STOPPED),
+        slow("sleep@rank1:step7", HUNG),
+        slow("stop@rank0:step7", STOPPED),
         slow("sleep@rank1:start", f"hung at the start: no progress for 0:00:{10 * HANG_S}.5; it stood here:"),
     ],
 )
@@ -135,14 +146,25 @@ def test_a_rank_that_hangs(tmp_path, fault, said):
 
 
 @pytest.mark.slow
-def test_the_rank_that_is_stopped_in_a_save_is_named(tmp_path):
-    """The others wait within its limit, which is longer than a step's."""
+def test_all_ranks_hang_at_the_same_step(tmp_path):
     program = [*TRAIN, "--hang-timeout-s", str(HANG_S)]
-    done = finished(tmp_path, argv(program=program), HVDTRAIN_FAULT="stop@rank0:save1")
+    done = finished(tmp_path, argv(program=program), HVDTRAIN_FAULT="sleep@rankall:step7")
     assert done.returncode == 1, done.stderr
-    late = "did not arrive at step 5 (it hangs, was stopped, or its host is silent)"
+    (line,) = ours(done)
+    assert re.fullmatch(rf"hvdlaunch: error: rank [01] on localhost {HUNG}", line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "step"), [("save1", 5), ("eval1", 12)])
+def test_the_rank_that_is_stopped_in_a_save_or_an_evaluation_is_named(tmp_path, place, step):
+    """In a save the others wait within its limit, which is longer than a step's."""
+    program = [*TRAIN, "--hang-timeout-s", str(HANG_S)]
+    done = finished(tmp_path, argv(program=program), HVDTRAIN_FAULT=f"stop@rank0:{place}")
+    assert done.returncode == 1, done.stderr
+    late = f"did not arrive at step {step} (it hangs, was stopped, or its host is silent)"
     assert ours(done) == [f"hvdlaunch: error: rank 0 on localhost {late}"]
-    assert words_of(tmp_path, 1).startswith(f"Timeout (0:00:{10 * HANG_S:02}.500000)!")
+    timeout = 10 * HANG_S if place == "save1" else HANG_S
+    assert words_of(tmp_path, 1).startswith(f"Timeout (0:00:{timeout:02}.500000)!")
 
 
 @pytest.mark.slow
@@ -176,6 +198,15 @@ def test_a_flipped_bit_ends_the_run_with_status_4(tmp_path):
     assert newest(tmp_path) == 5
 
 
+@pytest.mark.slow
+def test_a_nan_on_one_rank_is_skipped_by_all(tmp_path):
+    done = finished(tmp_path, argv(program=[*TRAIN, *ONE_EPOCH]), HVDTRAIN_FAULT="nan@rank1:step7")
+    assert done.returncode == 0, done.stderr
+    assert "step 7: skipped on all ranks, NaN or Inf in the loss of rank 1" in done.stderr + done.stdout
+    result = json.loads((run_folder(tmp_path) / "result.json").read_text())
+    assert (result["exit_reason"], result["steps"], result["skipped_steps"]) == ("finished", 12, 1)
+
+
 PLAIN = (2, *ONE_EPOCH)  # ranks, options
 
 
@@ -184,7 +215,15 @@ PLAIN = (2, *ONE_EPOCH)  # ranks, options
     [
         ("kill@rank1:step7", f"{KILLED} at step 7", PLAIN),
         # How each end is noticed is tested above; the restart behind it is the same.
+        slow(
+            "raise@rank1:step7", "ended with status 1 at step 7: RuntimeError: injected fault raise@rank1:step7", PLAIN
+        ),
+        slow("segv@rank1:step7", "died of signal 11 (Segmentation fault) at step 7", PLAIN),
+        slow("term@rank1:step7", "ended with status 143 at step 7", PLAIN),
         slow("sleep@rank1:step7", HUNG.partition(";")[0], PLAIN),
+        slow("gil@rank1:step7", HUNG.partition(";")[0], PLAIN),
+        slow("stop@rank1:step7", STOPPED, PLAIN),
+        slow("kill@rank1:eval1", f"{KILLED} at step 12", (2,)),
         slow("kill@rank1:step7", f"{KILLED} at step 7", (3, "--deterministic", *ONE_EPOCH)),
     ],
 )
@@ -193,8 +232,9 @@ def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, 
     program = [*TRAIN, *words, "--hang-timeout-s", str(HANG_S)]
     done = finished(tmp_path, argv("--restarts", "1", "-np", str(ranks), program=program), HVDTRAIN_FAULT=fault)
     assert done.returncode == 0, done.stderr
+    lost_to = 10 if "eval1" in fault else 5
     again = f"hvdlaunch: warning: restart 1 of 1 after: rank 1 on localhost {why}; {ranks} ranks on localhost:{ranks}, "
-    assert ours(done)[-1] == f"{again}from step 5"
+    assert ours(done)[-1] == f"{again}from step {lost_to}"
     assert "resumed from runs/effnet/r/checkpoints/step-" in done.stdout + done.stderr
     assert weights(tmp_path, ranks) == clean(*setting)
     result = json.loads((run_folder(tmp_path) / "result.json").read_text())

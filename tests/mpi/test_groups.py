@@ -8,10 +8,12 @@ from torch.nn import functional
 
 from hvdtrain.feed.order import cut, permutation, shard
 from tests.mpi.conftest import EFFNET, PROGRAMS, slow
-from tests.mpi.interrupted import TINY, refusal, same_end
+from tests.mpi.interrupted import TINY, same_end
+from tests.refusals import require_facts
 from tests.steps import images_of, split
 
 IMAGES, GLOBAL_BATCH, MICRO_BATCH, EPOCHS, LR, CLIP_NORM = 50, 12, 2, 2, 0.05, 1.45
+TRAIN = [*TINY, "--batch-size-per-rank", "32", "--epochs", "2"]
 
 
 def images():
@@ -87,8 +89,12 @@ def expected(ranks, every_steps, from_epoch, group_size):
     [
         (2, (0, 0), 1, "none"),
         (2, (3, 0), 1, "none"),
-        (2, (0, 0), 1, "fp16"),
         slow(2, (2, 1), 1, "none"),
+        slow(4, (0, 0), 2, "none"),
+        slow(4, (3, 0), 2, "none"),
+        (2, (0, 0), 1, "fp16"),
+        slow(4, (0, 0), 2, "fp16"),
+        slow(2, (2, 1), 1, "fp16"),
         slow(4, (3, 0), 2, "fp16"),
     ],
 )
@@ -171,8 +177,16 @@ def test_a_group_that_skips_too_many_steps_ends_the_run_where_all_meet(runs):
     assert run.result["steps"] == 10
 
 
-def test_a_wrong_choice_is_one_line(run):
-    done = run("mpirun", 2, [*EFFNET, *TINY, "--sync", "local", "--sync-every", "4"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--sync", "local", "--sync-every", "4"], "--sync: all 2 ranks are on "),
+        slow(["--sync", "two-level", "--sync-group-size", "2"], "--sync-group-size 2: 2 ranks"),
+        slow(["--sync", "local", "--sync-every", "99", "--sync-group-size", "1"], "--sync-every 99: an epoch has "),
+    ],
+)
+def test_a_wrong_choice_is_one_line(run, words, line):
+    done = run("mpirun", 2, [*EFFNET, *TRAIN, *words])
     assert done.returncode == 2
-    line = "hvdtrain: --sync spares the link between hosts, and all 2 ranks are on "
-    assert refusal(done.stderr).startswith(line)
+    (said,) = [one for one in done.stderr.splitlines() if one.startswith("hvdtrain: ")]
+    require_facts(said, f"hvdtrain: error: {line}")

@@ -34,10 +34,10 @@ def unbroken(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
-def test_the_example_learns_digits(tmp_path):
-    end_well(tmp_path, "mpirun", 2, [EXAMPLE, "--run", "r"])
-    assert result(tmp_path)["eval_accuracy"] > 0.94
+@pytest.mark.parametrize(("ranks", "words", "accuracy"), [slow(1, ("--epochs", "6"), 0.85), slow(2, (), 0.94)])
+def test_the_example_learns_digits(tmp_path, ranks, words, accuracy):
+    end_well(tmp_path, launcher_of(ranks), ranks, [EXAMPLE, "--run", "r", *words])
+    assert result(tmp_path)["eval_accuracy"] > accuracy
     assert result(tmp_path)["exit_reason"] == "finished"
 
 
@@ -53,7 +53,11 @@ def test_a_run_that_was_killed_ends_with_the_weights_of_an_unbroken_one(tmp_path
     ("ranks", "words"),
     [
         (2, ("--stages", "2", "--accumulate-steps", "2")),
-        slow(3, ("--width", "32", "--optimizer", "adamw", "--reducer", "horovod", "--find-nan", "--profile")),
+        slow(2, ("--sync", "local", "--sync-every", "2", "--sync-group-size", "1")),
+        slow(2, ("--compression", "powersgd:2")),
+        slow(2, ("--find-nan", "--profile")),
+        slow(4, ("--stages", "2", "--accumulate-steps", "2", "--checkpoint-every-steps", "2")),
+        slow(3, ("--width", "32", "--optimizer", "adamw", "--reducer", "horovod")),
     ],
 )
 def test_the_example_with_other_options(tmp_path, ranks, words):
@@ -80,15 +84,16 @@ def test_a_break_on_one_rank_ends_all_with_one_line(tmp_path):
     assert not left_in(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_break_on_all_ranks_saves_and_the_same_command_resumes(tmp_path):
+@pytest.mark.parametrize("ranks", [slow(2), slow(1)])
+def test_a_break_on_all_ranks_saves_and_the_same_command_resumes(tmp_path, ranks):
     command = [OWN, "break_on_all", *SMALL]
-    said = end_well(tmp_path, "mpirun", 2, command)
+    said = end_well(tmp_path, launcher_of(ranks), ranks, command)
     assert "finished" not in said
     steps = result(tmp_path, "own")["steps"]
     assert [path.name for path in (tmp_path / "runs/own/r/checkpoints").glob("step-*")] == [f"step-{steps:09d}"]
-    said = end_well(tmp_path, "mpirun", 2, command)
-    assert f"resumed from runs/own/r/checkpoints/step-{steps:09d}, epoch 2" in said
+    assert f"resumed from runs/own/r/checkpoints/step-{steps:09d}, epoch 2" in end_well(
+        tmp_path, launcher_of(ranks), ranks, command
+    )
     assert result(tmp_path, "own")["exit_reason"] == "finished"
     assert result(tmp_path, "own")["steps"] == 2 * steps
 
@@ -96,7 +101,7 @@ def test_a_break_on_all_ranks_saves_and_the_same_command_resumes(tmp_path):
 # --- data
 
 
-@pytest.mark.parametrize(("ranks", "dataset"), [(1, "read_by_rank"), slow(2, "dataset")])
+@pytest.mark.parametrize(("ranks", "dataset"), [(1, "read_by_rank"), slow(2, "dataset"), slow(2, "read_by_rank")])
 def test_a_dataset_trains_like_its_tensors(tmp_path, ranks, dataset):
     folders = {variant: tmp_path / variant for variant in ("tensors", dataset)}
     for variant, folder in folders.items():
@@ -121,6 +126,7 @@ def test_a_program_that_its_workers_would_start_again_fails_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("variant", "facts"),
     [
+        slow("stream", "Stream: ... Use tensors, or a Dataset with __getitem__ and "),
         slow("shards", "rank 1 has other samples than rank 0 ... the same samples"),
         ("mean", "the loss function returned () for 2 samples ... (2,)"),
     ],

@@ -1,7 +1,10 @@
 """--compression powersgd:R through the real programs."""
 
-from tests.mpi.conftest import EFFNET
-from tests.mpi.interrupted import TINY, refusal, same_end
+import pytest
+
+from tests.mpi.conftest import EFFNET, slow
+from tests.mpi.interrupted import TINY, same_end
+from tests.refusals import require_facts
 
 POWER = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", "--compression", "powersgd:2")
 POWER = (*POWER, "--checkpoint-every-steps", "5", "--check-replicas-every", "2")
@@ -22,9 +25,17 @@ def test_a_step_that_is_not_finite_leaves_no_trace(runs):
     assert len(run.weights) == 1
 
 
-def test_a_wrong_choice_is_one_line(run, tmp_path):
-    done = run("mpirun", 2, [*EFFNET, *TINY, "--runs-dir", str(tmp_path), "--compression", "powersgd:999"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["powersgd:999"], "--compression powersgd:999: ... at most powersgd:"),
+        slow(["powersgd"], "--compression powersgd: ... none, fp16 or powersgd:R"),
+        slow(["powersgd:2", "--precision", "fp16"], "--compression powersgd:2 does not work with --precision fp16: "),
+    ],
+)
+def test_a_wrong_choice_is_one_line(run, tmp_path, words, line):
+    done = run("mpirun", 2, [*EFFNET, *TINY, "--runs-dir", str(tmp_path), "--compression", *words])
     assert done.returncode == 2
-    line = "hvdtrain: --compression powersgd:999 makes no gradient of this model half as large: give at most "
-    assert refusal(done.stderr).startswith(line)
+    (said,) = [one for one in done.stderr.splitlines() if one.startswith("hvdtrain: ")]
+    require_facts(said, f"hvdtrain: error: {line}")
     assert not list(tmp_path.iterdir())

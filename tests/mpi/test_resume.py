@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, wait_until
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, slow, wait_until
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
+from tests.refusals import require_facts
 
 BY_HOROVOD = (*SHORT, "--reducer", "horovod")
 
@@ -48,20 +49,31 @@ def test_a_run_keeps_the_stride_of_its_stem_where_the_program_would_choose_anoth
     same_end(run, reference(2, BY_HOROVOD))
 
 
+@pytest.mark.slow
+def test_three_ranks(runs, reference):
+    words = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", *EVERY_STEP, "--deterministic", "--sync-bn")
+    run = runs(3, words)
+    interrupted(run, [("step5", 4)])
+    same_end(run, reference(3, words))
+
+
 MIX = {
-    "adamw": (2, ["--accumulate-steps", "2", "--batch-size-per-rank", "32", "--dropout", "0.3"], [7, 13]),
+    "adamw": (2, ["--accumulate-steps", "2", "--batch-size-per-rank", "32", "--dropout", "0.3"], [1, 7, 12, 13]),
     "bf16": (
         2,
         ["--precision=bf16", "--compression=fp16", "--optimizer=rmsprop", "--ema-epochs", "0", "--epochs", "1"],
         [5],
     ),
-    "lars": (3, ["--optimizer", "lars", "--deterministic", "--sync-bn", "--stochastic-depth", "0.3"], [8]),
+    "lamb": (2, ["--optimizer", "lamb", "--sync-bn", "--clip-norm", "1", "--ema-epochs", "0"], [3, 12]),
+    "lars": (3, ["--optimizer", "lars", "--deterministic", "--check-replicas-every", "3", "--cutout", "6"], [8, 11]),
+    "adam": (3, ["--optimizer", "adam", "--deterministic", "--precision", "bf16", "--epochs", "1"], [2, 8]),
+    "one": (1, ["--stochastic-depth", "0.3", "--schedule", "constant", "--decay-all", "--no-augment"], [6, 23]),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", MIX)
+@pytest.mark.parametrize("name", ["adamw", "bf16", "lamb", "lars", "adam", "one"])
 def test_every_way_to_train(runs, reference, name):
     ranks, words, ends = MIX[name]
     words = (*SHORT, *words)
@@ -157,11 +169,20 @@ def test_a_changed_setting_is_named_and_the_command_lines_holds(half, tmp_path):
     assert [line["epoch"] for line in run.lines if "epoch" in line] == [1]
 
 
-def test_another_run_is_refused_and_nothing_is_lost(half, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--seed", "1"], "--seed 1: ... --seed 0, choose another --run, or remove the run"),
+        pytest.param(["--optimizer", "lamb"], "--optimizer lamb: ... sgd", marks=pytest.mark.slow),
+        pytest.param(["--model", "efficientnet_b0"], "checkpoint ... efficientnet_tiny", marks=pytest.mark.slow),
+        pytest.param(["--data", "synthetic"], "training images: ... 1438, now there are 50000", marks=pytest.mark.slow),
+    ],
+)
+def test_another_run_is_refused_and_nothing_is_lost(half, tmp_path, words, named):
     run = half.copied(tmp_path, ranks=1)
     before = files_under(run.path)
-    line = refusal(run.finish("--seed", "1", status=2))
-    assert "--seed 1: this run's checkpoint has 0: give that, another --run, or remove the run" in line
+    said = run.finish(*words, status=2)
+    require_facts(refusal(said), named)
     assert files_under(run.path) == before
 
 
@@ -172,11 +193,12 @@ def damage(run, name, file="state.pt"):
     path.write_bytes(content)
 
 
-def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference):
+@pytest.mark.parametrize("file", [slow("state.pt"), "ranks/1.pt"])
+def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference, file):
     run = half.copied(tmp_path)
-    damage(run, "step-000000008", "ranks/1.pt")
+    damage(run, "step-000000008", file)
     said = run.finish()
-    assert "hvdtrain: passed over runs/effnet/r/checkpoints/step-000000008/ranks/1.pt is damaged" in said
+    assert f"hvdtrain: warning: runs/effnet/r/checkpoints/step-000000008/{file} is damaged" in said
     assert "resumed from runs/effnet/r/checkpoints/step-000000007, epoch 1" in said
     same_end(run, reference(2, BY_HOROVOD))
 

@@ -10,13 +10,13 @@ from tests import texts
 from tests.mpi.conftest import EFFNET, PROGRAMS, end_well, launcher_of, slow
 from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, WORDS, difference
+from tests.refusals import require_facts
 
 # 23 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
 EPOCH = (*TINY, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
 
 
 ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16, or --compile without C++
-FEW = {"TESTS_IMAGES": "470"}  # of these: 8 steps
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def ended(tmp_path_factory):
         if key not in known:
             place = tmp_path_factory.mktemp("ended")
             is_on_cpus = "--precision" in words or {"--compile", "--recompute"} <= {*words}
-            program, env = (ON_CPUS, env | FEW) if is_on_cpus else (EFFNET, env)
+            program = ON_CPUS if is_on_cpus else EFFNET
             given = [*program, *EPOCH, *words, "--run", "r"]
             (place / "said").write_text(end_well(place, launcher_of(ranks), ranks, given, **env))
             known[key] = place / "runs" / "effnet" / "r"
@@ -75,7 +75,7 @@ BATCHES = ("--batch-size-per-rank", "16", "--accumulate-steps", "4", "--clip-nor
 
 @pytest.mark.parametrize(
     ("ranks", "stages"),
-    [(2, ["--stages", "2"]), slow(4, ["--stages", "4", "--pipeline-schedule", "gpipe"])],
+    [(2, ["--stages", "2"]), slow(4, ["--stages", "4"]), slow(2, ["--stages", "2", "--pipeline-schedule", "gpipe"])],
 )
 def test_stages_give_the_bits_of_one_process(ended, ranks, stages):
     assert_same_end(ended(ranks, *BATCHES, *stages), ended(1, *BATCHES))
@@ -95,49 +95,68 @@ def test_what_stages_send_is_in_the_run_folder(ended):
 @pytest.mark.slow
 def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
     """Two ranks have one order of a sum, so also over the two replicas of each stage."""
-    assert_same_end(ended(4, *SYNCED[:-1], "--stages", "2"), ended(2, *SYNCED[:-1]))
+    words = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--check-replicas-every", "5")
+    assert_same_end(ended(4, *words, "--stages", "2"), ended(2, *words))
 
 
 @pytest.mark.slow
-def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended):
+@pytest.mark.parametrize(("ranks", "rank"), [(2, 0), (2, 1), (4, 0)])
+def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended, ranks, rank):
     """A NaN halves it."""
     words = *BATCHES, "--precision", "fp16"
-    cut = ended(2, *words, "--stages", "2", HVDTRAIN_FAULT="nan@rank1:step6")
-    assert_same_end(cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step6"))
+    cut = ended(ranks, *words, "--stages", str(ranks), HVDTRAIN_FAULT=f"nan@rank{rank}:step15")
+    assert_same_end(cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step15"))
     assert result(cut)["skipped_steps"] == 1
     scales = [
         [json.loads(line).get("train/loss_scale") for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step6"))
+        for folder in (cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step15"))
     ]
     assert scales[0] == scales[1]
     assert {*scales[0]} == {None, 65536.0, 32768.0}
 
 
 @pytest.mark.slow
-def test_compiled_stages_and_blocks_are_those_of_one_process(ended):
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_compiled_stages_and_blocks_are_those_of_one_process(ended, ranks):
     """Without C++, which takes minutes: see on_cpus.py. The last bits of a gradient grow tenfold in each step."""
+    words = ("--stages", "2") if ranks == 2 else ()
     whole = ended(1, *BATCHES, "--precision", "fp32")  # by the same program
-    folders = ended(2, *BATCHES, "--stages", "2", "--recompute", "--compile"), whole
+    folders = ended(ranks, *BATCHES, *words, "--recompute", "--compile"), whole
     compiled, whole = (json.loads((folder / "metrics.jsonl").read_text().splitlines()[0]) for folder in folders)
     assert compiled["step"] == whole["step"] == 5
     assert compiled["train/loss"] == pytest.approx(whole["train/loss"], rel=1e-3)
 
 
-SYNCED = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--check-replicas-every", "5", "--sync-bn")
+@pytest.mark.slow
+@pytest.mark.long  # a C++ compiler works for minutes
+@pytest.mark.timeout(900)
+def test_stages_in_cpp_learn_as_one_process(ended):
+    compiled, whole = ended(2, *BATCHES, "--stages", "2", "--compile", MPIEXEC_TIMEOUT="900"), ended(1, *BATCHES)
+    assert result(compiled)["eval_loss"] == pytest.approx(result(whole)["eval_loss"], rel=0.1)
+
+
+SYNCED = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--sync-bn")
 
 
 @pytest.mark.slow
-def test_batch_norm_over_the_replicas_of_each_stage_is_that_over_whole_replicas(ended):
-    """A NaN in it is skipped by all."""
-    cut = ended(4, *SYNCED, "--stages", "2", "--recompute", HVDTRAIN_FAULT="nan@rank2:step7")
-    assert_same_end(cut, ended(2, *SYNCED, HVDTRAIN_FAULT="nan@rank1:step7"))
+@pytest.mark.parametrize("words", [(), ("--recompute",), ("--pipeline-schedule", "gpipe")])
+def test_batch_norm_over_the_replicas_of_each_stage_is_that_over_whole_replicas(ended, words):
+    cut = ended(4, *SYNCED, "--check-replicas-every", "5", "--stages", "2", *words)
+    assert_same_end(cut, ended(2, *SYNCED, "--check-replicas-every", "5"))
+    assert hashes(cut) != hashes(ended(2, *SYNCED[:-1], "--check-replicas-every", "5"))
+
+
+@pytest.mark.slow
+def test_a_nan_in_batch_norm_over_replicas_is_skipped_by_all(ended):
+    cut = ended(4, *SYNCED, "--stages", "2", HVDTRAIN_FAULT="nan@rank2:step7")
     assert result(cut)["skipped_steps"] == 1
-    assert hashes(cut) != hashes(ended(2, *SYNCED[:-1]))
+    assert_same_end(cut, ended(2, *SYNCED, HVDTRAIN_FAULT="nan@rank1:step7"))
 
 
 @pytest.mark.slow
-def test_what_is_computed_again_changes_no_bit(ended):
-    assert_same_end(ended(1, *BATCHES, "--recompute"), ended(1, *BATCHES))
+@pytest.mark.parametrize("words", [("--stages", "2"), ()])
+def test_what_is_computed_again_changes_no_bit(ended, words):
+    assert_same_end(ended(2 if words else 1, *BATCHES, "--recompute", *words), ended(1, *BATCHES))
 
 
 @pytest.mark.slow
@@ -155,13 +174,14 @@ def test_a_step_of_fewer_micro_batches_than_stages_is_the_same(ended):
     assert_same_end(ended(4, *few, "--stages", "4"), ended(1, *few))
 
 
-def test_a_nan_on_one_stage_is_skipped_by_all_and_named(ended):
+@pytest.mark.parametrize("rank", [0, slow(1)])
+def test_a_nan_on_one_stage_is_skipped_by_all_and_named(ended, rank):
     alone = ended(1, *BATCHES, HVDTRAIN_FAULT="nan@rank0:step7")
-    cut = ended(2, *BATCHES, "--stages", "2", HVDTRAIN_FAULT="nan@rank0:step7")
+    cut = ended(2, *BATCHES, "--stages", "2", HVDTRAIN_FAULT=f"nan@rank{rank}:step7")
     assert result(cut)["skipped_steps"] == 1
     assert_same_end(cut, alone)
-    line = "step 7 skipped on all ranks: the forward pass of stage 0 of rank 0 not finite"
-    assert line in (cut.parents[2] / "said").read_text()
+    where = ["the forward pass of stage 0 of rank 0", "the loss of stage 1 of rank 1"][rank]
+    assert f"step 7: skipped on all ranks, NaN or Inf in {where}" in (cut.parents[2] / "said").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -183,19 +203,28 @@ def exported(tmp_path_factory):
     return weights
 
 
+LOOSE = ("--clip-norm", "1e6")
+MODELS = {"2": "bert_tiny", "4": "bert_mini"}  # of 3 and 5 blocks
+
+
 @pytest.mark.slow
-def test_a_classifier_of_texts_in_stages_has_the_bits_of_one_process(exported):
+@pytest.mark.parametrize(("ranks", "stages", "precision"), [(2, "2", "fp32"), (2, "2", "bf16"), (4, "4", "fp32")])
+def test_a_classifier_of_texts_in_stages_has_the_bits_of_one_process(exported, ranks, stages, precision):
     """Each micro-batch has a length of its own."""
-    words = "--clip-norm", "1e6", "--precision", "bf16"
-    assert difference(exported(2, "classify", *words, "--stages", "2"), exported(1, "classify", *words)) == 0
+    words = *LOOSE, "--model", MODELS[stages], "--precision", precision
+    assert difference(exported(ranks, "classify", *words, "--stages", stages), exported(1, "classify", *words)) == 0
 
 
-@pytest.mark.parametrize("ranks", [2, slow(4)])
-def test_tied_embeddings_and_norms_over_stages_are_those_of_one_process(exported, ranks):
+@pytest.mark.parametrize(
+    ("ranks", "stages", "task"), [(2, "2", "mlm"), slow(4, "4", "mlm"), slow(4, "2", "mlm"), slow(4, "2", "classify")]
+)
+@pytest.mark.parametrize("clip", [slow(LOOSE), ("--clip-norm", "0.5")], ids=["plain", "clipped"])
+def test_tied_embeddings_and_norms_over_stages_are_those_of_one_process(exported, ranks, stages, task, clip):
     """The gradients of two places, or squares of all stages, are added in another order."""
-    whole = exported(1, "mlm", "--clip-norm", "0.5")
-    assert difference(exported(ranks, "mlm", "--clip-norm", "0.5", "--stages", "2"), whole) < 1e-6
-    assert difference(exported(1, "mlm", "--clip-norm", "0.4"), whole) > 1e-4
+    model = "--model", MODELS[stages]
+    whole = exported(1, task, *clip, *model)
+    assert difference(exported(ranks, task, *clip, *model, "--stages", stages), whole) < 1e-6
+    assert difference(exported(1, task, "--clip-norm", "0.4", *model), whole) > 1e-4
 
 
 SAVED = (*TINY, *BATCHES, "--epochs", "1", "--dropout", "0", "--deterministic", *EVERY_STEP)
@@ -209,9 +238,8 @@ def half(tmp_path_factory):
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", [2, 4])
-def test_what_four_stages_have_saved_goes_on_with_two_or_four(half, tmp_path, reference, stages):
+@pytest.mark.parametrize("stages", [slow(1), slow(2), slow(4)])
+def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path, reference, stages):
     """Without dropout no rank draws random numbers, so all ends are alike."""
     run = half.copied(tmp_path, ranks=stages, words=(*SAVED, "--stages", str(stages)))
     said = run.finish()
@@ -227,10 +255,19 @@ def test_what_four_stages_have_saved_goes_on_with_two_or_four(half, tmp_path, re
 def test_the_loss_scale_of_two_stages_goes_on_in_one_process(tmp_path, ended):
     words = (*SAVED, "--precision", "fp16")
     run = Runs(folder=tmp_path, ranks=2, words=(*words, "--stages", "2"))
-    run.killed("step5", saved=4, program=ON_CPUS, **FEW)
+    run.killed("step12", saved=11, program=ON_CPUS)
     run = Runs(folder=tmp_path, ranks=1, words=words)
-    run.finish(program=ON_CPUS, **FEW)
+    run.finish(program=ON_CPUS)
     assert run.weights == {*hashes(ended(1, *BATCHES, "--precision", "fp16"))}
+
+
+@pytest.mark.slow
+def test_batch_norm_over_replicas_goes_on_with_the_same_bits(tmp_path, reference):
+    words = (*TINY, *SYNCED, "--stages", "2", "--epochs", "1", "--dropout", "0", *EVERY_STEP)
+    run = Runs(folder=tmp_path, ranks=4, words=words)
+    run.killed("step12", saved=11)
+    run.finish()
+    same_end(run, reference(4, words))
 
 
 def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
@@ -241,8 +278,24 @@ def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
     same_end(run, reference(1, SAVED))
 
 
-def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path):
-    done = run("mpirun", 2, [*EFFNET, *EPOCH, *BATCHES, "--stages", "2", "--accumulate-steps", "1", "--run", "r"])
+@pytest.mark.parametrize(
+    ("ranks", "words", "line"),
+    [
+        slow(
+            3,
+            ["--stages", "2"],
+            "--stages 2: 3 ranks ... 2 or 4, or ... --stages 1",
+        ),
+        (
+            2,
+            ["--stages", "2", "--accumulate-steps", "1"],
+            "--stages 2 requires --accumulate-steps 2 or more",
+        ),
+        slow(2, ["--stages", "2", "--stages-at", "9"], "--stages-at 9: ... blocks 0 to 7"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path, ranks, words, line):
+    done = run("mpirun", ranks, [*EFFNET, *EPOCH, *BATCHES, *words, "--run", "r"])
     assert done.returncode == 2
-    assert "--stages 2 requires --accumulate-steps 2 or more" in refusal(done.stdout + done.stderr)
+    require_facts(refusal(done.stdout + done.stderr), line)
     assert not (tmp_path / "runs").exists()

@@ -38,6 +38,9 @@ def exported(tmp_path_factory):
     ("ranks", "words"),
     [
         (2, ("--task", "mlm", "--clip-norm", "0.5")),
+        slow(2, ("--task", "classify", "--clip-norm", "0.5")),
+        slow(2, ("--task", "mlm", "--clip-norm", "1e6", "--freeze-embeddings")),
+        slow(4, ("--task", "mlm", "--clip-norm", "0.5")),
         slow(4, ("--task", "classify", "--clip-norm", "1e6", "--ema-epochs", "1")),
     ],
 )
@@ -56,6 +59,12 @@ def test_slices_in_fp16_are_within_its_rounding_of_one_process(exported):
     (whole, of_whole), (found, of_found) = exported(1, *words), exported(2, *words, "--tensor", "2")
     assert of_found["skipped_steps"] == of_whole["skipped_steps"]
     assert 0 < difference(found, whole) < 1e-3
+
+
+@pytest.mark.slow
+def test_another_norm_would_be_noticed(exported):
+    words = "--task", "mlm", "--clip-norm"
+    assert difference(exported(1, *words, "0.4")[0], exported(1, *words, "0.5")[0]) > 1e-4
 
 
 @pytest.mark.slow
@@ -88,11 +97,17 @@ def test_a_run_in_slices_that_was_killed_ends_as_if_it_had_not_been(half, tmp_pa
     same_end(broken, whole)
 
 
-@pytest.mark.slow
-def test_what_two_slices_have_saved_goes_on_in_stages(half, tmp_path):
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        slow(1, ()),
+        slow(2, ("--stages", "2", "--accumulate-steps", "2")),
+        slow(4, ("--tensor", "2", "--check-replicas-every", "1")),
+    ],
+)
+def test_what_two_slices_have_saved_goes_on_otherwise(half, tmp_path, ranks, words):
     texts.put(tmp_path / "texts")
-    stages = "--stages", "2", "--accumulate-steps", "2"
-    run = half.copied(tmp_path, ranks=2, words=(*INTERRUPTED, "--epochs", "2", *stages))
+    run = half.copied(tmp_path, ranks=ranks, words=(*INTERRUPTED, "--epochs", "2", *words))
     assert "resumed from runs/bert/r/checkpoints/step-000000002, epoch 1" in run.finish()
     assert len(run.weights) == 1
 
@@ -116,11 +131,12 @@ def test_checkpoints_of_one_process_go_on_in_slices_and_back(tmp_path):
     assert difference(*weights) < 1e-6
 
 
-def test_a_nan_of_one_slice_is_skipped_by_all_and_named(tmp_path):
+@pytest.mark.parametrize("rank", [0, slow(1)])
+def test_a_nan_of_one_slice_is_skipped_by_all_and_named(tmp_path, rank):
     texts.put(tmp_path / "texts")
     words = [*BERT, *WORDS, "--tensor", "2", "--global-batch-size", "8", "--epochs", "1"]
-    said = end_well(tmp_path, "mpirun", 2, words, HVDTRAIN_FAULT="nan@rank1:step2")
-    assert "step 2 skipped on all ranks: the loss of slice 1 of rank 1 not finite" in said
+    said = end_well(tmp_path, "mpirun", 2, words, HVDTRAIN_FAULT=f"nan@rank{rank}:step2")
+    assert f"step 2: skipped on all ranks, NaN or Inf in the loss of slice {rank} of rank {rank}" in said
     assert json.loads((tmp_path / "runs" / "bert" / "r" / "result.json").read_text())["skipped_steps"] == 1
 
 
@@ -133,10 +149,16 @@ def test_a_flipped_bit_of_what_all_slices_have_ends_the_run(run, tmp_path):
     assert "replicas differ after step 2: rank 1 from the others, first in bert.embeddings." in done.stderr
 
 
-def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path):
+@pytest.mark.parametrize(
+    ("ranks", "tensor", "line"),
+    [
+        (2, "4", "--tensor 4: 2 ranks ... 4, or ... --tensor 2"),
+        slow(4, "4", "--tensor 4: ... 2 heads ... --tensor 2"),
+    ],
+)
+def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path, ranks, tensor, line):
     texts.put(tmp_path / "texts")
-    done = run("mpirun", 2, [*BERT, *WORDS, "--tensor", "4"])
+    done = run("mpirun", ranks, [*BERT, *WORDS, "--tensor", tensor])
     assert done.returncode == 2
-    line = "--tensor 4: 2 ranks cannot be replicas of 4 ranks each: start 4, or give --tensor 2"
     require_facts(refusal(done.stdout + done.stderr), line)
     assert not (tmp_path / "runs").exists()

@@ -16,5 +16,5 @@ def damaged(comm):
     return add_and_damage
 
 
-links.SUMS["ours"] = damaged
+bandwidth.SUMS["ours"] = damaged
 exits.run(bandwidth.main)

@@ -70,6 +70,7 @@ OPTIONS = [
     ("--overwrite", True),
     ("--deterministic", True),
     ("--checkpoint-every-s 7.5", 7.5),
+    ("--failures-per-gpu-hour 0.1 --checkpoint-every-s auto", 0.1),
     ("--checkpoint-every-steps 12", 12),
     ("--keep 5", 5),
 ]
@@ -115,6 +116,7 @@ def test_recipes_carry_their_own_name():
 
 WITH_IT = {  # what an option does not stand without
     "device": {"dry_run": True},
+    "failures_per_gpu_hour": {"checkpoint_every_s": "auto"},
     "json": {"dry_run": True},
     "grow": {"elastic": True},
     "min_np": {"elastic": True},
