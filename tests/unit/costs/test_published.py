@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def test_published_steps_fit_their_memory_and_reach_what_steps_usually_reach():
     print(*step_costs.published(), sep="\n")
     for row in step_costs.PUBLISHED:
-        assert step_costs.cost(row.words).memory_bytes.total <= usable_bytes(row.device), row
+        assert row.cost.memory_bytes.total <= usable_bytes(row.device), row
     shares = [step_costs.ratio(row) for row in step_costs.PUBLISHED if not row.outlier]
     assert 0.55 <= statistics.median(shares) <= 0.8
 
@@ -29,4 +29,4 @@ def test_parameters_and_state_of_large_models_are_exact():
 
 def test_b0_moves_fewer_bytes_than_torchvisions_model():
     *_, line = step_costs.beside_torchvision()
-    assert float(line.partition("%")[0]) >= 7
+    assert float(line.partition("%")[0]) >= 11

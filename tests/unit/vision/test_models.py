@@ -36,7 +36,7 @@ def test_tiny_is_tiny():
     assert sum(parameter.numel() for parameter in tiny().parameters()) < 100_000
 
 
-def test_no_activation_copies_its_input_and_the_bits_stay_torchvisions():
+def test_no_activation_copies_its_input_and_the_bits_stay():
     class Clones(TorchDispatchMode):
         count = 0
 
