@@ -52,6 +52,7 @@ class DryDevice:
 
     name: str
     memory_bytes: int
+    roofline_s: float
     step_s: float
     low_s: float
     high_s: float

@@ -17,7 +17,8 @@ def sizes(capsys, *words):
 
 
 def dry_run(**changes):
-    device = {"memory_bytes": 80, "step_s": 0.4, "low_s": 0.3, "high_s": 0.5, "bound": "memory", "samples_per_s": 160.0}
+    device = {"memory_bytes": 80, "roofline_s": 0.2, "step_s": 0.4, "low_s": 0.3, "high_s": 0.5}
+    device |= {"bound": "memory", "samples_per_s": 160.0}
     parts = ("parameters", "gradients", "optimizer", "average", "activations")
     return {
         "dry_run": 1,

@@ -23,7 +23,7 @@ KEYS = (
     "cannot_see",
 )
 OF_DEVICE = (
-    *("name", "memory_bytes", "step_s", "low_s", "high_s", "bound", "samples_per_s", "fits"),
+    *("name", "memory_bytes", "roofline_s", "step_s", "low_s", "high_s", "bound", "samples_per_s", "fits"),
     "largest_batch_per_rank",
 )
 
@@ -69,6 +69,7 @@ def test_the_json_is_what_others_read():
     assert all(
         device["low_s"] <= device["step_s"] <= device["high_s"] and device["fits"] for device in found["devices"]
     )
+    assert all(0 < device["roofline_s"] <= device["step_s"] for device in found["devices"])
 
 
 def test_a_gpu_without_bf16_is_left_out():
