@@ -18,9 +18,9 @@ class SqueezeExcitation(torchvision.ops.SqueezeExcitation):  # type: ignore[misc
 
     def forward(self, features: Tensor) -> Tensor:  # (N, C, H, W)
         """Each channel times a scale, which the means of all channels of the image give."""
-        features, means, channel = _Squeeze.apply(features)
+        features, means, channel = _Squeeze.apply(features)  # type: ignore[no-untyped-call]
         scale = self.scale_activation(self.fc2(self.activation(self.fc1(means))))
-        scaled: Tensor = _Excite.apply(features, scale, channel)
+        scaled: Tensor = _Excite.apply(features, scale, channel)  # type: ignore[no-untyped-call]
         return scaled
 
 
