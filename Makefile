@@ -81,9 +81,9 @@ board: setup
 
 # The short ones, one after the other on a machine that does nothing else; each leaves its table in build/bench/.
 SHORT := "step --models efficientnet_b0:16 mlp:64 --rounds 2" overhead "input --rounds 5" \
-	"allreduce --only peers --rounds 3" "start --rounds 3" memory
+	"all-reduce --rounds 3" "start --rounds 3" memory
 bench: setup
-	$(VENV) for one in $(SHORT); do set -- $$one && python bench/$$1.py "$${@:2}" || exit; done
+	$(VENV) for case in $(SHORT); do python bench/run.py $$case || exit; done
 
 # The table of the reference (docs/accuracy.md) for whoever has the GPUs: every size up to theirs, both recipes, time and
 # accuracy. The same command goes on where it was cut off. Without GPUs give NP and ARGS; SWEEP is for hvdlaunch sweep.
@@ -96,13 +96,13 @@ book-table: setup
 			python -m hvdtrain.effnet --recipe $$recipe $(ARGS) || exit; \
 	done
 
-# What is claimed of GPUs, in stages of under ten minutes that go on where they were cut off. DAY="learn b7" names some.
+# What is claimed of GPUs, in stages of under ten minutes that go on where they were cut off. DAY="step b7" names some.
 gpu-day: setup
-	$(VENV) python bench/gpu_day.py $(DAY)
+	$(VENV) python bench/run.py gpu-day $(if $(DAY),--stages $(DAY))
 
 # Five minutes of killing ranks: what it costs, and whether the weights are those of an undisturbed run.
 soak: setup
-	$(VENV) python bench/soak.py
+	$(VENV) python bench/run.py soak
 
 # hvdtrain and Horovod for another environment with the same version of Python and the same MPI: pip install dist/*.whl
 wheels: setup

@@ -1,61 +1,150 @@
-"""What a run puts together before its first step, for benches that take the steps themselves."""
+"""Ranks of a case: launchers, what rank 0 of a job answers, and two hosts with a slow link between them.
 
-from collections.abc import Callable
+Started as a program, this file is one rank: it calls the function of bench/ that the job names.
+"""
 
-import torch
-from torch import nn
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-from hvdtrain.core.blocks import Blocks, Cuts
-from hvdtrain.core.phases import OFF, Phases
-from hvdtrain.core.step import Step
-from hvdtrain.core.task import Task
-from hvdtrain.feed.feed import Split
-from hvdtrain.feed.order import batch_sizes
-from hvdtrain.loop.draft import Job
-from hvdtrain.program import assembly
-from hvdtrain.program.join import horovod_fusion_mb
-from hvdtrain.program.settings import Settings
-from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.connect import connect
-from hvdtrain.ranks.device import share_cores
-
-
-def ranks_of(settings: Settings) -> Comm:
-    """All ranks, before Horovod starts."""
-    comm = connect(fusion_threshold_mb=horovod_fusion_mb(settings), cycle_time_ms=settings.cycle_time_ms)
-    share_cores(comm)
-    return comm
+HERE = Path(__file__).parent.resolve()
+PATIENCE_S = 600
 
 
-def job_of(
-    comm: Comm,
-    settings: Settings,
-    device: torch.device,
-    *,
-    model: nn.Module,
-    task: Task,
-    train: Split,
-    blocks: Blocks | None = None,
-    phases: Phases = OFF,
-    give_values: Callable[[nn.Module], None] | None = None,
-) -> Job:
-    """This model on this split, for the epochs of the settings."""
-    sizes = batch_sizes(settings, samples=len(train), ranks=comm.data.size)
-    return Job(
-        comm=comm,
-        device=device,
-        model=model,
-        task=task,
-        train=train,
-        cuts=Cuts(blocks=blocks),
-        sizes=sizes,
-        steps=settings.epochs * sizes.steps_per_epoch,
-        precision=settings.precision,
-        phases=phases,
-        give_values=give_values,
+def job(launch: Sequence[str], function: str, *, env: Mapping[str, str] | None = None, **arguments: Any) -> Any:
+    """What rank 0 writes to the file that `function`, MODULE:NAME below bench/, gets before these arguments.
+
+    Each rank works in a folder that is removed at the end. Ends the benchmark if the job fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "answer.json"
+        words = [*launch, sys.executable, str(HERE / "jobs.py"), function, str(out), json.dumps(arguments)]
+        run(words, cwd=Path(folder), env=env)
+        return json.loads(out.read_text())
+
+
+def run(words: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+    """A command that must succeed; ends the benchmark with its words if it does not."""
+    done = subprocess.run(
+        words,
+        cwd=cwd,
+        env={**environment(), **(env or {})},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}\n{' '.join(words)}: exit status {done.returncode}")
 
 
-def step_of(settings: Settings, job: Job, *, lr: float) -> Step:
-    """The step of a run, with its model on the device; Horovod has started."""
-    return assembly.build_step(settings, job, assembly.place(settings, job), lr=lr)
+def environment() -> dict[str, str]:
+    """Of a job: one thread per rank, an end to every mpirun, root may start it, and bench/ can be imported."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "MPIEXEC_TIMEOUT": str(PATIENCE_S),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def mpirun(ranks: int, *words: str) -> list[str]:
+    """As a user would start them."""
+    return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *words]
+
+
+def hvdlaunch(ranks: int, *words: str) -> list[str]:
+    """The program that belongs to this interpreter."""
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [sys.executable, "-m", "launch", "run", "-np", str(ranks), *as_root, *words, "--"]
+
+
+def torchrun(ranks: int) -> list[str]:
+    """On this host's loopback alone, where others may have torchrun's own port; the interpreter must follow."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    address = f"--master-addr 127.0.0.1 --master-port {port}"
+    return f"timeout {PATIENCE_S} torchrun --nnodes 1 --nproc-per-node {ranks} {address} --no-python".split()
+
+
+# Two hosts are network namespaces with names of their own. All of it lives in one process space whose first process
+# dies with this one, kill -9 included: the kernel then takes every process and interface.
+NIC = "eth0"
+ADDRESSES = ("10.74.0.1", "10.74.0.2")
+_HOST = """
+echo $NAME > /proc/sys/kernel/hostname
+mount -t sysfs sysfs /sys
+ip link set lo up
+"""
+_CABLE = f"""
+ip address add $ADDRESS/24 dev {NIC}
+ip link set {NIC} up
+[ "$RATE" = none ] || tc qdisc add dev {NIC} root tbf rate $RATE burst 128kb latency 50ms
+"""
+_SCRIPT = f"""set -e
+mount -t tmpfs tmpfs /dev/shm
+export H2
+NAME=h2 unshare --net --uts --mount sh -ec '{_HOST} exec sleep infinity' &
+H2=$!
+until [ $(readlink /proc/$H2/ns/net) != $(readlink /proc/self/ns/net) ]; do sleep 0.01; done
+NAME=h1
+{_HOST}
+ip link add {NIC} type veth peer name {NIC} netns $H2
+ADDRESS={ADDRESSES[0]}
+{_CABLE}
+ADDRESS={ADDRESSES[1]} nsenter --target=$H2 --net sh -ec '{_CABLE}'
+"$@"
+"""
+_NAMESPACES = "setpriv --pdeathsig=KILL unshare --mount --uts --ipc --net --pid --fork --kill-child --mount-proc"
+_AGENT = '#!/bin/sh\nshift\nexec nsenter --target=$H2 --net --uts --mount sh -c "$*"\n'  # instead of ssh
+# btl_tcp_flags: an all-reduce sends both ways at once, which Open MPI's default does not (docs/slow-links.md).
+_OPEN_MPI = {
+    "pml": "ob1",
+    "btl": "vader,tcp,self",
+    "btl_tcp_if_include": NIC,
+    "oob_tcp_if_include": NIC,
+    "mpi_yield_when_idle": "1",
+    "btl_tcp_flags": "1",
+}
+
+
+@contextmanager
+def two_hosts(rate: str, ranks_per_host: int) -> Iterator[list[str]]:
+    """An mpirun over both, those of the first one first; `rate` as tc spells it, or none. Needs root and iproute2."""
+    missing = [name for name in ("ip", "tc", "unshare", "nsenter", "setpriv") if not shutil.which(name)]
+    if os.geteuid() != 0 or missing:
+        sys.exit(f"two hosts are network namespaces: run as root, with {', '.join(missing) or 'iproute2'} installed")
+    with tempfile.TemporaryDirectory(prefix="hosts-") as folder:
+        agent = Path(folder) / "agent"
+        agent.write_text(_AGENT)
+        agent.chmod(0o755)
+        hosts = ",".join(f"{address}:{ranks_per_host}" for address in ADDRESSES)
+        settings = {**_OPEN_MPI, "plm_rsh_agent": str(agent)}
+        yield [
+            *(*_NAMESPACES.split(), "env", f"RATE={rate}", f"TMPDIR={folder}", "sh", "-c", _SCRIPT, "sh"),
+            *("mpirun", "-np", str(len(ADDRESSES) * ranks_per_host), "-H", hosts, "--bind-to", "none"),
+            *(word for pair in settings.items() for word in ("--mca", *pair)),
+        ]
+
+
+def main() -> None:
+    """One rank of a job."""
+    function, out, arguments = sys.argv[1:]
+    module, _, name = function.partition(":")
+    sys.path[0] = str(HERE.parent)
+    getattr(import_module(f"bench.{module}"), name)(Path(out), **json.loads(arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,18 +1,15 @@
-"""What every bench shares: variants in turns within one run, their ratios with n and spread, as JSON and Markdown.
+"""What every case shares: variants in turns, their ratios with n and spread, and a table as JSON and Markdown.
 
 Machines are shared and noisy, so only a ratio of neighbours in time is a claim: round after round runs all variants,
 alternately forwards and backwards, and a ratio is taken within a round.
 """
 
+import argparse
 import json
 import os
 import platform
 import random
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -21,9 +18,9 @@ from typing import Any, TypeVar
 
 import torch
 
-HERE = Path(__file__).parent.resolve()
+from hvdtrain.compare.tables import Column, to_markdown
+
 RESULTS = Path("build") / "bench"  # not under version control
-PATIENCE_S = 600
 
 Measured = TypeVar("Measured")
 
@@ -62,71 +59,35 @@ def in_turns(variants: Mapping[str, Callable[[], Measured]], rounds: int) -> dic
     return measured
 
 
-def job(launch: Sequence[str], program: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What rank 0 of a job writes: `program` is a Python file and its words, its first word the file for the answer.
-
-    One thread per rank unless OMP_NUM_THREADS says otherwise; ends the bench where the job fails.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "answer.json"
-        words = [*launch, sys.executable, program[0], str(out), *program[1:]]
-        done = subprocess.run(words, env={**environment(), **(env or {})}, stdout=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(words)}: exit status {done.returncode}")
-        answer: dict[str, Any] = json.loads(out.read_text())
-        return answer
-
-
-def environment() -> dict[str, str]:
-    """Of a job: one thread per rank, an end to every mpirun, root may start it, and the programs find each other."""
-    return {
-        "OMP_NUM_THREADS": "1",
-        "MPIEXEC_TIMEOUT": str(PATIENCE_S),
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
-    }
-
-
-def mpirun(ranks: int, *words: str) -> list[str]:
-    """As a user would start them."""
-    return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *words]
-
-
-def torchrun(ranks: int) -> list[str]:
-    """On this host's loopback alone, where others may have torchrun's own port; the interpreter must follow."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    address = f"--master-addr 127.0.0.1 --master-port {port}"
-    return f"timeout {PATIENCE_S} torchrun --nnodes 1 --nproc-per-node {ranks} {address} --no-python".split()
-
-
 @dataclass(kw_only=True)
 class Table:
-    """The answer of one bench: printed, and written to build/bench/ as JSON beside Markdown."""
+    """The answer of a case: printed, and written to build/bench/ as JSON beside Markdown."""
 
     name: str
     question: str
     columns: Sequence[str]
     rows: list[dict[str, Any]] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)  # how it was measured
+    holds: bool = True  # False if what the case claims is wrong
 
-    def add(self, **cells: Any) -> None:
-        """One row by column, shown at once; a Ratio keeps its n and spread."""
-        self.rows.append(cells)
-        print("  ".join(f"{name}: {value}" for name, value in cells.items()), flush=True)
+    def add(self, *cells: Any) -> None:
+        """One row, shown at once: a cell for each column, None for an empty one; a Ratio keeps its n and spread."""
+        self.rows.append(dict(zip(self.columns, cells, strict=True)))
+        print("  ".join(f"{name}: {value}" for name, value in self.rows[-1].items()), flush=True)
 
     def markdown(self) -> str:
         """A table with the question above it and the machine below."""
-        lines = [self.columns, ["---"] * len(self.columns)]
-        lines += [[str(row.get(name, "-")) for name in self.columns] for row in self.rows]
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        columns = [Column(title=name, texts=[_text(row.get(name)) for row in self.rows]) for name in self.columns]
         about = ", ".join(f"{name} {value}" for name, value in {**machine(), **self.about}.items())
-        return f"{self.question}\n\n{table}\n\n{about}\n"
+        return f"{self.question}\n\n{to_markdown(columns)}\n{about}\n"
 
     def write(self) -> None:
         """Leave both files, and print the table."""
+        self.save()
+        print(f"\n{self.markdown()}", flush=True)
+
+    def save(self) -> None:
+        """Leave both files."""
         RESULTS.mkdir(parents=True, exist_ok=True)
         rows = [
             {name: asdict(cell) if isinstance(cell, Ratio) else cell for name, cell in row.items()} for row in self.rows
@@ -134,7 +95,18 @@ class Table:
         document = {"question": self.question, "machine": machine(), "about": self.about, "rows": rows}
         (RESULTS / f"{self.name}.json").write_text(json.dumps(document, indent=2) + "\n")
         (RESULTS / f"{self.name}.md").write_text(self.markdown())
-        print(f"\n{self.markdown()}", flush=True)
+
+
+def _text(cell: Any) -> str:
+    return "-" if cell is None else str(cell)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A question that the harness answers; a file of bench/cases/ names its own in CASES."""
+
+    options: Mapping[str, Any]  # defaults by name, as bench/run.py reads them
+    measure: Callable[[argparse.Namespace], Table]  # its docstring is the help, the first line what the list shows
 
 
 def machine() -> dict[str, Any]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from hvdtrain.ranks.sync import GradientSync, WaitContext
 
-# MiB of a bucket; bench/buckets.py compares sizes. With DDP's 25 all gradients of efficientnet_b0 are one bucket, sent
-# when the backward pass has ended.
+# MiB of a bucket; "Reducers, bucket sizes and cycles" in docs/performance.md compares sizes. With DDP's 25 all
+# gradients of efficientnet_b0 are one bucket, sent when the backward pass has ended.
 BUCKET_MB = 8.0
 
 # Of a broadcast, at a time: MPI counts to 2 GiB.

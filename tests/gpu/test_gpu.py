@@ -1,6 +1,8 @@
 """What only a CUDA device can show; skipped where there is none."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 
@@ -142,6 +144,22 @@ def test_a_run_on_a_gpu_learns(tmp_path, precision):
         json.loads((tmp_path / "runs" / "effnet" / "r" / "placement.json").read_text())["ranks"][0]["device"]
         == "cuda:0"
     )
+
+
+def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
+    words = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "3"]
+    words += ["--deterministic", "--checkpoint-every-steps", "20"]
+
+    def train(run, **variables):
+        command = [sys.executable, "-m", "hvdtrain.effnet", *words, "--run", run]
+        return subprocess.run(command, cwd=tmp_path, env={**os.environ, **variables}, check=False).returncode
+
+    statuses = [train("whole"), train("killed", HVDTRAIN_FAULT="kill@rank0:step50"), train("killed")]
+    assert statuses == [0, -signal.SIGKILL, 0]
+    folders = [tmp_path / "runs" / "effnet" / run for run in ("whole", "killed")]
+    assert json.loads((folders[1] / "result.json").read_text())["resumed"] == 1
+    ranks = [json.loads((folder / "ranks" / "rank-0.json").read_text()) for folder in folders]
+    assert ranks[0]["weights_sha256"] == ranks[1]["weights_sha256"]
 
 
 def test_two_ranks_on_one_gpu_are_refused(tmp_path):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bench import pairs
+from bench import jobs, pairs
 
 
 def test_variants_run_in_turns_forwards_and_backwards():
@@ -33,14 +33,15 @@ def test_a_table_is_json_beside_markdown(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pairs, "RESULTS", tmp_path / "build" / "bench")
     monkeypatch.setattr(pairs, "machine", lambda: {"CPU": "2 cores"})
     table = pairs.Table(name="step", question="How fast?", columns=["side", "against"], about={"rounds": 3})
-    table.add(side="ours", against=pairs.Ratio(median=1.25, low=1.0, high=1.5, n=3))
+    table.add("ours", pairs.Ratio(median=1.25, low=1.0, high=1.5, n=3))
     assert "against: 1.25 (1 to 1.5, n = 3)" in capsys.readouterr().out  # at once
-    table.add(side="theirs")
+    table.add("theirs", None)
     table.write()
-    assert (tmp_path / "build" / "bench" / "step.md").read_text() == (
-        "How fast?\n\n| side | against |\n| --- | --- |\n| ours | 1.25 (1 to 1.5, n = 3) |\n| theirs | - |\n\n"
-        "CPU 2 cores, rounds 3\n"
-    )
+    lines = (tmp_path / "build" / "bench" / "step.md").read_text().splitlines()
+    assert [" ".join(line.split()) for line in lines if not line.startswith("| --")] == [
+        *("How fast?", "", "| side | against |", "| ours | 1.25 (1 to 1.5, n = 3) |", "| theirs | - |"),
+        *("", "CPU 2 cores, rounds 3"),
+    ]
     written = json.loads((tmp_path / "build" / "bench" / "step.json").read_text())
     assert written["about"] == {"rounds": 3}
     assert written["rows"][0]["against"] == {"median": 1.25, "low": 1.0, "high": 1.5, "n": 3}
@@ -49,7 +50,11 @@ def test_a_table_is_json_beside_markdown(tmp_path, monkeypatch, capsys):
 def test_the_programs_of_a_job_find_each_other_and_what_the_caller_has_on_its_path(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    environment = pairs.environment()
-    assert environment["PYTHONPATH"].split(":")[0] == str(pairs.HERE)
-    assert environment["PYTHONPATH"].split(":")[-1] == "/elsewhere"
+    environment = jobs.environment()
+    assert environment["PYTHONPATH"].split(":") == [str(jobs.HERE.parent), "/elsewhere"]
     assert environment["OMP_NUM_THREADS"] == "4"
+
+
+def test_a_job_that_fails_ends_the_case_with_its_words():
+    with pytest.raises(SystemExit, match=r"no attribute 'none'[\s\S]*jobs:none .*exit status 1"):
+        jobs.job([], "jobs:none")

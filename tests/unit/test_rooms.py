@@ -118,10 +118,13 @@ def test_a_variable_that_is_not_for_users_is_private_by_name():
 
 
 def test_every_bench_that_is_named_is_there():
-    texts = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
-    texts += [*(PROJECT / "docs").glob("*.md"), *(PROJECT / "bench").rglob("*.py")]
-    named = {name for text in texts for name in re.findall(r"bench/(\w+)\.py", text.read_text())}
+    files = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
+    files += [*(PROJECT / "docs").glob("*.md"), *(PROJECT / "bench").rglob("*.py")]
+    text = "\n".join(file.read_text() for file in files)
+    assert {name for name in re.findall(r"bench/[\w/]+\.py", text) if not (PROJECT / name).exists()} == set()
     [short] = re.findall(r"^SHORT := (.*?)\nbench:", (PROJECT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
-    named |= {words.split()[0].strip('"') for words in re.findall(r'"[^"]+"|\w+', short)}
+    named = {words.split()[0].strip('"') for words in re.findall(r'"[^"]+"|[\w-]+', short)}
+    named |= set(re.findall(r"python bench/run\.py ([a-z-]+)", text))
     assert len(named) > 10
-    assert named <= {file.stem for file in (PROJECT / "bench").glob("*.py")}
+    cases = "\n".join(file.read_text() for file in (PROJECT / "bench" / "cases").glob("*.py"))
+    assert named <= set(re.findall(r'"([a-z-]+)": Case\(', cases))

@@ -1,0 +1,135 @@
+"""A random rank is killed every few seconds of a training under `hvdlaunch run`: what it costs, and what it changes.
+
+Ranks train efficientnet_tiny on the digits. Goodput is the time from the first step to the end of an undisturbed run
+over that of a run with kills, which does as many epochs. How many these are follows from a short run.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.jobs import environment, hvdlaunch
+from bench.pairs import Case, Table, in_turns, middle, ratio
+
+PROGRAM = "hvdtrain.effnet"
+TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "32", "--run", "r"]
+TRIAL_EPOCHS = 10
+# How lost ranks are replaced: options of hvdlaunch, and of the program.
+WAYS = {
+    "restarts": (["--restarts", "1000"], ["--checkpoint-every-steps", "10"]),
+    "grow": (["--elastic", "--grow"], []),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A run that has ended well."""
+
+    seconds: float  # from its first step to its end
+    kills: int
+    result: dict[str, Any]
+    weights: set[str]  # the hashes of all ranks
+
+
+def train(
+    ranks: int, words: Sequence[str], *, options: Sequence[str] = (), every_s: float = 0.0, seed: int = 0
+) -> Trained:
+    """A run whose ranks are killed every so many seconds, 0 for never; ends the benchmark if the run fails."""
+    draws, kills, began_s = random.Random(seed), 0, 0.0  # noqa: S311 (who is killed)
+    with tempfile.TemporaryDirectory() as name:
+        run, log = Path(name) / "runs/effnet/r", Path(name) / "log"
+        command = [*hvdlaunch(ranks, "--gpus", "none", *options), sys.executable, "-m", PROGRAM, *TRAIN, *words]
+        with log.open("w") as output:
+            job = subprocess.Popen(command, cwd=name, env=environment(), stdout=output, stderr=output)
+        try:
+            while job.poll() is None:
+                time.sleep(0.02)
+                if not began_s:
+                    began_s = time.monotonic() if is_in_a_step(run) else 0.0
+                elif every_s and time.monotonic() > began_s + (kills + 1) * every_s and (pids := pids_of(run)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(draws.choice(pids), signal.SIGKILL)
+                        kills += 1
+            seconds = time.monotonic() - began_s
+        finally:
+            job.kill()  # takes mpirun and all ranks with it
+            job.wait()
+        if job.returncode:
+            sys.exit(f"{log.read_text()}\n{' '.join(command)}: exit status {job.returncode}")
+        of_ranks = [json.loads(file.read_text()) for file in run.glob("ranks/rank-*.json")]
+        weights = {one["weights_sha256"] for one in of_ranks if "weights_sha256" in one}
+        result = json.loads((run / "result.json").read_text())
+        return Trained(seconds=seconds, kills=kills, result=result, weights=weights)
+
+
+def is_in_a_step(run: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return (run / "ranks/rank-0.at").read_text().startswith("step")
+    return False
+
+
+def pids_of(run: Path) -> list[int]:
+    """The ranks that are alive, as far as their files say."""
+    pids = []
+    for file in sorted(run.glob("ranks/rank-*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
+            process = psutil.Process(json.loads(file.read_text())["pid"])
+            if PROGRAM in process.cmdline():  # none after it has ended
+                pids.append(process.pid)
+    return pids
+
+
+def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
+    """Runs with kills and without in turns, by how lost ranks are replaced; `more` are options of the program."""
+    trial = train(chosen.np, [*more, "--epochs", str(TRIAL_EPOCHS)])
+    epochs = max(1, round(TRIAL_EPOCHS * 60 * chosen.minutes / trial.result["train_time_s"]))
+    table = Table(
+        name=name,
+        question=f"A rank of {chosen.np} is killed every {chosen.every_s:g} s: what is left of speed and model?",
+        columns=["lost ranks", "kills", "s", "undisturbed s", "goodput", "accuracy %", "undisturbed %", "weights"],
+        about={"epochs": epochs},
+    )
+    for way in chosen.ways:
+        lost, words = WAYS[way]
+        undisturbed = partial(train, chosen.np, [*words, *more, "--epochs", str(epochs)])
+        killed = partial(undisturbed, options=lost, every_s=chosen.every_s, seed=chosen.seed)
+        whole, left = in_turns({"": undisturbed, way: killed}, chosen.rounds).values()
+        left_s, whole_s = ([one.seconds for one in runs] for runs in (left, whole))
+        accuracies = [middle([100 * one.result["eval_accuracy"] for one in runs]) for runs in (left, whole)]
+        same = len({frozenset(one.weights) for one in (*whole, *left)}) == len(whole[0].weights) == 1
+        speeds = (middle(left_s), middle(whole_s), ratio(whole_s, left_s))
+        table.add(way, sum(one.kills for one in left), *speeds, *accuracies, "bit-equal" if same else "others")
+    return table
+
+
+def soak(chosen: argparse.Namespace) -> Table:
+    """Kills and restarts: are the weights those of an undisturbed run, bit by bit? Status 1 if not."""
+    table = compare(chosen, "soak", "--deterministic")
+    table.holds = all(row["weights"] == "bit-equal" and row["kills"] for row in table.rows)
+    return table
+
+
+def goodput(chosen: argparse.Namespace) -> Table:
+    """How much of an undisturbed run's speed is left when ranks are killed, by how they are replaced.
+
+    --ways: restarts from a checkpoint of every 10 steps, or grow (--elastic --grow), after MPI=5 make setup.
+    """
+    return compare(chosen, "goodput")
+
+
+KILLS = {"minutes": 3.0, "every-s": 15.0, "np": 3, "seed": 0, "rounds": 1, "ways": (["restarts"], list(WAYS))}
+CASES = {"soak": Case(measure=soak, options=KILLS), "goodput": Case(measure=goodput, options=KILLS)}

@@ -1,0 +1,202 @@
+"""Cases that time the steps of whole jobs: against peers, their memory, checkpoints, stages, and over a slow link.
+
+Jobs of all sides run in turns over the same tensors (bench/sides.py). By the median step is what ordinary ones take,
+the mean has reports and whatever else comes rarely.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from bench.jobs import job, mpirun, torchrun, two_hosts
+from bench.pairs import Case, Table, in_turns, middle, ratio
+
+OURS, DDP, PLAIN = "ours", "torchrun + DDP", "a plain loop"
+NAIVE, YIELDING = "naive Horovod", "naive Horovod, yielding"
+MORE_MEMORY = ("--ema-epochs 2", "--accumulate-steps 4", "--fusion-threshold-mb 8")
+FLAT = "flat"
+LONGEST_ROUND = 16  # steps between two meetings; the timed ones are to be whole rounds
+CROSSING = {
+    FLAT: "",
+    "two-level": "--sync two-level",
+    "fp16": "--compression fp16",
+    "powersgd:2": "--compression powersgd:2",
+    "local, every 4": "--sync local --sync-every 4",
+    "local, every 16": "--sync local --sync-every 16",
+}
+
+Answer = dict[str, Any]  # of bench/sides.py
+
+
+def sides(ranks: int, given: Mapping[str, Any], more: Sequence[str]) -> dict[str, Callable[[], Answer]]:
+    """All jobs to compare, by name; those of ours with each of these options besides the plain one."""
+    found = ours(ranks, given, {OURS: "", **{f"{OURS}, {one}": one for one in more}})
+    found[DDP] = partial(job, torchrun(ranks), "sides:ddp", **given)
+    if ranks == 1:
+        return found | {PLAIN: partial(job, [], "sides:plain", **given)}
+    naive = partial(job, mpirun(ranks), "sides:naive_horovod", **given)
+    return found | {NAIVE: naive, YIELDING: partial(naive, env={"OMPI_MCA_mpi_yield_when_idle": "1"})}
+
+
+def ours(
+    ranks: int, given: Mapping[str, Any], ways: Mapping[str, str], launch: Sequence[str] = ()
+) -> dict[str, Callable[[], Answer]]:
+    """Jobs of ours by name, with these options; under mpirun if nothing else launches several ranks."""
+    launch = launch or (mpirun(ranks) if ranks > 1 else [])
+    return {way: partial(job, launch, "sides:ours", words=words.split(), **given) for way, words in ways.items()}
+
+
+def givens(chosen: argparse.Namespace, **more: Any) -> Iterator[dict[str, Any]]:
+    """What the jobs of each of --models are given."""
+    for case in chosen.models:
+        model, _, batch = case.partition(":")
+        yield {"model": model, "batch": int(batch), "steps": chosen.steps, "pixels": chosen.pixels, **more}
+
+
+def sizes() -> list[int]:
+    """Numbers of ranks that this machine has devices for."""
+    return [1, 2] if torch.cuda.device_count() != 1 else [1]
+
+
+def centres(answers: Mapping[str, Sequence[Answer]], centre: Callable[[list[float]], float]) -> dict[str, list[float]]:
+    """The median or mean step of each job, s, by side."""
+    return {side: [centre(answer["step_s"]) for answer in of_side] for side, of_side in answers.items()}
+
+
+def mib(answer: Answer) -> list[float]:
+    """Of each rank that answers: on a GPU what torch's allocator had reserved, else resident."""
+    return [one.get("gpu_reserved_mib", one["resident_mib"]) for one in answer["memory"]]
+
+
+def step(chosen: argparse.Namespace) -> Table:
+    """Samples/s of our step against DDP, naive Horovod and a plain loop.
+
+    A model is mlp or an EfficientNet, with its batch per rank. With --more="--reducer horovod", ours runs once more
+    with these options of hvdtrain.effnet.
+    """
+    table = Table(
+        name="step",
+        question="Samples/s of our loop, times those of others over the same tensors:",
+        columns=["model", "batch", "np", "side", "against", "by the median step", "by the mean step", "samples/s"],
+        about={"precision": chosen.precision, "compiled": chosen.compile, "pixels": chosen.pixels},
+    )
+    for ranks in chosen.np:
+        for given in givens(chosen, precision=chosen.precision, compiled=chosen.compile):
+            answers = in_turns(sides(ranks, given, [chosen.more] if chosen.more else []), chosen.rounds)
+            medians, means = centres(answers, statistics.median), centres(answers, statistics.fmean)
+            for side in (name for name in answers if name.startswith(OURS)):
+                speed = ranks * given["batch"] / statistics.median(medians[side])
+                for peer in (name for name in answers if not name.startswith(OURS)):
+                    ratios = ratio(medians[peer], medians[side]), ratio(means[peer], means[side])
+                    table.add(given["model"], given["batch"], ranks, side, peer, *ratios, round(speed, 1))
+    return table
+
+
+def memory(chosen: argparse.Namespace) -> Table:
+    """The most memory of rank 0 against DDP's, and what our parts add.
+
+    Ours includes the evaluation and the checkpoint at the end of a run.
+    """
+    table = Table(
+        name="memory",
+        question="The most memory of a rank, MiB, and that of DDP's:",
+        columns=["model", "batch", "np", "side", "MiB", "of DDP's", "more than ours"],
+    )
+    for ranks in chosen.np:
+        for given in givens(chosen):
+            answers = in_turns(sides(ranks, given, MORE_MEMORY), chosen.rounds)
+            held = {side: [mib(answer)[0] for answer in of_side] for side, of_side in answers.items()}
+            for side, values in held.items():
+                most, least = statistics.median(values), statistics.median(held[OURS])
+                of_ddps, more = ratio(values, held[DDP]), round(most - least)
+                table.add(given["model"], given["batch"], ranks, side, round(most), of_ddps, more)
+    return table
+
+
+def saves(chosen: argparse.Namespace) -> Table:
+    """What a checkpoint costs the training, the steps beside which it is written included."""
+    table = Table(
+        name="saves",
+        question=f"The mean step with a checkpoint every {chosen.every} steps, against that without:",
+        columns=["model", "batch", "np", "times as long", "ms per checkpoint"],
+    )
+    ways = {"with": f"--checkpoint-every-steps {chosen.every}", "without": "--checkpoint-every-s 0"}
+    for ranks in chosen.np:
+        for given in givens(chosen):
+            saved, unsaved = centres(in_turns(ours(ranks, given, ways), chosen.rounds), statistics.fmean).values()
+            cost_ms = [1000 * chosen.every * (one - other) for one, other in zip(saved, unsaved, strict=True)]
+            table.add(given["model"], given["batch"], ranks, ratio(saved, unsaved), middle(cost_ms))
+    return table
+
+
+def pipeline(chosen: argparse.Namespace) -> Table:
+    """Two stages against two replicas at the same global batch: samples/s, and the memory of each rank."""
+    table = Table(
+        name="pipeline",
+        question="Samples/s of 2 stages over those of 2 replicas, the same global batch, and MiB of each rank:",
+        columns=["model", "micro-batches", "stages / replicas", "M / (M + S - 1)", "stages, MiB", "replicas, MiB"],
+    )
+    for given in givens(chosen):
+        for count in chosen.micro_batches:
+            ways = {"stages": f"--stages 2 --accumulate-steps {count}", "replicas": f"--accumulate-steps {count // 2}"}
+            answers = in_turns(ours(2, given, ways), chosen.rounds)
+            stages_s, replicas_s = centres(answers, statistics.median).values()
+            held = [", ".join(f"{one:.0f}" for one in mib(answers[way][0])) for way in ways]
+            table.add(given["model"], count, ratio(replicas_s, stages_s), round(count / (count + 1), 3), *held)
+    return table
+
+
+def slow_link(chosen: argparse.Namespace) -> Table:
+    """What each way over a slow link between two hosts gains, and what a host sends; as root, with iproute2.
+
+    The hosts are network namespaces; --rates of the link are as tc spells them, or none.
+    """
+    table = Table(
+        name="slow-link",
+        question="Time of a step and what a host sends, by what crosses the link between 2 hosts:",
+        columns=["link", "model", "way", "ms per step", "MB per step", "times as fast as flat"],
+        about={"ranks per host": chosen.ranks_per_host},
+    )
+    for rate in chosen.rates:
+        for given in givens(chosen, warmup=LONGEST_ROUND):
+            with two_hosts(rate, chosen.ranks_per_host) as launch:
+                ways = {way: words for way, words in CROSSING.items() if way in (FLAT, *chosen.ways)}
+                answers = in_turns(ours(2 * chosen.ranks_per_host, given, ways, launch), chosen.rounds)
+            steps_s = centres(answers, statistics.fmean)
+            for way, of_way in steps_s.items():
+                sent_mb = statistics.median(one["sent_mb"] for one in answers[way]) / chosen.steps
+                step_ms, speed_up = round(1000 * statistics.median(of_way)), ratio(steps_s[FLAT], of_way)
+                table.add(rate, given["model"], way, step_ms, round(sent_mb, 2), speed_up)
+    return table
+
+
+SHARED = {"models": ["efficientnet_b0:16", "mlp:64"], "rounds": 3, "steps": 20, "pixels": 32}
+CASES = {
+    "step": Case(
+        measure=step,
+        options={**SHARED, "np": sizes(), "precision": ("fp32", ["fp32", "bf16"]), "compile": False, "more": ""},
+    ),
+    "memory": Case(measure=memory, options={**SHARED, "rounds": 1, "steps": 4, "np": sizes()[-1:]}),
+    "saves": Case(
+        measure=saves,
+        options={**SHARED, "models": ["efficientnet_tiny:64"], "steps": 60, "np": sizes()[-1:], "every": 10},
+    ),
+    "pipeline": Case(
+        measure=pipeline, options={**SHARED, "models": ["efficientnet_b0:2"], "steps": 8, "micro-batches": [8, 32]}
+    ),
+    "slow-link": Case(
+        measure=slow_link,
+        options={
+            **SHARED,
+            "models": ["efficientnet_b0:16"],
+            "steps": 32,
+            "rates": ["100mbit", "1gbit"],
+            "ranks-per-host": 1,
+            "ways": (list(CROSSING), list(CROSSING)),
+        },
+    ),
+}

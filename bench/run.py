@@ -1,0 +1,64 @@
+"""The benchmarks: each case asks one question, and leaves a table in build/bench/ as JSON and Markdown.
+
+    python bench/run.py                     the cases
+    python bench/run.py step --rounds 3     one of them; --help shows its options
+
+A case is an entry in CASES of a file in bench/cases/: another file there is another case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.pairs import Case
+
+HERE = Path(__file__).parent.resolve()
+
+
+def cases() -> dict[str, Case]:
+    """Those of all files, by name."""
+    modules = [import_module(f"bench.cases.{file.stem}") for file in sorted((HERE / "cases").glob("*.py"))]
+    return {name: case for module in modules for name, case in module.CASES.items()}
+
+
+def add_option(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
+    """An option of the default's type, several values if that is a list; of (default, choices) one of these."""
+    default, choices = default if isinstance(default, tuple) else (default, None)
+    if isinstance(default, bool):
+        parser.add_argument(name, action="store_true")
+        return
+    several = isinstance(default, list)
+    kind = type((default or [""])[0]) if several else type(default)
+    nargs = "+" if several else None
+    parser.add_argument(name, nargs=nargs, type=kind, choices=choices, default=default, help="default: %(default)s")
+
+
+def main() -> int:
+    sys.path.insert(0, str(HERE.parent))  # the files of bench/ import each other as bench.NAME
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parsers = parser.add_subparsers(title="cases", metavar="CASE", dest="case")
+    found = cases()
+    for name, case in found.items():
+        text = str(case.measure.__doc__)
+        own = parsers.add_parser(
+            name, help=text.splitlines()[0].replace("%", "%%"), description=text, formatter_class=raw
+        )
+        for option, default in case.options.items():
+            add_option(own, f"--{option}", default)
+    chosen = parser.parse_args()
+    if chosen.case is None:
+        parser.print_help()
+        return 0
+    table = found[chosen.case].measure(chosen)
+    table.write()
+    return 0 if table.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

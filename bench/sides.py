@@ -1,0 +1,271 @@
+"""The programs of a comparison: a run of hvdtrain, DistributedDataParallel, Horovod's own loop, and a plain one.
+
+All get the same weights, tensors and clock: a few batches that live on the device are used in turns, since reading and
+augmenting are another question (case input). Each is one rank of a job (bench/jobs.py); rank 0 answers with the seconds
+of each step after a warm-up, and with memory.
+"""
+
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hvdtrain
+from hvdtrain.core.task import Batch
+from hvdtrain.feed.feed import Resident
+from hvdtrain.loop.hooks import Hook
+from hvdtrain.profiling.traffic import sent_bytes
+from hvdtrain.tracking import peaks
+from hvdtrain.vision import models
+from hvdtrain.vision.augment import Augmentations
+from hvdtrain.vision.images import Images
+from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
+from hvdtrain.vision.task import ImageTask
+
+WARMUP_STEPS = 6
+BATCHES = 4  # in turns
+CLASSES = 10
+LR = 0.01
+# Recipe `scaled` but for what the others lack; agreement, guards, watchdog, reports and their files stay on.
+OURS = f"--run r --lr {LR} --compression none --no-augment --label-smoothing 0 --ema-epochs 0".split()
+HIDDEN = (2144,) * 5  # of an MLP of 25 million parameters, which is bound by communication
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What all sides train."""
+
+    model: str  # mlp, or one of hvdtrain.vision.models
+    batch: int  # samples per rank and step
+    steps: int  # timed ones, after the warm-up
+    pixels: int = 32
+    precision: str = "fp32"  # or bf16
+    compiled: bool = False
+    warmup: int = WARMUP_STEPS
+
+    @property
+    def all_steps(self) -> int:
+        """With the warm-up."""
+        return self.warmup + self.steps
+
+    def network(self) -> nn.Module:
+        """The model for (N, 3, H, W) images, the same on all ranks."""
+        torch.manual_seed(0)
+        if self.model != "mlp":
+            built: nn.Module = models.build(self.model, classes=CLASSES)
+            return built
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in itertools.pairwise((3 * self.pixels**2, *HIDDEN)):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(HIDDEN[-1], CLASSES))
+
+    def tensors(self, device: torch.device, rank: int, layout: torch.memory_format) -> list[tuple[Tensor, Tensor]]:
+        """The rank's batches: images (N, 3, H, W) of mean 0 and deviation 1, and labels (N,)."""
+        draw, size = torch.Generator().manual_seed(rank), (self.batch, 3, self.pixels, self.pixels)
+        made = [
+            (torch.randn(size, generator=draw), torch.randint(CLASSES, size[:1], generator=draw))
+            for _ in range(BATCHES)
+        ]
+        return [(images.to(device, memory_format=layout), labels.to(device)) for images, labels in made]
+
+
+class StepClock:
+    """When each step began: by the host's clock, or by the GPU's, which does not wait for it."""
+
+    def __init__(self, device: torch.device, warmup: int) -> None:
+        self.device, self.warmup = device, warmup
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """A step begins, or the last one has ended."""
+        if self.device.type == "cuda":
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record()
+        else:
+            self._marks.append(time.perf_counter())
+
+    def step_s(self) -> list[float]:
+        """Of the steps after the warm-up."""
+        pairs = itertools.pairwise(self._marks)
+        if self.device.type != "cuda":
+            return [end - start for start, end in pairs][self.warmup :]
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) / 1000 for start, end in pairs][self.warmup :]
+
+
+class GivenImages(ImageTask):
+    """Images that need no preparing: the same few batches in turns."""
+
+    def __init__(self, given: Given, device: torch.device, rank: int, split: Resident) -> None:
+        zero, one = (0.0,) * 3, (1.0,) * 3
+        shape: Any = {"classes": CLASSES, "height": given.pixels, "mean": zero, "std": one, "is_mirrorable": True}
+        images = Images(train=split, test=split, **shape)
+        super().__init__(images, Augmentations(), seed=0, device=device, memory_format=torch.channels_last)
+        self._turns = itertools.cycle(given.tensors(device, rank, torch.channels_last))
+
+    def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
+        images, labels = next(self._turns)
+        return {"images": images, "labels": labels}
+
+
+def our_training(run: hvdtrain.Run[EffnetSettings], given: Given, *hooks: Hook) -> hvdtrain.Training:
+    """A run of hvdtrain over the given tensors, whose epoch is the warm-up and the timed steps; hooks are called."""
+    ranks = run.ranks.data.size
+    samples = given.all_steps * given.batch * run.settings.accumulate_steps * ranks
+    train, test = (Resident(labels=torch.zeros(count)) for count in (samples, given.batch * ranks))
+    cuts = None if given.model == "mlp" else lambda model: hvdtrain.Cuts(blocks=models.blocks(model))
+    task = GivenImages(given, run.device, run.ranks.data.rank, train)
+    training = run.training(given.network, task, train, test, cuts=cuts, about={"classes": CLASSES})
+    assert training._loop.feed.sizes.steps_per_epoch == given.all_steps
+    training._loop.hooks = [*training._loop.hooks, *hooks]
+    return training
+
+
+def start(given: Given, words: Sequence[str], main: Callable[[hvdtrain.Run[EffnetSettings]], None]) -> None:
+    """Be one rank of hvdtrain with these options; ends the process."""
+    compiled = ["--compile"] if given.compiled else []
+    shared = ["--batch-size-per-rank", str(given.batch), "--precision", given.precision, *compiled]
+    sys.argv = [sys.argv[0], "--epochs", "1", *OURS, *shared, *words]
+    hvdtrain.start(main, *RECIPES.values(), resolve=resolve)
+
+
+class Marks(Hook):
+    """Marks the steps, and counts what the host sends in the timed ones."""
+
+    def __init__(self, clock: StepClock) -> None:
+        self._clock, self._sent = clock, 0
+
+    def begin_step(self, number: int) -> None:
+        self._clock.mark()
+        if number == self._clock.warmup + 1:
+            self._sent = sent_bytes() or 0
+
+    def epoch_trained(self, count: int) -> None:
+        self._clock.mark()
+        self.sent_mb = ((sent_bytes() or 0) - self._sent) / 1e6
+
+
+def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
+    """One rank of hvdtrain, with these options of hvdtrain.effnet more; memory is that of each rank."""
+    given = Given(**shared)
+
+    def main(run: hvdtrain.Run[EffnetSettings]) -> None:
+        marks = Marks(clock := StepClock(run.device, given.warmup))
+        for event in our_training(run, given, marks):
+            if isinstance(event, hvdtrain.Report) and event.skipped:
+                sys.exit(f"steps that were not finite are no measure: {event.skipped}")
+        memory = run.ranks.allgather(peaks.process_peaks(run.device))
+        if run.ranks.rank == 0:
+            out.write_text(json.dumps({"step_s": clock.step_s(), "memory": memory, "sent_mb": marks.sent_mb}))
+
+    start(given, words, main)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """The one of recipe `scaled`, as a peer makes it."""
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One rank of a peer, with the kernels that hvdtrain lets a GPU use."""
+
+    given: Given
+    rank: int = 0
+    local_rank: int = 0
+    layout: torch.memory_format = torch.channels_last
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    def network(self) -> nn.Module:
+        """The same weights as its user has them: torchvision's own model, whose activations are in place."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        model: nn.Module = self.given.network().to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
+        for module in model.modules():
+            if isinstance(module, nn.SiLU):
+                module.inplace = True
+        if self.given.compiled:
+            model.compile()
+        return model.train()
+
+    def shortest_step(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """A step that does nothing but train, over the rank's tensors in turns."""
+        turns = itertools.cycle(self.given.tensors(self.device, self.rank, self.layout))
+
+        def step() -> None:
+            images, labels = next(turns)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.given.precision == "bf16"):
+                loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    def answer(self, out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take all steps; rank 0 writes."""
+        clock, step = StepClock(self.device, self.given.warmup), self.shortest_step(model, optimizer)
+        for _ in range(self.given.all_steps):
+            clock.mark()
+            step()
+        clock.mark()
+        if self.rank == 0:
+            out.write_text(json.dumps({"step_s": clock.step_s(), "memory": [peaks.process_peaks(self.device)]}))
+
+
+def plain(out: Path, **shared: Any) -> None:
+    """Plain PyTorch in one process."""
+    peer = Peer(given=Given(**shared))
+    model = peer.network()
+    peer.answer(out, model, optimizer_of(model))
+
+
+def ddp(out: Path, **shared: Any) -> None:
+    """DistributedDataParallel under torchrun, as its experts set it for speed.
+
+    Each rank keeps its own batch-norm statistics, as in hvdtrain: the default would broadcast rank 0's at every step.
+    """
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    on_gpu = torch.cuda.is_available()
+    distributed.init_process_group("nccl" if on_gpu else "gloo")
+    peer = Peer(given=Given(**shared), rank=distributed.get_rank(), local_rank=int(os.environ["LOCAL_RANK"]))
+    model = DistributedDataParallel(
+        peer.network(),
+        device_ids=[peer.local_rank] if on_gpu else None,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        broadcast_buffers=False,
+    )
+    peer.answer(out, model, optimizer_of(model))
+    distributed.destroy_process_group()
+
+
+def naive_horovod(out: Path, **shared: Any) -> None:
+    """Horovod by the loop of its README; not in channels_last, since Horovod refuses to send kernels that lie so."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    layout = torch.contiguous_format
+    peer = Peer(given=Given(**shared), rank=hvd.rank(), local_rank=hvd.local_rank(), layout=layout)
+    model = peer.network()
+    optimizer = optimizer_of(model)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    peer.answer(out, model, hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()))
+    hvd.shutdown()
