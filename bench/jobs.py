@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent.resolve()
-PATIENCE_S = 600
+PATIENCE_S = 3600  # for a job that hangs
 
 
 def job(launch: Sequence[str], function: str, *, env: Mapping[str, str] | None = None, **arguments: Any) -> Any:
@@ -34,15 +34,8 @@ def job(launch: Sequence[str], function: str, *, env: Mapping[str, str] | None =
 
 def run(words: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
     """A command that must succeed; ends the benchmark with its words if it does not."""
-    done = subprocess.run(
-        words,
-        cwd=cwd,
-        env={**environment(), **(env or {})},
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    how: dict[str, Any] = {"cwd": cwd, "env": {**environment(), **(env or {})}, "text": True, "errors": "replace"}
+    done = subprocess.run(words, capture_output=True, check=False, **how)
     if done.returncode:
         sys.exit(f"{done.stdout}{done.stderr}\n{' '.join(words)}: exit status {done.returncode}")
 

@@ -12,13 +12,13 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from hvdtrain.compare.tables import Column, to_markdown
+from hvdtrain.tracking.environment import versions
 
 RESULTS = Path("build") / "bench"  # not under version control
 
@@ -61,7 +61,7 @@ def in_turns(variants: Mapping[str, Callable[[], Measured]], rounds: int) -> dic
 
 @dataclass(kw_only=True)
 class Table:
-    """The answer of a case: printed, and written to build/bench/ as JSON beside Markdown."""
+    """The answer of a case, which is written to build/bench/ as JSON beside Markdown."""
 
     name: str
     question: str
@@ -77,16 +77,14 @@ class Table:
 
     def markdown(self) -> str:
         """A table with the question above it and the machine below."""
-        columns = [Column(title=name, texts=[_text(row.get(name)) for row in self.rows]) for name in self.columns]
+        cells = {name: [row.get(name) for row in self.rows] for name in self.columns}
+        columns = [
+            Column(title=name, texts=["-" if one is None else str(one) for one in cells[name]]) for name in cells
+        ]
         about = ", ".join(f"{name} {value}" for name, value in {**machine(), **self.about}.items())
         return f"{self.question}\n\n{to_markdown(columns)}\n{about}\n"
 
     def write(self) -> None:
-        """Leave both files, and print the table."""
-        self.save()
-        print(f"\n{self.markdown()}", flush=True)
-
-    def save(self) -> None:
         """Leave both files."""
         RESULTS.mkdir(parents=True, exist_ok=True)
         rows = [
@@ -95,10 +93,6 @@ class Table:
         document = {"question": self.question, "machine": machine(), "about": self.about, "rows": rows}
         (RESULTS / f"{self.name}.json").write_text(json.dumps(document, indent=2) + "\n")
         (RESULTS / f"{self.name}.md").write_text(self.markdown())
-
-
-def _text(cell: Any) -> str:
-    return "-" if cell is None else str(cell)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +108,5 @@ def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return {
-        "CPU": f"{len(os.sched_getaffinity(0))} cores of {cpu}",
-        "GPUs": ", ".join(gpus) or "none",
-        "Python": platform.python_version(),
-        "torch": version("torch"),
-        "Horovod": version("horovod"),
-    }
+    found = {"CPU": f"{len(os.sched_getaffinity(0))} cores of {cpu}", "GPUs": ", ".join(gpus) or "none"}
+    return {**found, **{name: version for name, version in versions().items() if version is not None}}

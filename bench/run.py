@@ -57,6 +57,7 @@ def main() -> int:
         return 0
     table = found[chosen.case].measure(chosen)
     table.write()
+    print(f"\n{table.markdown()}")
     return 0 if table.holds else 1
 
 

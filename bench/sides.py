@@ -52,11 +52,6 @@ class Given:
     compiled: bool = False
     warmup: int = WARMUP_STEPS
 
-    @property
-    def all_steps(self) -> int:
-        """With the warm-up."""
-        return self.warmup + self.steps
-
     def network(self) -> nn.Module:
         """The model for (N, 3, H, W) images, the same on all ranks."""
         torch.manual_seed(0)
@@ -120,12 +115,13 @@ class GivenImages(ImageTask):
 def our_training(run: hvdtrain.Run[EffnetSettings], given: Given, *hooks: Hook) -> hvdtrain.Training:
     """A run of hvdtrain over the given tensors, whose epoch is the warm-up and the timed steps; hooks are called."""
     ranks = run.ranks.data.size
-    samples = given.all_steps * given.batch * run.settings.accumulate_steps * ranks
+    steps = given.warmup + given.steps
+    samples = steps * given.batch * run.settings.accumulate_steps * ranks
     train, test = (Resident(labels=torch.zeros(count)) for count in (samples, given.batch * ranks))
     cuts = None if given.model == "mlp" else lambda model: hvdtrain.Cuts(blocks=models.blocks(model))
     task = GivenImages(given, run.device, run.ranks.data.rank, train)
     training = run.training(given.network, task, train, test, cuts=cuts, about={"classes": CLASSES})
-    assert training._loop.feed.sizes.steps_per_epoch == given.all_steps
+    assert training._loop.feed.sizes.steps_per_epoch == steps
     training._loop.hooks = [*training._loop.hooks, *hooks]
     return training
 
@@ -219,7 +215,7 @@ class Peer:
     def answer(self, out: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Take all steps; rank 0 writes."""
         clock, step = StepClock(self.device, self.given.warmup), self.shortest_step(model, optimizer)
-        for _ in range(self.given.all_steps):
+        for _ in range(self.given.warmup + self.given.steps):
             clock.mark()
             step()
         clock.mark()

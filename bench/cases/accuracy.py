@@ -55,16 +55,5 @@ def accuracy(chosen: argparse.Namespace) -> Table:
     return table
 
 
-CASES = {
-    "accuracy": Case(
-        measure=accuracy,
-        options={
-            "ways": (["scaled", "book"], list(WAYS)),
-            "sizes": [1, 2, 4, 8, 32, 64],
-            "seeds": 5,
-            "epochs": 10,
-            "batch": 8,
-            "out": Path("runs"),
-        },
-    ),
-}
+RUNS = {"sizes": [1, 2, 4, 8, 32, 64], "seeds": 5, "epochs": 10, "batch": 8, "out": Path("runs")}
+CASES = {"accuracy": Case(measure=accuracy, options={"ways": (["scaled", "book"], list(WAYS)), **RUNS})}

@@ -174,7 +174,7 @@ def gpu_day(chosen: argparse.Namespace) -> Table:
         rows[name] = {"stage": name, **outcome(STAGES[name], day)}
         print(f"{name}: {rows[name]['state']} {rows[name]['figures']}", flush=True)
         table.rows = [rows[known] for known in STAGES if known in rows]
-        table.save()
+        table.write()
     table.holds = all(row["state"] != "FAILED" for row in table.rows)
     return table
 

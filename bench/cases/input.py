@@ -8,10 +8,12 @@ DataLoader(ImageFolder(...)), the same transforms and workers; goal: as fast.
 import argparse
 import dataclasses
 import itertools
+import signal
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import CIFAR10, ImageFolder
 
@@ -38,7 +40,8 @@ from hvdtrain.vision.task import image_task
 
 WORKERS = 2
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-LOADER: dict[str, Any] = {"num_workers": WORKERS, "persistent_workers": True, "pin_memory": DEVICE.type == "cuda"}
+PINNED = DEVICE.type == "cuda"
+LOADER: dict[str, Any] = {"shuffle": True, "num_workers": WORKERS, "persistent_workers": True, "pin_memory": PINNED}
 OURS, THEIRS = "ours", f"DataLoader, {WORKERS} workers"
 
 Side = tuple[int, Callable[[], None]]  # how many images a call yields, and the call
@@ -47,10 +50,10 @@ Side = tuple[int, Callable[[], None]]  # how many images a call yields, and the 
 class Pictures(CIFAR10):  # type: ignore[misc]
     """Reads a sample as CIFAR10 does, of random pixels."""
 
-    def __init__(self, transform: Callable[[Image.Image], Tensor]) -> None:
+    def __init__(self, count: int, transform: Callable[[Image.Image], Tensor]) -> None:
         random = np.random.default_rng(0)
-        self.data = random.integers(0, 256, (50_000, 32, 32, 3), dtype=np.uint8)
-        self.targets = random.integers(0, 10, 50_000).tolist()
+        self.data = random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        self.targets = random.integers(0, 10, count).tolist()
         self.transform, self.target_transform = transform, None
 
 
@@ -83,9 +86,8 @@ def resident(batch: int, drawn: int) -> dict[str, Side]:
     found = images.synthetic()
     augment = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
     to_tensor = [transforms.ToTensor(), transforms.Normalize(found.mean, found.std)]
-    pictures = Pictures(transforms.Compose([*augment, *to_tensor]))
-    sampler = RandomSampler(pictures, num_samples=drawn)
-    loader: DataLoader[Any] = DataLoader(pictures, batch, sampler=sampler, **LOADER)
+    pictures = Pictures(drawn, transforms.Compose([*augment, *to_tensor]))
+    loader: DataLoader[Any] = DataLoader(pictures, batch, **LOADER)
     return {OURS: (len(found.train), epochs_of(found, batch)), THEIRS: (drawn, partial(through, loader))}
 
 
@@ -114,7 +116,7 @@ def folders(folder: Path, batch: int) -> dict[str, Side]:
     crop = transforms.RandomResizedCrop(preprocessing.crop, interpolation=preprocessing.interpolation)
     to_tensor = [transforms.ToTensor(), transforms.Normalize(preprocessing.mean, preprocessing.std)]
     transform = transforms.Compose([crop, transforms.RandomHorizontalFlip(), *to_tensor])
-    loader = DataLoader(ImageFolder(folder / "train", transform), batch, shuffle=True, **LOADER)
+    loader = DataLoader(ImageFolder(folder / "train", transform), batch, **LOADER)
     count = len(found.train)
     return {OURS: (count, epochs_of(found, batch)), THEIRS: (count, partial(through, loader))}
 
@@ -127,6 +129,13 @@ def rate(side: Side) -> float:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     return count / (time.perf_counter() - started)
+
+
+def end_workers() -> None:
+    """Kill them: ours ignore what asks them to end, as in a run, and torch's handler raises if one is killed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in active_children():
+        worker.kill()
 
 
 def input_speed(chosen: argparse.Namespace) -> Table:
@@ -148,6 +157,7 @@ def input_speed(chosen: argparse.Namespace) -> Table:
             rates = in_turns(turns, chosen.rounds)
             speeds = [round(middle(rates[side]).median) for side in (OURS, THEIRS)]
             table.add(what, *speeds, ratio(rates[OURS], rates[THEIRS]), goal)
+        end_workers()
     return table
 
 

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,20 +34,13 @@ WAYS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A run that has ended well."""
-
-    seconds: float  # from its first step to its end
-    kills: int
-    result: dict[str, Any]
-    weights: set[str]  # the hashes of all ranks
-
-
 def train(
     ranks: int, words: Sequence[str], *, options: Sequence[str] = (), every_s: float = 0.0, seed: int = 0
-) -> Trained:
-    """A run whose ranks are killed every so many seconds, 0 for never; ends the benchmark if the run fails."""
+) -> dict[str, Any]:
+    """The result of a run whose ranks are killed every so many seconds, 0 for never; ends the benchmark if it fails.
+
+    With `seconds` from its first step to its end, `kills`, and the hashes of the `weights` of all ranks.
+    """
     draws, kills, began_s = random.Random(seed), 0, 0.0  # noqa: S311 (who is killed)
     with tempfile.TemporaryDirectory() as name:
         run, log = Path(name) / "runs/effnet/r", Path(name) / "log"
@@ -71,9 +63,9 @@ def train(
         if job.returncode:
             sys.exit(f"{log.read_text()}\n{' '.join(command)}: exit status {job.returncode}")
         of_ranks = [json.loads(file.read_text()) for file in run.glob("ranks/rank-*.json")]
-        weights = {one["weights_sha256"] for one in of_ranks if "weights_sha256" in one}
+        weights = frozenset(one["weights_sha256"] for one in of_ranks if "weights_sha256" in one)
         result = json.loads((run / "result.json").read_text())
-        return Trained(seconds=seconds, kills=kills, result=result, weights=weights)
+        return {**result, "seconds": seconds, "kills": kills, "weights": weights}
 
 
 def is_in_a_step(run: Path) -> bool:
@@ -96,7 +88,7 @@ def pids_of(run: Path) -> list[int]:
 def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
     """Runs with kills and without in turns, by how lost ranks are replaced; `more` are options of the program."""
     trial = train(chosen.np, [*more, "--epochs", str(TRIAL_EPOCHS)])
-    epochs = max(1, round(TRIAL_EPOCHS * 60 * chosen.minutes / trial.result["train_time_s"]))
+    epochs = max(1, round(TRIAL_EPOCHS * 60 * chosen.minutes / trial["train_time_s"]))
     table = Table(
         name=name,
         question=f"A rank of {chosen.np} is killed every {chosen.every_s:g} s: what is left of speed and model?",
@@ -108,11 +100,11 @@ def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
         undisturbed = partial(train, chosen.np, [*words, *more, "--epochs", str(epochs)])
         killed = partial(undisturbed, options=lost, every_s=chosen.every_s, seed=chosen.seed)
         whole, left = in_turns({"": undisturbed, way: killed}, chosen.rounds).values()
-        left_s, whole_s = ([one.seconds for one in runs] for runs in (left, whole))
-        accuracies = [middle([100 * one.result["eval_accuracy"] for one in runs]) for runs in (left, whole)]
-        same = len({frozenset(one.weights) for one in (*whole, *left)}) == len(whole[0].weights) == 1
+        left_s, whole_s = ([one["seconds"] for one in runs] for runs in (left, whole))
+        accuracies = [middle([100 * one["eval_accuracy"] for one in runs]) for runs in (left, whole)]
+        same = len({one["weights"] for one in (*whole, *left)}) == len(whole[0]["weights"]) == 1
         speeds = (middle(left_s), middle(whole_s), ratio(whole_s, left_s))
-        table.add(way, sum(one.kills for one in left), *speeds, *accuracies, "bit-equal" if same else "others")
+        table.add(way, sum(one["kills"] for one in left), *speeds, *accuracies, "bit-equal" if same else "others")
     return table
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hvdtrain
 from bench.jobs import job
@@ -28,10 +28,8 @@ from hvdtrain.loop.save_points import NEVER
 from hvdtrain.safety.watchdog import OFF
 from hvdtrain.vision.settings import EffnetSettings
 
-TIMES = "a step takes so many times as long"
 BLOCK = 20 if torch.cuda.is_available() else 1  # steps of a turn
 OURS, AVERAGE, REPORTS = "ours, against the shortest loop", "moving average (EMA)", "reports"
-NO_REPORTS = 10**9  # steps between two
 
 Switch = Callable[[bool], object]
 
@@ -41,15 +39,11 @@ def switches(training: hvdtrain.Training) -> dict[str, Switch]:
     step, loop = training.step, training._loop
     average, statistics, watchdog, points = step.average, step.statistics, loop.watchdog, loop.points
     none, finite = Statistics(nn.Linear(1, 1, device=step.device)), torch.zeros((), device=step.device)
-
-    def unchecked(*_: object) -> Tensor:
-        return finite.clone()
-
     return {
         AVERAGE: lambda on: setattr(step, "average", average if on else None),
-        "NaN agreement": lambda on: setattr(slots, "not_finite", not_finite if on else unchecked),
+        "NaN agreement": lambda on: setattr(slots, "not_finite", not_finite if on else lambda *_: finite.clone()),
         "statistics guard": lambda on: setattr(step, "statistics", statistics if on else none),
-        REPORTS: lambda on: setattr(loop.reports, "every_steps", 1 if on else NO_REPORTS),
+        REPORTS: lambda on: setattr(loop.reports, "every_steps", 1 if on else 10**9),
         "watchdog": lambda on: setattr(loop, "watchdog", watchdog if on else OFF),
         "save points": lambda on: setattr(loop, "points", points if on else NEVER),
     }
@@ -141,7 +135,7 @@ def overhead(chosen: argparse.Namespace) -> Table:
     table = Table(
         name="overhead",
         question=f"{chosen.model}, batch {chosen.batch}: a step of our loop (goal <= 1.03), and each feature's price:",
-        columns=["what", TIMES, "ms per step"],
+        columns=["what", "a step takes so many times as long", "ms per step"],
     )
     for what, turns in answer["measured"].items():
         every_steps = answer["every_steps"] if what == REPORTS else 1

@@ -13,6 +13,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from bench.jobs import hvdlaunch, job, mpirun, run, torchrun
 from bench.pairs import Case, Table, in_turns, middle, ratio
 
@@ -24,8 +26,6 @@ TORCHRUN = "torchrun, DDP"
 
 def note_steps() -> dict[str, float]:
     """Moments in seconds since 1970: the first step of an optimizer, once it is done."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
     at_s: dict[str, float] = {}
 
     def note(*_: object) -> None:

@@ -19,6 +19,7 @@ OURS, DDP, PLAIN = "ours", "torchrun + DDP", "a plain loop"
 NAIVE, YIELDING = "naive Horovod", "naive Horovod, yielding"
 MORE_MEMORY = ("--ema-epochs 2", "--accumulate-steps 4", "--fusion-threshold-mb 8")
 FLAT = "flat"
+SIZES = [1, 2] if torch.cuda.device_count() != 1 else [1]  # numbers of ranks that this machine has devices for
 LONGEST_ROUND = 16  # steps between two meetings; the timed ones are to be whole rounds
 CROSSING = {
     FLAT: "",
@@ -55,11 +56,6 @@ def givens(chosen: argparse.Namespace, **more: Any) -> Iterator[dict[str, Any]]:
     for case in chosen.models:
         model, _, batch = case.partition(":")
         yield {"model": model, "batch": int(batch), "steps": chosen.steps, "pixels": chosen.pixels, **more}
-
-
-def sizes() -> list[int]:
-    """Numbers of ranks that this machine has devices for."""
-    return [1, 2] if torch.cuda.device_count() != 1 else [1]
 
 
 def centres(answers: Mapping[str, Sequence[Answer]], centre: Callable[[list[float]], float]) -> dict[str, list[float]]:
@@ -175,28 +171,14 @@ def slow_link(chosen: argparse.Namespace) -> Table:
 
 
 SHARED = {"models": ["efficientnet_b0:16", "mlp:64"], "rounds": 3, "steps": 20, "pixels": 32}
+OF_STEP = {"np": SIZES, "precision": ("fp32", ["fp32", "bf16"]), "compile": False, "more": ""}
+OF_SAVES = {"models": ["efficientnet_tiny:64"], "steps": 60, "np": SIZES[-1:], "every": 10}
+OF_PIPELINE = {"models": ["efficientnet_b0:2"], "steps": 8, "micro-batches": [8, 32]}
+OF_LINK = {"models": ["efficientnet_b0:16"], "steps": 32, "ranks-per-host": 1, "rates": ["100mbit", "1gbit"]}
 CASES = {
-    "step": Case(
-        measure=step,
-        options={**SHARED, "np": sizes(), "precision": ("fp32", ["fp32", "bf16"]), "compile": False, "more": ""},
-    ),
-    "memory": Case(measure=memory, options={**SHARED, "rounds": 1, "steps": 4, "np": sizes()[-1:]}),
-    "saves": Case(
-        measure=saves,
-        options={**SHARED, "models": ["efficientnet_tiny:64"], "steps": 60, "np": sizes()[-1:], "every": 10},
-    ),
-    "pipeline": Case(
-        measure=pipeline, options={**SHARED, "models": ["efficientnet_b0:2"], "steps": 8, "micro-batches": [8, 32]}
-    ),
-    "slow-link": Case(
-        measure=slow_link,
-        options={
-            **SHARED,
-            "models": ["efficientnet_b0:16"],
-            "steps": 32,
-            "rates": ["100mbit", "1gbit"],
-            "ranks-per-host": 1,
-            "ways": (list(CROSSING), list(CROSSING)),
-        },
-    ),
+    "step": Case(measure=step, options=SHARED | OF_STEP),
+    "memory": Case(measure=memory, options=SHARED | {"rounds": 1, "steps": 4, "np": SIZES[-1:]}),
+    "saves": Case(measure=saves, options=SHARED | OF_SAVES),
+    "pipeline": Case(measure=pipeline, options=SHARED | OF_PIPELINE),
+    "slow-link": Case(measure=slow_link, options=SHARED | OF_LINK | {"ways": (list(CROSSING), list(CROSSING))}),
 }

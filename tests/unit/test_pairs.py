@@ -1,8 +1,9 @@
+import argparse
 import json
 
 import pytest
 
-from bench import jobs, pairs
+from bench import jobs, pairs, run
 
 
 def test_variants_run_in_turns_forwards_and_backwards():
@@ -58,3 +59,14 @@ def test_the_programs_of_a_job_find_each_other_and_what_the_caller_has_on_its_pa
 def test_a_job_that_fails_ends_the_case_with_its_words():
     with pytest.raises(SystemExit, match=r"no attribute 'none'[\s\S]*jobs:none .*exit status 1"):
         jobs.job([], "jobs:none")
+
+
+def test_an_option_has_the_type_of_its_default_and_its_choices(capsys):
+    parser = argparse.ArgumentParser()
+    for name, default in {"np": [1, 2], "rate": 0.5, "compile": False, "ways": (["a"], ["a", "b"])}.items():
+        run.add_option(parser, f"--{name}", default)
+    chosen = parser.parse_args(["--np", "3", "4", "--rate", "2", "--ways", "a", "b"])
+    assert vars(chosen) == {"np": [3, 4], "rate": 2.0, "compile": False, "ways": ["a", "b"]}
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["--ways", "c"])
+    assert "choose from" in capsys.readouterr().err
