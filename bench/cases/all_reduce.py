@@ -1,7 +1,7 @@
 """How fast the ranks of one host sum: the path of the gradients beside mpi4py and gloo, and over Horovod's Gloo.
 
-Each job is `python -m hvdtrain.bandwidth` with one kind of sum: beside the others' Horovod's thread would take cores
-from them. Aim: from 16 MB up ours at least 0.9 times as fast as mpi4py's Allreduce. On GPUs ours alone is measured.
+Each job is `python -m hvdtrain.bandwidth` with one kind of sum, since Horovod's thread would take cores from others.
+Aim: from 16 MB up ours at least 0.9 times as fast as mpi4py's Allreduce. On GPUs ours alone is measured.
 """
 
 import argparse

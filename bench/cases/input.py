@@ -1,8 +1,7 @@
-"""How fast images come, ours against what a user would write instead: no model, one thread per process.
+"""How fast images come, ours against what a user would write instead: no model, one thread per process, 2 workers.
 
-CIFAR-10's shape: the epoch of a data set on the device (order, noise, crop, flip, normalise; one process) against a
-DataLoader with torchvision's transforms and 2 workers; goal: 10 times as fast. A folder of JPEGs: our readers against
-DataLoader(ImageFolder(...)), the same transforms and workers; goal: as fast.
+CIFAR-10's shape: the epoch of a data set on the device (order, noise, crop, flip, normalise) against a DataLoader with
+torchvision's transforms; goal: 10 times as fast. JPEGs: our readers against DataLoader(ImageFolder); goal: as fast.
 """
 
 import argparse

@@ -31,10 +31,8 @@ from hvdtrain.vision.settings import EffnetSettings
 BLOCK = 20 if torch.cuda.is_available() else 1  # steps of a turn
 OURS, AVERAGE, REPORTS = "ours, against the shortest loop", "moving average (EMA)", "reports"
 
-Switch = Callable[[bool], object]
 
-
-def switches(training: hvdtrain.Training) -> dict[str, Switch]:
+def switches(training: hvdtrain.Training) -> dict[str, Callable[[bool], object]]:
     """Each feature that can be switched from step to step; reports are made at every step then, or at none."""
     step, loop = training.step, training._loop
     average, statistics, watchdog, points = step.average, step.statistics, loop.watchdog, loop.points
@@ -146,6 +144,4 @@ def overhead(chosen: argparse.Namespace) -> Table:
     return table
 
 
-CASES = {
-    "overhead": Case(measure=overhead, options={"model": "efficientnet_b0", "batch": 16, "pairs": 100}),
-}
+CASES = {"overhead": Case(measure=overhead, options={"model": "efficientnet_b0", "batch": 16, "pairs": 100})}

@@ -15,8 +15,7 @@ import torch
 from bench.jobs import job, mpirun, torchrun, two_hosts
 from bench.pairs import Case, Table, in_turns, middle, ratio
 
-OURS, DDP, PLAIN = "ours", "torchrun + DDP", "a plain loop"
-NAIVE, YIELDING = "naive Horovod", "naive Horovod, yielding"
+OURS, DDP = "ours", "torchrun + DDP"
 MORE_MEMORY = ("--ema-epochs 2", "--accumulate-steps 4", "--fusion-threshold-mb 8")
 FLAT = "flat"
 SIZES = [1, 2] if torch.cuda.device_count() != 1 else [1]  # numbers of ranks that this machine has devices for
@@ -38,9 +37,10 @@ def sides(ranks: int, given: Mapping[str, Any], more: Sequence[str]) -> dict[str
     found = ours(ranks, given, {OURS: "", **{f"{OURS}, {one}": one for one in more}})
     found[DDP] = partial(job, torchrun(ranks), "sides:ddp", **given)
     if ranks == 1:
-        return found | {PLAIN: partial(job, [], "sides:plain", **given)}
+        return found | {"a plain loop": partial(job, [], "sides:plain", **given)}
     naive = partial(job, mpirun(ranks), "sides:naive_horovod", **given)
-    return found | {NAIVE: naive, YIELDING: partial(naive, env={"OMPI_MCA_mpi_yield_when_idle": "1"})}
+    yielding = partial(naive, env={"OMPI_MCA_mpi_yield_when_idle": "1"})
+    return found | {"naive Horovod": naive, "naive Horovod, yielding": yielding}
 
 
 def ours(
