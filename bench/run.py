@@ -9,6 +9,7 @@ A case is an entry in CASES of a file in bench/cases/: another file there is ano
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +56,7 @@ def main() -> int:
     if chosen.case is None:
         parser.print_help()
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what a case has started ends with it
     table = found[chosen.case].measure(chosen)
     table.write()
     print(f"\n{table.markdown()}")

@@ -168,7 +168,6 @@ def gpu_day(chosen: argparse.Namespace) -> Table:
     unfinished = [name for name in STAGES if rows.get(name, {}).get("state") not in ("OK", "REHEARSED")]
     folder = Path("build", table.name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the program of a stage ends with this one
     for name in chosen.stages or unfinished:
         day = Day(folder=folder, log=folder / f"{name}.log", rehearsal=chosen.rehearse, limit_s=chosen.limit_s)
         rows[name] = {"stage": name, **outcome(STAGES[name], day)}

@@ -21,7 +21,6 @@ def day(tmp_path, monkeypatch):
         }
         monkeypatch.setattr(gpu_day, "STAGES", stages)
         monkeypatch.setattr(gpu_day.torch.cuda, "is_available", lambda: has_gpu)
-        monkeypatch.setattr(gpu_day.signal, "signal", lambda *_: None)
         chosen = argparse.Namespace(stages=list(names), rehearse=rehearse, limit_s=limit_s)
         table = gpu_day.gpu_day(chosen)
         page = (RESULTS / f"{table.name}.md").read_text()
