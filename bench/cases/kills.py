@@ -1,4 +1,4 @@
-"""A random rank is killed every few seconds of a training under `hvdlaunch run`: what it costs, and what it changes.
+"""A random rank is killed every few seconds of training under `hvdlaunch run`: what it costs, and what it changes.
 
 Ranks train efficientnet_tiny on the digits. Goodput is the time from the first step to the end of an undisturbed run
 over that of a run with kills, which does as many epochs. How many these are follows from a short run.
@@ -37,11 +37,12 @@ WAYS = {
 def train(
     ranks: int, words: Sequence[str], *, options: Sequence[str] = (), every_s: float = 0.0, seed: int = 0
 ) -> dict[str, Any]:
-    """The result of a run whose ranks are killed every so many seconds, 0 for never; ends the benchmark if it fails.
+    """The result of a run of which a rank is killed each time that all have trained for so long, 0 for never.
 
-    With `seconds` from its first step to its end, `kills`, and the hashes of the `weights` of all ranks.
+    It also has `seconds` from the first step to the end, `kills`, and the hashes of the `weights` of all ranks. A run
+    that fails ends the benchmark.
     """
-    draws, kills, began_s = random.Random(seed), 0, 0.0  # noqa: S311 (who is killed)
+    draws, kills, began_s, since_s = random.Random(seed), 0, 0.0, 0.0  # noqa: S311 (who is killed)
     with tempfile.TemporaryDirectory() as name:
         run, log = Path(name) / "runs/effnet/r", Path(name) / "log"
         command = [*hvdlaunch(ranks, "--gpus", "none", *options), sys.executable, "-m", PROGRAM, *TRAIN, *words]
@@ -49,13 +50,14 @@ def train(
             job = subprocess.Popen(command, cwd=name, env=environment(), stdout=output, stderr=output)
         try:
             while job.poll() is None:
-                time.sleep(0.02)
-                if not began_s:
-                    began_s = time.monotonic() if is_in_a_step(run) else 0.0
-                elif every_s and time.monotonic() > began_s + (kills + 1) * every_s and (pids := pids_of(run)):
+                time.sleep(0.1)
+                pids = pids_of(run)
+                since_s = (since_s or time.monotonic()) if len(pids) == ranks and is_in_a_step(run) else 0.0
+                began_s = began_s or since_s
+                if every_s and since_s and time.monotonic() > since_s + every_s:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(draws.choice(pids), signal.SIGKILL)
-                        kills += 1
+                        kills, since_s = kills + 1, 0.0
             seconds = time.monotonic() - began_s
         finally:
             job.kill()  # takes mpirun and all ranks with it
@@ -91,7 +93,7 @@ def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
     epochs = max(1, round(TRIAL_EPOCHS * 60 * chosen.minutes / trial["train_time_s"]))
     table = Table(
         name=name,
-        question=f"A rank of {chosen.np} is killed every {chosen.every_s:g} s: what is left of speed and model?",
+        question=f"Of {chosen.np} ranks one is killed after each {chosen.every_s:g} s of training: what is left?",
         columns=["lost ranks", "kills", "s", "undisturbed s", "goodput", "accuracy %", "undisturbed %", "weights"],
         about={"epochs": epochs},
     )
