@@ -1,0 +1,229 @@
+"""Public tables of runs over several hosts, against what `hvdlaunch estimate` predicts from their smallest size.
+
+Sources: NVIDIA DeepLearningExamples, EfficientNet on DGX A100 80 GB (PyTorch; TensorFlow 2, batches from its
+train_benchmark_8xA100-80G.sh). Horovod, 512 P100, 4 in a host, 25 Gbit/s RoCE, batch 64: efficiencies from its README;
+speed of ResNet-101 from its docs (1,656.8 images/s on 16), of the others that of one P100 in TensorFlow's benchmarks of
+2017. Goyal 2017, 256 P100, 50 Gbit/s, 90 epochs of 1,281,167 images in an hour; Akiba 2017, 1,024 P100, FDR twice, fp16
+sums, in 15 minutes; Mikami 2018 (Sony), 1,088 V100, 4 in a host, EDR twice, in 224 s. nccl-tests from
+stas00/ml-engineering.
+Left out, since base or batch is not published: Jia 2018 (2,048 P40), MLPerf (time to accuracy).
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.pairs import Case, Table
+from launch.estimate import step as model
+from launch.estimate.allreduce import through
+from launch.estimate.hardware import MACHINES, Hardware, parse_link
+from launch.estimate.models import MODELS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedTable:
+    """What one source says of one program."""
+
+    name: str
+    hardware: Hardware
+    model: str
+    batch_per_gpu: int
+    samples_per_s: dict[int, float]  # by GPUs; predicted from the smallest that is here
+    bytes_each: int = 4  # of one gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One published size."""
+
+    table: str
+    gpus: int
+    published: float
+    predicted: float
+    linear: float
+    low: float
+    high: float
+    superlinear: bool  # by more than 2 %: no model of losses can be right
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.published - 1
+
+    @property
+    def linear_error(self) -> float:
+        return self.linear / self.published - 1
+
+
+MOST_GPUS = 1024  # that get a number, more get a band alone
+A100 = MACHINES["dgx-a100"]
+IMAGENET = 90 * 1_281_167
+
+
+def _host(name: str, gpus: int, link: str, inside_gb_per_s: float = 12.0) -> Hardware:
+    """Hosts of a paper; inside PCIe 3, if nothing else is said."""
+    return Hardware(name=name, gpus_per_host=gpus, inside_gb_per_s=inside_gb_per_s, link_gb_per_s=parse_link(link))
+
+
+def _from_efficiency(gpus: int, speed: float, efficiency: float, base: int) -> dict[int, float]:
+    """The speed of `base` GPUs, of which `gpus` have so much for each GPU."""
+    return {base: speed / efficiency * base / gpus, gpus: speed}
+
+
+def _a100(name: str, network: str, batch: int, speeds: dict[int, float]) -> PublishedTable:
+    return PublishedTable(name=name, hardware=A100, model=network, batch_per_gpu=batch, samples_per_s=speeds)
+
+
+def _horovod(name: str, network: str, alone: float, over_16: float, over_512: float) -> PublishedTable:
+    """16 GPUs were so many times as fast as one, 512 had that efficiency."""
+    return PublishedTable(
+        name=name,
+        hardware=_host("Horovod's P100", 4, "25gbit"),
+        model=network,
+        batch_per_gpu=64,
+        samples_per_s={16: over_16 * alone, 512: over_512 * 512 * alone},
+    )
+
+
+CHECKED = (
+    _a100("PyTorch B0 AMP", "efficientnet_b0", 256, {8: 16652, 16: 29332}),
+    _a100("PyTorch B0 TF32", "efficientnet_b0", 256, {8: 8193, 16: 16137}),
+    _a100("PyTorch B4 TF32", "efficientnet_b4", 64, {8: 1223, 16: 2417, 32: 4813, 64: 9146}),
+    _a100("TF2 Horovod B0 AMP", "efficientnet_b0", 1024, {8: 20647, 16: 40644}),
+    _a100("TF2 Horovod B4 AMP", "efficientnet_b4", 160, {8: 3550, 32: 12908, 64: 25455}),
+)
+OTHERS = (
+    _horovod("Horovod ResNet-101", "resnet101", 1656.8 / 14.6, 14.6, 0.90),
+    _horovod("Horovod Inception V3", "inception_v3", 142, 15.0, 0.90),
+    _horovod("Horovod VGG-16", "vgg16", 154, 13.7, 0.68),
+    PublishedTable(
+        name="Goyal ResNet-50",
+        hardware=_host("Goyal's P100", 8, "50gbit"),
+        model="resnet50",
+        batch_per_gpu=32,
+        samples_per_s=_from_efficiency(256, IMAGENET / 3600, 0.90, 8),
+    ),
+    PublishedTable(
+        name="Akiba ResNet-50",
+        hardware=_host("Akiba's P100", 8, "2x56gbit"),
+        model="resnet50",
+        batch_per_gpu=32,
+        samples_per_s=_from_efficiency(1024, IMAGENET / 900, 0.80, 8),
+        bytes_each=2,
+    ),
+)
+BANDS = (  # above the largest size with a number
+    PublishedTable(
+        name="Sony ResNet-50",
+        hardware=_host("Sony's V100", 4, "2x100gbit", 60.0),
+        model="resnet50",
+        batch_per_gpu=32,
+        samples_per_s=_from_efficiency(1088, IMAGENET / 224, 0.916, 4),
+        bytes_each=2,
+    ),
+)
+
+
+def _bus(gb_per_s: dict[int, float], gpus: int) -> dict[int, float]:
+    """Seconds by bytes from nccl-tests' bus bandwidth by MiB."""
+    return {mib << 20: 2 * (gpus - 1) / gpus * (mib << 20) / (speed * 1e9) for mib, speed in gb_per_s.items()}
+
+
+_A100_US = {1: 101.9, 4: 101.5, 8: 133.5, 16: 276.6, 32: 424, 64: 684.6, 128: 1327.6, 256: 2420.6, 512: 4218.4}
+_A100_US[1024] = 8203.9
+SUMS = {
+    "8 A100": {mib << 20: us * 1e-6 for mib, us in _A100_US.items()},
+    "8 H200, NVLS": _bus({1: 39.9, 4: 107, 8: 156, 16: 220, 32: 276, 64: 347, 128: 402, 256: 436, 1024: 464}, 8),
+    "4 hosts of 8": _bus({1: 17.1, 4: 40.3, 8: 68.6, 16: 93.9, 64: 84.9, 256: 91.0}, 32),
+}
+
+
+def rows(table: PublishedTable, stragglers: float = model.STRAGGLERS) -> list[Row]:
+    """The sizes of a table beyond its smallest."""
+    parameters, _ = MODELS[table.model]
+    job = model.Job(
+        model=table.model,
+        unit="images",
+        precision="",
+        batch_per_gpu=table.batch_per_gpu,
+        gradient_bytes=table.bytes_each * parameters,
+    )
+    (told, speed), *others = sorted(table.samples_per_s.items())
+    known = model.Measured(gpus=told, per_host=min(told, table.hardware.gpus_per_host), samples_per_s=speed, source="")
+    found = []
+    for gpus, published in others:
+        step = model.predict(job, table.hardware, (known,), gpus, stragglers=stragglers)
+        linear = speed * gpus / told
+        found.append(
+            Row(
+                table=table.name,
+                gpus=gpus,
+                published=published,
+                predicted=step.samples_per_s,
+                linear=linear,
+                low=step.low,
+                high=step.high,
+                superlinear=published > 1.02 * linear,
+            )
+        )
+    return found
+
+
+def fitted(tables: Sequence[PublishedTable]) -> float:
+    """The stragglers with which these tables have the least mean absolute error."""
+
+    def error(stragglers: float) -> float:
+        return statistics.fmean(abs(row.error) for table in tables for row in rows(table, stragglers))
+
+    return min((thousandths / 1000 for thousandths in range(0, 201, 2)), key=error)
+
+
+def left_out(tables: Sequence[PublishedTable]) -> list[Row]:
+    """Each table predicted with stragglers that the others were fitted to."""
+    return [row for table in tables for row in rows(table, fitted([other for other in tables if other is not table]))]
+
+
+def sum_errors(times: dict[int, float]) -> list[float]:
+    """Relative errors of the curve through the smallest and the largest sum, at all others."""
+    ordered = sorted(times.items())
+    curve = through(ordered)
+    return [curve.seconds(size) / seconds - 1 for size, seconds in ordered[1:-1]]
+
+
+def _summary(found: Sequence[Row]) -> str:
+    errors, linear = [abs(row.error) for row in found], [abs(row.linear_error) for row in found]
+    inside = sum(row.low <= row.published <= row.high for row in found)
+    return (
+        f"median error {statistics.median(errors):.1%}, worst {max(errors):.1%}; linear scaling "
+        f"{statistics.median(linear):.1%}, {max(linear):.1%}; {inside} of {len(found)} rows inside the band"
+    )
+
+
+def published(_: argparse.Namespace) -> Table:
+    """Public tables against `hvdlaunch estimate`, beside linear scaling, and with each left out of the fit."""
+    table = Table(
+        name="published",
+        question="Samples/s that are published, and what is predicted from the smallest size of each table:",
+        columns=["table", "GPUs", "published", "predicted", "error", "linear", "band"],
+        about={"stragglers": model.STRAGGLERS, "fitted to all tables": fitted(CHECKED)},
+    )
+    groups = {"over several hosts": CHECKED, "other machines, extrapolated": OTHERS}
+    for row in (row for tables in (*groups.values(), BANDS) for one in tables for row in rows(one)):
+        has_number = row.gpus <= MOST_GPUS
+        number, error = (round(row.predicted), f"{row.error:+.1%}") if has_number else (None, None)
+        band = f"{row.low:.0f} to {row.high:.0f}"
+        table.add(row.table, row.gpus, round(row.published), number, error, f"{row.linear_error:+.1%}", band)
+    for name, tables in groups.items():
+        found = [row for one in tables for row in rows(one)]
+        table.about[name] = _summary(found)
+        kept = [row for row in found if not row.superlinear]
+        if len(kept) < len(found):
+            table.about[f"without {len(found) - len(kept)} that scale better than linear"] = _summary(kept)
+    table.about["over several hosts, each left out of the fit"] = _summary(left_out(CHECKED))
+    for name, times in SUMS.items():
+        errors = list(map(abs, sum_errors(times)))
+        table.about[f"sums, {name}"] = f"median error {statistics.median(errors):.1%}, worst {max(errors):.1%}"
+    return table
+
+
+CASES = {"published": Case(measure=published, options={})}
