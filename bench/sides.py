@@ -18,12 +18,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hvdtrain
-from hvdtrain.core.task import Batch
+from hvdtrain.core.blocks import Blocks
+from hvdtrain.core.task import Batch, Task
 from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.hooks import Hook
 from hvdtrain.profiling.traffic import sent_bytes
+from hvdtrain.text import model as berts
+from hvdtrain.text.task import MaskedWords
 from hvdtrain.tracking import peaks
 from hvdtrain.vision import models
 from hvdtrain.vision.augment import Augmentations
@@ -37,6 +41,7 @@ CLASSES = 10
 LR = 0.01
 # Recipe `scaled` but for what the others lack; agreement, guards, watchdog, reports and their files stay on.
 OURS = f"--run r --lr {LR} --compression none --no-augment --label-smoothing 0 --ema-epochs 0".split()
+VOCABULARY, MASK = 4096, 4  # of a BERT: words come after the mask
 HIDDEN = (2144,) * 5  # of an MLP of 25 million parameters, which is bound by communication
 
 
@@ -44,17 +49,20 @@ HIDDEN = (2144,) * 5  # of an MLP of 25 million parameters, which is bound by co
 class Given:
     """What all sides train."""
 
-    model: str  # mlp, or one of hvdtrain.vision.models
+    model: str  # mlp, one of hvdtrain.vision.models, or a BERT over masked words, which ours alone trains
     batch: int  # samples per rank and step
     steps: int  # timed ones, after the warm-up
     pixels: int = 32
-    precision: str = "fp32"  # or bf16
+    tokens: int = 64  # the longest of a BERT's sequences, the shortest has half of them
+    precision: str = "fp32"  # or bf16, or for ours fp16
     compiled: bool = False
     warmup: int = WARMUP_STEPS
 
     def network(self) -> nn.Module:
-        """The model for (N, 3, H, W) images, the same on all ranks."""
+        """The model for (N, 3, H, W) images or for words, the same on all ranks."""
         torch.manual_seed(0)
+        if is_text(self.model):
+            return berts.BertForMaskedLM(berts.sizes_of(self.model, vocabulary=VOCABULARY))
         if self.model != "mlp":
             built: nn.Module = models.build(self.model, classes=CLASSES)
             return built
@@ -71,6 +79,17 @@ class Given:
             for _ in range(BATCHES)
         ]
         return [(images.to(device, memory_format=layout), labels.to(device)) for images, labels in made]
+
+
+def is_text(model: str) -> bool:
+    """Whether it is a BERT."""
+    return model.startswith("bert")
+
+
+def fast_kernels() -> None:
+    """Those that hvdtrain lets a GPU use."""
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
 class StepClock:
@@ -112,14 +131,33 @@ class GivenImages(ImageTask):
         return {"images": images, "labels": labels}
 
 
+def given_words(given: Given, count: int, test_count: int) -> tuple[Task, Resident, Resident]:
+    """Masked words, and as many sequences to train on and to test on."""
+    draw = torch.Generator().manual_seed(0)
+
+    def split(size: int) -> Resident:
+        lengths = torch.linspace(given.tokens // 2, given.tokens, size).long()
+        words = torch.randint(MASK + 1, VOCABULARY, (size, given.tokens), generator=draw)
+        return Resident(tokens=words.where(torch.arange(given.tokens) < lengths[:, None], 0), lengths=lengths)
+
+    train = split(count)
+    task = MaskedWords(train.tensors["lengths"], seed=0, mask_id=MASK, vocabulary=VOCABULARY)
+    return task, train, split(test_count)
+
+
 def our_training(run: hvdtrain.Run[EffnetSettings], given: Given, *hooks: Hook) -> hvdtrain.Training:
     """A run of hvdtrain over the given tensors, whose epoch is the warm-up and the timed steps; hooks are called."""
     ranks = run.ranks.data.size
     steps = given.warmup + given.steps
     samples = steps * given.batch * run.settings.accumulate_steps * ranks
-    train, test = (Resident(labels=torch.zeros(count)) for count in (samples, given.batch * ranks))
-    cuts = None if given.model == "mlp" else lambda model: hvdtrain.Cuts(blocks=models.blocks(model))
-    task = GivenImages(given, run.device, run.ranks.data.rank, train)
+    task: Task
+    if is_text(given.model):
+        task, train, test = given_words(given, samples, given.batch * ranks)
+    else:
+        train, test = (Resident(labels=torch.zeros(count)) for count in (samples, given.batch * ranks))
+        task = GivenImages(given, run.device, run.ranks.data.rank, train)
+    blocks: Callable[[Any], Blocks] = berts.blocks if is_text(given.model) else models.blocks
+    cuts = None if given.model == "mlp" else lambda model: hvdtrain.Cuts(blocks=blocks(model))
     training = run.training(given.network, task, train, test, cuts=cuts, about={"classes": CLASSES})
     assert training._loop.feed.sizes.steps_per_epoch == steps
     training._loop.hooks = [*training._loop.hooks, *hooks]
@@ -134,16 +172,31 @@ def start(given: Given, words: Sequence[str], main: Callable[[hvdtrain.Run[Effne
     hvdtrain.start(main, *RECIPES.values(), resolve=resolve)
 
 
-class Marks(Hook):
-    """Marks the steps, and counts what the host sends in the timed ones."""
+class Operations(TorchDispatchMode):
+    """How many of them torch dispatches."""
 
-    def __init__(self, clock: StepClock) -> None:
-        self._clock, self._sent = clock, 0
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Marks(Hook):
+    """Marks the steps, counts what the host sends in the timed ones, and on a CPU the operations of the last before."""
+
+    def __init__(self, clock: StepClock, *, counts: bool) -> None:
+        self._clock, self._counts, self._sent = clock, counts, 0
+        self.operations = Operations()  # type: ignore[no-untyped-call]
 
     def begin_step(self, number: int) -> None:
-        self._clock.mark()
+        if self._counts and number == self._clock.warmup:
+            self.operations.__enter__()
         if number == self._clock.warmup + 1:
+            if self._counts:
+                self.operations.__exit__(None, None, None)
             self._sent = sent_bytes() or 0
+        self._clock.mark()
 
     def epoch_trained(self, count: int) -> None:
         self._clock.mark()
@@ -155,13 +208,16 @@ def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
     given = Given(**shared)
 
     def main(run: hvdtrain.Run[EffnetSettings]) -> None:
-        marks = Marks(clock := StepClock(run.device, given.warmup))
+        counts = run.device.type == "cpu" and not given.compiled
+        marks = Marks(clock := StepClock(run.device, given.warmup), counts=counts)
         for event in our_training(run, given, marks):
             if isinstance(event, hvdtrain.Report) and event.skipped:
                 sys.exit(f"steps that were not finite are no measure: {event.skipped}")
         memory = run.ranks.allgather(peaks.process_peaks(run.device))
+        operations = run.ranks.allgather(marks.operations.count)
         if run.ranks.rank == 0:
-            out.write_text(json.dumps({"step_s": clock.step_s(), "memory": memory, "sent_mb": marks.sent_mb}))
+            answer = {"step_s": clock.step_s(), "memory": memory, "sent_mb": marks.sent_mb, "operations": operations}
+            out.write_text(json.dumps(answer))
 
     start(given, words, main)
 
@@ -188,8 +244,7 @@ class Peer:
         """The same weights as its user has them: torchvision's own model, whose activations are in place."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
-        torch.backends.cudnn.benchmark = True
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        fast_kernels()
         model: nn.Module = self.given.network().to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
         for module in model.modules():
             if isinstance(module, nn.SiLU):

@@ -130,11 +130,15 @@ def saves(chosen: argparse.Namespace) -> Table:
 
 
 def pipeline(chosen: argparse.Namespace) -> Table:
-    """Two stages against two replicas at the same global batch: samples/s, and the memory of each rank."""
+    """Two stages against two replicas at the same global batch: samples/s, operations of a step, memory of each rank.
+
+    Operations are what torch dispatches on all ranks; on GPUs they are not counted.
+    """
+    speeds = ["stages, samples/s", "stages / replicas", "M / (M + S - 1)"]
     table = Table(
         name="pipeline",
         question="Samples/s of 2 stages over those of 2 replicas, the same global batch, and MiB of each rank:",
-        columns=["model", "micro-batches", "stages / replicas", "M / (M + S - 1)", "stages, MiB", "replicas, MiB"],
+        columns=["model", "micro-batches", *speeds, "operations / replicas'", "stages, MiB", "replicas, MiB"],
     )
     for given in givens(chosen):
         for count in chosen.micro_batches:
@@ -142,7 +146,10 @@ def pipeline(chosen: argparse.Namespace) -> Table:
             answers = in_turns(ours(2, given, ways), chosen.rounds)
             stages_s, replicas_s = centres(answers, statistics.median).values()
             held = [", ".join(f"{one:.0f}" for one in mib(answers[way][0])) for way in ways]
-            table.add(given["model"], count, ratio(replicas_s, stages_s), round(count / (count + 1), 3), *held)
+            cut, whole = (sum(answers[way][0]["operations"]) for way in ways)
+            speed, bound = round(count * given["batch"] / statistics.median(stages_s), 1), round(count / (count + 1), 3)
+            more = f"{cut / whole:.3f}" if whole else None
+            table.add(given["model"], count, speed, ratio(replicas_s, stages_s), bound, more, *held)
     return table
 
 
@@ -173,7 +180,7 @@ def slow_link(chosen: argparse.Namespace) -> Table:
 SHARED = {"models": ["efficientnet_b0:16", "mlp:64"], "rounds": 3, "steps": 20, "pixels": 32}
 OF_STEP = {"np": SIZES, "precision": ("fp32", ["fp32", "bf16"]), "compile": False, "more": ""}
 OF_SAVES = {"models": ["efficientnet_tiny:64"], "steps": 60, "np": SIZES[-1:], "every": 10}
-OF_PIPELINE = {"models": ["efficientnet_b0:2"], "steps": 8, "micro-batches": [8, 32]}
+OF_PIPELINE = {"models": ["bert_mini:2", "efficientnet_b0:2"], "steps": 8, "micro-batches": [8, 32]}
 OF_LINK = {"models": ["efficientnet_b0:16"], "steps": 32, "ranks-per-host": 1, "rates": ["100mbit", "1gbit"]}
 CASES = {
     "step": Case(measure=step, options=SHARED | OF_STEP),
