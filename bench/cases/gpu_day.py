@@ -4,14 +4,15 @@
     make gpu-day DAY="step b7"                 these, again
     python bench/run.py gpu-day --rehearse     every command once, small and on the CPU; figures are dropped
 
-Without a network first install what `make wheels` made: pip install --no-index --no-deps dist/*.whl. A stage that
-cannot run is NOT RUN, with the reason. Logs are in build/gpu-day/.
+A machine with torch but no network takes what `make wheels` made: --wheels dist. A stage that cannot run is NOT RUN,
+with the reason and without figures. The page is build/bench/gpu-day.md, logs are in build/gpu-day/.
 """
 
 import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,16 +25,20 @@ from typing import Any
 import torch
 
 from bench.jobs import HERE, environment
-from bench.pairs import RESULTS, Case, Table
+from bench.pairs import RESULTS, Case, Table, machine
 
 SAVE_S = 60.0  # for a run that is ended, to save
 CIFAR10 = Path("data/cifar-10-batches-py")
+DIGITS = ("--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64")
+TRAIN = ("-m", "hvdtrain.effnet", "--run")
+WITHOUT_HOROVOD = "prefetched or feed_waits or never_wait or versions or counted or passes"
+PHOTOS = "import sys, pathlib; from bench.cases.input import make; make(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
 REFERENCE = "one A100, on CIFAR-10: 707 s, 4900 steps, 1768 images/s, accuracy 78.76 %"
 Figures = dict[str, Any]
 
 
 class StageError(Exception):
-    """A command of a stage has failed."""
+    """What a stage claims does not hold, or a command of it has failed."""
 
 
 class NotRunError(Exception):
@@ -53,12 +58,20 @@ class Day:
         self.log.unlink(missing_ok=True)
         self._end = time.monotonic() + self.limit_s
 
-    def call(self, *words: str, saves: bool = False) -> None:
-        """Run Python with these words, which must succeed; one that `saves` may be ended at the limit."""
-        command = [sys.executable, *words]
+    def call(
+        self,
+        *words: str,
+        program: str = sys.executable,
+        status: int = 0,
+        saves: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run Python with these words, which ends with this status; one that `saves` may be ended at the limit."""
+        command = [program, *words]
         with self.log.open("a") as log:
             print(f"$ {shlex.join(command)}", file=log, flush=True)
-            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, "env": environment()}
+            given = {**environment(), **(env or {})}
+            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, "env": given}
             process = subprocess.Popen(command, start_new_session=True, **how)
         try:
             ended = process.wait(max(0.0, self._end - time.monotonic()))
@@ -70,8 +83,33 @@ class Day:
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-        if ended:
+        if ended != status:
             raise StageError(f"exit status {ended}: {shlex.join(words)}")
+
+    def rows(self, name: str, small: str, words: str, *more: str) -> list[Figures]:
+        """Those of another case; a rehearsal takes the small words."""
+        self.call(f"{HERE}/run.py", name, *(small if self.rehearsal else words).split(), *more)
+        found: list[Figures] = json.loads((self.folder / RESULTS / f"{name}.json").read_text())["rows"]
+        return found
+
+    def train(self, run: str, *words: str, goes_on: bool = False, **how: Any) -> Figures:
+        """The result of a run of hvdtrain.effnet, which goes on with what there is of it or begins."""
+        folder = self.run_folder(run, is_new=not goes_on)
+        self.call(*TRAIN, run, *words, **how)
+        weights = json.loads((folder / "ranks/rank-0.json").read_text()).get("weights_sha256")
+        return {**json.loads((folder / "result.json").read_text()), "sha256": weights}
+
+    def run_folder(self, run: str, *, is_new: bool) -> Path:
+        """Where a run lies; nothing is there if it is new."""
+        folder = self.folder / "runs/effnet" / run
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        return folder
+
+    def require(self, holds: bool, otherwise: str) -> None:
+        """A claim, which a rehearsal is too short for."""
+        if not holds and not self.rehearsal:
+            raise StageError(otherwise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,47 +120,124 @@ class Stage:
     run: Callable[[Day], Figures]
 
 
-def tests(day: Day) -> Figures:
-    day.call("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", f"{HERE.parent}", f"{HERE.parent}/tests/gpu")
-    return {"pytest": day.log.read_text().splitlines()[-1]}
+def facts(day: Day) -> Figures:
+    day.call("--check-build", program="horovodrun")
+    build = [line.strip() for line in day.log.read_text().splitlines() if "[X]" in line]
+    return {**machine(), "Horovod": build}
+
+
+def tests(chosen: str) -> Callable[[Day], Figures]:
+    """The part of tests/gpu that pytest's -k chooses."""
+
+    def run(day: Day) -> Figures:
+        words = ("-q", "-p", "no:cacheprovider", "--rootdir", f"{HERE.parent}", "-k", chosen)
+        day.call("-m", "pytest", *words, f"{HERE.parent}/tests/gpu")
+        return {"pytest": day.log.read_text().splitlines()[-1]}
+
+    return run
 
 
 def by_case(question: str, name: str, small: str, words: str, *, gpus: int = 1) -> Stage:
-    """Another case, whose rows are the figures; a rehearsal takes the small words."""
+    """Another case, whose rows are the figures."""
 
     def run(day: Day) -> Figures:
         if torch.cuda.device_count() < gpus and not day.rehearsal:
             raise NotRunError(f"needs {gpus} GPUs")
-        day.call(f"{HERE}/run.py", name, *(small if day.rehearsal else words).split())
-        rows = json.loads((day.folder / RESULTS / f"{name}.json").read_text())["rows"]
-        return {str(number): row for number, row in enumerate(rows)}
+        return {"rows": day.rows(name, small, words)}
 
     return Stage(question=question, run=run)
 
 
-def b7(day: Day) -> Figures:
-    data = ["cifar10", "--data-dir", str(Path("data").resolve())] if CIFAR10.is_dir() else ["synthetic"]
-    weights = any(Path("~/.cache/torch/hub/checkpoints").expanduser().glob("efficientnet_b7*"))
-    words = ["--data", *data, "--epochs", "25", "--pretrained", "hub" if weights else "none"]
+def learn(day: Day) -> Figures:
+    precisions, epochs = (("fp32",), "1") if day.rehearsal else (("fp32", "bf16", "fp16"), "10")
+    words = (*DIGITS, "--epochs", epochs, "--precision")
+    reached = {one: day.train(one, *words, one)["eval_accuracy"] for one in precisions}
+    day.require(min(reached.values()) > 0.9, f"an accuracy is not above 0.9: {reached}")
+    return {"accuracy": reached}
+
+
+def resume(day: Day) -> Figures:
+    words = [*DIGITS, "--epochs", "3", "--deterministic", "--checkpoint-every-steps", "20"]
+    whole = day.train("whole", *words)
+    day.run_folder("killed", is_new=True)
+    day.call(*TRAIN, "killed", *words, status=-signal.SIGKILL, env={"HVDTRAIN_FAULT": "kill@rank0:step50"})
+    killed = day.train("killed", *words, goes_on=True)
+    if killed["resumed"] != 1 or whole["sha256"] is None or whole["sha256"] != killed["sha256"]:
+        raise StageError(
+            f"resumed {killed['resumed']} times; weights {killed['sha256']}, undisturbed {whole['sha256']}"
+        )
+    return {"resumed": 1, "the same weights": True}
+
+
+def jpegs(day: Day) -> Figures:
+    count = "8" if day.rehearsal else "1000"
+    rows = day.rows("input", "--rounds 1 --drawn 512", "--rounds 3", "--images", count)
+    photos = day.folder / "photos"
+    shutil.rmtree(photos, ignore_errors=True)
+    day.call("-c", PHOTOS, str(photos), count)
+    small = ["--model", "efficientnet_tiny", "--batch-size-per-rank", "4", "--epochs", "1"]
+    words = small if day.rehearsal else ["--precision", "bf16", "--epochs", "3"]
+    result = day.train("photos", "--data", "imagefolder", "--data-dir", str(photos), "--profile", *words)
+    return {"images/s in training": result["train_images_per_s"], "read": rows}
+
+
+def cifar10(day: Day) -> Figures:
+    words = ["--data", "cifar10", "--data-dir", str(CIFAR10.parent.resolve()), "--epochs", "10"]
     if day.rehearsal:
-        words = ["--data", "digits", "--model", "efficientnet_tiny", "--epochs", "1", "--pretrained", "none"]
-    day.call("-m", "hvdtrain.effnet", "--recipe", "book", "--run", "b7", *words, saves=True)
-    result = json.loads((day.folder / "runs/effnet/b7/result.json").read_text())
+        words = [*DIGITS, "--epochs", "1"]
+    elif not CIFAR10.is_dir():
+        raise NotRunError(f"no {CIFAR10}")
+    result = day.train("cifar10", *words, "--precision", "bf16")
+    return {name: result[name] for name in ("eval_accuracy", "wall_time_s", "train_images_per_s")}
+
+
+def b7(day: Day) -> Figures:
+    data = ["cifar10", "--data-dir", str(CIFAR10.parent.resolve())] if CIFAR10.is_dir() else ["synthetic"]
+    weights = any(Path("~/.cache/torch/hub/checkpoints").expanduser().glob("efficientnet_b7*"))
+    words = ["--data", *data, "--model", "efficientnet_b7", "--epochs", "25"]
+    words += ["--pretrained", "hub" if weights else "none"]
+    if day.rehearsal:
+        words = [*DIGITS, "--epochs", "1", "--pretrained", "none"]
+    result = day.train("b7", "--recipe", "book", *words, goes_on=True, saves=True)
     figures = {name: result[name] for name in ("steps", "wall_time_s", "train_images_per_s", "eval_accuracy")}
     state = "OK" if result["exit_reason"] == "finished" else "GOES ON"
     return {"state": state, "data": data[0], "ImageNet weights": weights, **figures, "reference": REFERENCE}
 
 
+SUMS_SMALL, STEP_SMALL = "--cycles-ms 1", "--models mlp:8 --np 1 --rounds 1 --steps 2"
+OVERHEAD_SMALL, TINY = "--model mlp --batch 4 --pairs 2", "efficientnet_tiny:32:2:bf16"
 B0 = "--models efficientnet_b0:256 --pixels 224 --np 1"
-MLP = "--models mlp:8 --np 1 --rounds 1 --steps 2"
+SHAPES = ("efficientnet_b0:224:256", "efficientnet_b4:380:64", "efficientnet_b7:600:16")
+SHAPES_BY_PRECISION = " ".join(f"{shape}:{one}" for shape in SHAPES for one in ("fp32", "bf16", "fp16"))
+CHANGES = ("", ":inplace", ":contiguous", ":compile", ":graph")
+ABLATIONS = " ".join(f"{SHAPES[0]}:bf16{change}" for change in CHANGES)
+BATCHES = " ".join(f"efficientnet_b0:224:{batch}:bf16" for batch in (8, 32, 64, 512))
 STAGES = {
-    "tests": Stage(question="Do tests/gpu pass?", run=tests),
-    "step": by_case("Our step beside a plain loop and DDP", "step", MLP, f"{B0} --precision bf16"),
-    "compiled": by_case("The same, compiled", "step", f"{MLP} --compile", f"{B0} --precision bf16 --compile"),
-    "memory": by_case("Memory that is reserved", "memory", MLP, B0),
-    "overhead": by_case("Our loop beside the shortest", "overhead", "--model mlp --batch 4 --pairs 2", "--batch 256"),
-    "sums": by_case("Sums over two GPUs", "all-reduce", "--rounds 1 --repeats 2 --sizes 1KB", "--rounds 3", gpus=2),
-    "input": by_case("How fast images come", "input", "--rounds 1 --images 8 --drawn 512", "--rounds 3 --images 1000"),
+    "facts": Stage(question="What is there?", run=facts),
+    "first-tests": Stage(question="tests/gpu that needs no Horovod", run=tests(WITHOUT_HOROVOD)),
+    "other-tests": Stage(question="The rest of tests/gpu", run=tests(f"not ({WITHOUT_HOROVOD})")),
+    "two-gpus": by_case("Sums by NCCL over two GPUs", "sums", f"--np 2 {SUMS_SMALL}", "--np 2", gpus=2),
+    "learn": Stage(question="Does it learn, in each precision?", run=learn),
+    "resume": Stage(question="Killed in a step and resumed: the same bits as undisturbed?", run=resume),
+    "step": by_case("Our step beside a plain loop and DDP", "step", STEP_SMALL, f"{B0} --precision bf16"),
+    "compiled": by_case("The same, compiled", "step", STEP_SMALL, f"{B0} --precision bf16 --compile"),
+    "memory": by_case("Memory that is reserved", "memory", STEP_SMALL, B0),
+    "overhead": by_case("Our loop beside the shortest", "overhead", OVERHEAD_SMALL, "--batch 256"),
+    "kernels": by_case(
+        "Time, kernels and memory of a step: a plain loop's, and ours of a BERT",
+        "kernels",
+        f"--steps {TINY} bert_tiny:32:2:bf16",
+        f"--steps {SHAPES_BY_PRECISION} bert_base:128:32:bf16",
+    ),
+    "ablate": by_case(
+        "SiLU, memory format, compile, CUDA graph, batch: one change at a time",
+        "kernels",
+        "--steps " + " ".join(TINY + change for change in CHANGES),
+        f"--steps {ABLATIONS} {BATCHES}",
+    ),
+    "nccl": by_case("Sums by NCCL on one rank, by Horovod's cycle", "sums", SUMS_SMALL, ""),
+    "jpegs": Stage(question="JPEGs: read as fast as computed?", run=jpegs),
+    "cifar10": Stage(question="CIFAR-10, 10 epochs of the default recipe", run=cifar10),
     "b7": Stage(question="b7, 25 epochs beside the reference; without CIFAR-10 for the time alone", run=b7),
 }
 
@@ -150,7 +265,20 @@ def in_words(value: Any) -> str:
     """A figure, numbers to four digits."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {in_words(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return "; ".join(in_words(one) for one in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def take_wheels(wheels: Path, site: Path) -> None:
+    """Put them into a folder of their own, before what the machine has."""
+    files = sorted(str(file) for file in wheels.glob("*.whl"))
+    if not files:
+        sys.exit(f"gpu-day: error: {wheels} has no wheels. Run make wheels, or leave out --wheels.")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--upgrade"]
+    subprocess.run([*pip, "--target", str(site), *files], check=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    os.environ["PATH"] = f"{site}/bin:{os.environ['PATH']}"
 
 
 def gpu_day(chosen: argparse.Namespace) -> Table:
@@ -168,6 +296,8 @@ def gpu_day(chosen: argparse.Namespace) -> Table:
     unfinished = [name for name in STAGES if rows.get(name, {}).get("state") not in ("OK", "REHEARSED")]
     folder = Path("build", table.name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    if chosen.wheels:
+        take_wheels(Path(chosen.wheels), folder / "site")
     for name in chosen.stages or unfinished:
         day = Day(folder=folder, log=folder / f"{name}.log", rehearsal=chosen.rehearse, limit_s=chosen.limit_s)
         rows[name] = {"stage": name, **outcome(STAGES[name], day)}
@@ -178,6 +308,5 @@ def gpu_day(chosen: argparse.Namespace) -> Table:
     return table
 
 
-CASES = {
-    "gpu-day": Case(measure=gpu_day, options={"stages": ([], list(STAGES)), "rehearse": False, "limit-s": 540.0}),
-}
+OPTIONS = {"stages": ([], list(STAGES)), "rehearse": False, "limit-s": 540.0, "wheels": ""}
+CASES = {"gpu-day": Case(measure=gpu_day, options=OPTIONS)}

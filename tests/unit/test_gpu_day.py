@@ -21,7 +21,7 @@ def day(tmp_path, monkeypatch):
         }
         monkeypatch.setattr(gpu_day, "STAGES", stages)
         monkeypatch.setattr(gpu_day.torch.cuda, "is_available", lambda: has_gpu)
-        chosen = argparse.Namespace(stages=list(names), rehearse=rehearse, limit_s=limit_s)
+        chosen = argparse.Namespace(stages=list(names), rehearse=rehearse, limit_s=limit_s, wheels="")
         table = gpu_day.gpu_day(chosen)
         page = (RESULTS / f"{table.name}.md").read_text()
         return table.holds, {row["stage"]: row["state"] for row in table.rows}, page
@@ -76,6 +76,21 @@ def test_a_stage_ends_when_its_time_is_over(day, saves, state):
     _, states, page = day({"long": python(SLEEPS, saves=saves)}, limit_s=1.5)
     assert states == {"long": state}
     assert saves or "not done after 2 s" in page
+
+
+def test_a_stage_that_dies_as_it_should(day):
+    dies = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert day({"dies": python(dies, status=-9)})[1] == {"dies": "OK"}
+
+
+def test_rows_of_a_case_are_told_apart(day):
+    _, _, page = day({"fast": lambda _: {"rows": [{"images/s": 99.0}, {"images/s": 98.0}]}})
+    assert "images/s 99; images/s 98" in page
+
+
+def test_a_folder_without_wheels_is_named(tmp_path):
+    with pytest.raises(SystemExit, match=f"{tmp_path} has no wheels"):
+        gpu_day.take_wheels(tmp_path, tmp_path / "site")
 
 
 def test_a_rehearsal_has_no_figures(day):
