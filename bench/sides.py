@@ -191,10 +191,10 @@ class Marks(Hook):
 
     def begin_step(self, number: int) -> None:
         if self._counts and number == self._clock.warmup:
-            self.operations.__enter__()
+            self.operations.__enter__()  # type: ignore[no-untyped-call]
         if number == self._clock.warmup + 1:
             if self._counts:
-                self.operations.__exit__(None, None, None)
+                self.operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._sent = sent_bytes() or 0
         self._clock.mark()
 

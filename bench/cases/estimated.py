@@ -62,7 +62,7 @@ def step_s(ranks: int, per_host: int, rate: str, way: str) -> float:
     """The median step of as many ranks, those of the first host first; of rounds the mean of a whole one."""
     is_local = "local" in way
     steps, warmup = (ROUND_STEPS, ROUND_STEPS) if is_local else (STEPS, 2)
-    given = {"model": JOB.model, "batch": BATCH, "steps": steps, "warmup": warmup}
+    given: dict[str, Any] = {"model": JOB.model, "batch": BATCH, "steps": steps, "warmup": warmup}
     with two_hosts(rate, per_host) as launch:
         launch[launch.index("-np") + 1] = str(ranks)
         words = [] if way == FLAT else way.split()

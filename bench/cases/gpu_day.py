@@ -163,9 +163,7 @@ def resume(day: Day) -> Figures:
     day.call(*TRAIN, "killed", *words, status=-signal.SIGKILL, env={"HVDTRAIN_FAULT": "kill@rank0:step50"})
     killed = day.train("killed", *words, goes_on=True)
     if killed["resumed"] != 1 or whole["sha256"] is None or whole["sha256"] != killed["sha256"]:
-        raise StageError(
-            f"resumed {killed['resumed']} times; weights {killed['sha256']}, undisturbed {whole['sha256']}"
-        )
+        raise StageError(f"resumed {killed['resumed']} times: {killed['sha256']}, undisturbed {whole['sha256']}")
     return {"resumed": 1, "the same weights": True}
 
 

@@ -112,7 +112,7 @@ def rank(out: Path, *, case: str) -> None:
 def of_text(case: str) -> dict[str, Any]:
     """A run of hvdtrain over masked words; GiB are what torch had reserved."""
     model, tokens, batch, precision = case.split(":")
-    given = {"model": model, "tokens": int(tokens), "batch": int(batch), "precision": precision}
+    given: dict[str, Any] = {"model": model, "tokens": int(tokens), "batch": int(batch), "precision": precision}
     answer = job([], "sides:ours", steps=ROUNDS * STEPS, **given)
     reserved_mib = answer["memory"][0].get("gpu_reserved_mib")
     gib = None if reserved_mib is None else round(reserved_mib / 1024, 2)

@@ -3,12 +3,13 @@
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import torch
 
-from bench.jobs import job, mpirun
+from bench.jobs import job, mpirun, run
 from bench.pairs import Case, Table
 
 CUDA = torch.cuda.is_available()
@@ -26,15 +27,6 @@ def device_of_rank() -> torch.device:
     assert hvd.nccl_built(), "Horovod was built without NCCL"
     torch.cuda.set_device(hvd.local_rank())
     return torch.device("cuda", hvd.local_rank())
-
-
-def whole(out: Path, *, compression: str) -> None:
-    """One rank, whose gradients must be sent only once the device has computed them."""
-    from tests.gpu.test_sums import main
-
-    device_of_rank()
-    main(compression)
-    out.write_text("null")
 
 
 def times(out: Path) -> None:
@@ -63,7 +55,7 @@ def sums(chosen: argparse.Namespace) -> Table:
         columns=["cycle, ms", *(f"{mib} MiB" for mib in SIZES_MIB)],
     )
     for compression in ("none", "fp16"):
-        job(mpirun(chosen.np), "cases.gpu_sums:whole", compression=compression)
+        run([*mpirun(chosen.np), sys.executable, "-m", "tests.gpu.test_sums", compression])
     for cycle_ms in chosen.cycles_ms:
         found = job(mpirun(chosen.np), "cases.gpu_sums:times", env={"HOROVOD_CYCLE_TIME": f"{cycle_ms:g}"})
         table.add(cycle_ms, *(round(ms, 3) for ms in found.values()))

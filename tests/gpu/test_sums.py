@@ -42,7 +42,9 @@ def main(compression):
         return gradient.clone()
 
     hvd.init()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).to(device)
     wire = Wire(compression, hvd.size())
