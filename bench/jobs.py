@@ -41,14 +41,17 @@ def run(words: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str]
 
 
 def environment() -> dict[str, str]:
-    """Of a job: one thread per rank, an end to every mpirun, root may start it, and bench/ can be imported."""
+    """Of a job: one thread per rank, an end to every mpirun, root may start it, and bench/ can be imported.
+
+    What the caller has on its path comes before the checkout: wheels, for example.
+    """
     return {
         "OMP_NUM_THREADS": "1",
         "MPIEXEC_TIMEOUT": str(PATIENCE_S),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE.parent)]),
     }
 
 
@@ -135,7 +138,7 @@ def main() -> None:
     """One rank of a job."""
     function, out, arguments = sys.argv[1:]
     module, _, name = function.partition(":")
-    sys.path[0] = str(HERE.parent)
+    sys.path = [*sys.path[1:], str(HERE.parent)]
     getattr(import_module(f"bench.{module}"), name)(Path(out), **json.loads(arguments))
 
 

@@ -52,7 +52,7 @@ def test_the_programs_of_a_job_find_each_other_and_what_the_caller_has_on_its_pa
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     environment = jobs.environment()
-    assert environment["PYTHONPATH"].split(":") == [str(jobs.HERE.parent), "/elsewhere"]
+    assert environment["PYTHONPATH"].split(":") == ["/elsewhere", str(jobs.HERE.parent)]
     assert environment["OMP_NUM_THREADS"] == "4"
 
 
