@@ -131,6 +131,6 @@ def waits_of(case: Case, *, responses: int, norm_layers: int) -> int:
     if ranks_of(case) == 1:
         return waits
     of_layers = WAITS_PER_LAYER * norm_layers * int(case["passes"]) if case["extra"] == SYNC_BN else 0
-    if case["sums"] == HOROVOD:  # with --sync-bn the host has waited for all but those after the last layer's
-        return waits + of_layers + (1 if of_layers else responses)
+    if case["sums"] == HOROVOD:  # at most once for each response, those to layers among them
+        return waits + responses
     return waits + of_layers + WAITS_OF_SUMS[case["sums"]]

@@ -67,7 +67,9 @@ def test_a_step(case):
         responses=len(responses) - responses_before,
         norm_layers=len(batch_norm.layers(made.step.model)),
     )
-    assert len(waits) == bound, "\n".join(map(str, waits))
+    # Horovod may have answered for several tensors before the host asks for the first of them: a bound from above.
+    is_bounded = len(waits) <= bound if case["sums"] == cases.HOROVOD else len(waits) == bound
+    assert is_bounded, "\n".join(map(str, waits))
     assert done.skipped is None
     assert done.grad_norm > 0
     before, expected = on_host(case)
