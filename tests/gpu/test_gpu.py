@@ -174,7 +174,7 @@ def test_two_ranks_on_one_gpu_are_refused(tmp_path):
         check=False,
     )
     assert done.returncode == 2
-    assert "both given GPU" in done.stdout + done.stderr
+    assert "both use GPU" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -167,7 +167,7 @@ def test_a_run_that_is_started_again_replaces_its_own_export_and_no_others(tmp_p
     assert (tmp_path / "model" / "model.safetensors").exists()
     done = finished(tmp_path, ["python", "-m", "hvdtrain.bert", *words[2:], "--run", "other"], PYTHONPATH=str(PROJECT))
     assert done.returncode == 2
-    assert "--export model: holds files already" in refusal(done.stdout + done.stderr)
+    assert "--export model: not empty" in refusal(done.stdout + done.stderr)
 
 
 @pytest.mark.slow
