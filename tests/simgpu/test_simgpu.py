@@ -40,9 +40,17 @@ def test_steps_runs_and_planted_faults(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_whole_runs_and_replicas_of_several_ranks(tmp_path):
+    files = (f"tests/simgpu/inside/test_{name}.py" for name in ("runs", "replicas"))
+    assert run_inside(tmp_path, *files, "-m", "slow") >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.long  # many minutes of a core
 @pytest.mark.timeout(3000)
-def test_all_kinds_of_steps_and_whole_runs(tmp_path):
-    assert run_inside(tmp_path, "tests/simgpu/inside", "-m", "slow") > 300
+def test_all_kinds_of_steps(tmp_path):
+    assert run_inside(tmp_path, "tests/simgpu/inside/test_steps.py", "-m", "slow") > 300
 
 
 @pytest.mark.slow
