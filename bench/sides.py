@@ -212,7 +212,7 @@ def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
         marks = Marks(clock := StepClock(run.device, given.warmup), counts=counts)
         for event in our_training(run, given, marks):
             if isinstance(event, hvdtrain.Report) and event.skipped:
-                sys.exit(f"steps that were not finite are no measure: {event.skipped}")
+                sys.exit(f"steps were skipped, so their times are not comparable: {event.skipped}")
         memory = run.ranks.allgather(peaks.process_peaks(run.device))
         operations = run.ranks.allgather(marks.operations.count)
         if run.ranks.rank == 0:

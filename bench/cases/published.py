@@ -75,7 +75,7 @@ def _a100(name: str, network: str, batch: int, speeds: dict[int, float]) -> Publ
 
 
 def _horovod(name: str, network: str, alone: float, over_16: float, over_512: float) -> PublishedTable:
-    """16 GPUs were so many times as fast as one, 512 had that efficiency."""
+    """A table from the speed-up of 16 GPUs over one, and the efficiency of 512."""
     return PublishedTable(
         name=name,
         hardware=_host("Horovod's P100", 4, "25gbit"),
