@@ -1,5 +1,5 @@
 # make train | train-bert | test | test-changed | test-slow | test-long | test-elastic | test-cluster | image | test-image |
-#      lint | design | messages | board | bench | book-table | gpu-day | soak | wheels | lock | setup | clean
+#      lint | design | docs | docs-check | board | bench | book-table | gpu-day | soak | wheels | lock | setup | clean
 SHELL := /bin/bash
 # Without a GPU, or with several, 2 ranks train; a rank needs a GPU for itself.
 GPUS = $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
@@ -15,7 +15,7 @@ VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
 LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
 
-.PHONY: messages setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-day soak wheels lock clean
+.PHONY: docs docs-check setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-day soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
@@ -71,9 +71,14 @@ lint: setup design
 design: setup
 	$(VENV) lint-imports && pytest -q tests/unit/test_design.py
 
-# docs/messages.md, from the source of both packages.
-messages: setup
-	$(VENV) python scripts/messages.py
+# The site, in build/docs: pages and pictures that are generated first, and every link must lead somewhere.
+SITE := sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
+docs: setup
+	$(VENV) python -m scripts.docs && $(SITE) && echo "build/docs/index.html"
+
+# What is generated is up to date, and the commands in docs/ that are marked print what the page says; changes nothing.
+docs-check: setup
+	$(VENV) python -m scripts.docs check && $(SITE)
 
 # The runs in runs/, compared in a browser of this machine.
 board: setup

@@ -1,6 +1,6 @@
-"""What a step costs by --dry-run: the tables of docs/costs.md, and what others have measured beside them.
+"""What a step costs by --dry-run: the tables of docs/reference/step-costs.md, and what others have measured beside them.
 
-    python bench/step_costs.py              writes the tables of docs/costs.md anew
+    python bench/step_costs.py              writes the tables of docs/reference/step-costs.md anew
     python bench/step_costs.py published    prints one of them
 
 No step is timed here: shapes are counted, so a busy machine changes nothing. About 5 minutes of CPU.
@@ -26,7 +26,7 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.text import settings as texts
 from hvdtrain.vision import settings as images
 
-PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "step-costs.md"
 GIB = 2**30
 
 EFFNET = "DeepLearningExamples, PyTorch/Classification/ConvNets/efficientnet/README.md and configs.yml"
@@ -86,7 +86,7 @@ PUBLISHED = (
     Published(words=WORDS.format(128, 64, FP16), gpu="v100 32", speed=181.76),
     Published(words=WORDS.format(512, 4, FP32), gpu="v100 32", speed=9.0),
     Published(words=WORDS.format(512, 8, FP16), gpu="v100 32", speed=32.32),
-    # One A100, CIFAR-10 by torchrun and DDP, efficientnet_b7 on 32 x 32 pixels: docs/accuracy.md.
+    # One A100, CIFAR-10 by torchrun and DDP, efficientnet_b7 on 32 x 32 pixels: docs/explanation/accuracy.md.
     Published(
         words="effnet --recipe book --no-tf32",
         gpu="a100 80",

@@ -23,9 +23,9 @@ class CheckpointSettings(Group):
     resume: Annotated[
         Literal["auto", "never"],
         ASIDE,
-        Chosen(why="a run resumes. To start anew, give another --run or remove its folder"),
+        Chosen(why="a run resumes. To start from scratch, pass another --run or remove its folder"),
     ] = "auto"
-    """auto resumes from the run's newest valid checkpoint, if it has any; never starts anew."""
+    """auto resumes from the run's newest valid checkpoint, if it has any; never starts from scratch."""
     checkpoint_every_s: Annotated[float | Literal["auto"], SECONDS_OR_AUTO, ASIDE] = 300.0
     """Seconds between checkpoints; 0 for none by the clock; auto for what loses least time, from the time that saves
     have held the training and from --failures-per-gpu-hour."""

@@ -22,7 +22,7 @@ class BatchSettings(Group):
     batch_size_per_rank: Annotated[int, AT_LEAST_1] = 256
     """Samples that a rank takes through the model at a time."""
     global_batch_size: Annotated[int | None, AT_LEAST_1, Column(value="global_batch", first=True)] = None
-    """Samples per optimizer step of all ranks together, in place of batch-size-per-rank."""
+    """Samples per optimizer step of all ranks together, instead of batch-size-per-rank."""
     accumulate_steps: Annotated[int, AT_LEAST_1] = 1
     """Batches per optimizer step; global batch = ranks x batch-size-per-rank x accumulate-steps, at most: an epoch is
     cut evenly."""
@@ -73,7 +73,7 @@ class LimitSettings(Group):
         ASIDE,
         Chosen(why="20 skipped steps in a row end a run, and fp16 needs fewer"),
     ] = 20
-    """End with status 3 after so many steps in a row whose loss or gradients were not finite."""
+    """End with status 3 after this number of steps in a row whose loss or gradients were not finite."""
     check_replicas_every: Annotated[
         int, AT_LEAST_0, ASIDE, Chosen(why="replicas are compared at each checkpoint: see --checkpoint-every-steps")
     ] = 0

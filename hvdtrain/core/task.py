@@ -53,11 +53,11 @@ class Task:
         raise NotImplementedError
 
     def counts(self, samples: Tensor) -> Tensor:
-        """What each of these training samples (N,) weighs, known from its index alone: no rank asks another."""
+        """The weight of each of these training samples (N,), known from its index alone: no communication."""
         return torch.ones(len(samples))
 
     def cost(self, samples: Tensor) -> Tensor:
-        """What each of them (N,) takes to compute, in any unit: samples of unequal cost are dealt out to the ranks."""
+        """The computing time of each of them (N,), in any unit: samples of unequal cost are dealt out to the ranks."""
         return torch.ones(len(samples))
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
@@ -68,7 +68,7 @@ class Task:
         return raw
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the model is called with, samples first: here the first tensor of the batch."""
+        """The arguments of the model, samples first: here the first tensor of the batch."""
         return (next(iter(batch.values())),)
 
     def metrics(self, totals: Totals) -> dict[str, float]:

@@ -22,10 +22,10 @@ class ElasticSettings(Group):
     title: ClassVar[str] = "lost ranks and new ones"
 
     elastic: Annotated[bool, ASIDE] = False
-    """When a rank dies the others go on in place, from the last step; on CPUs, with Open MPI 5 and mpirun --with-ft
+    """When a rank dies the others continue in place, from the last step; on CPUs, with Open MPI 5 and mpirun --with-ft
     ulfm."""
     grow: Annotated[bool, ASIDE] = False
-    """With elastic: others start in the place of those that died, and join once they have loaded."""
+    """With elastic: replacement ranks start for those that died, and join once they have loaded."""
     min_np: Annotated[int, AT_LEAST_1, ASIDE] = 1
     """With elastic: save and end where fewer ranks are left."""
 

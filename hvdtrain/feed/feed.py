@@ -34,9 +34,9 @@ class Split(Protocol):
         """For each (N,) index tensor the samples as they were stored, on the device.
 
         The indices are on the device themselves, or on the host where files are read by them.
-        Where `phases.isolated` this rank reads them itself, one batch when it is asked for.
+        If `phases.isolated`, this rank reads each batch itself when it is asked for.
 
-        What is random about their reading is keyed by seed, epoch and sample; without an epoch nothing is.
+        Random choices in their reading are keyed by seed, epoch and sample; without an epoch nothing is random.
         """
 
 

@@ -42,7 +42,7 @@ class Behind:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The steps since the last report; the same on all ranks, but for what rank 0 alone tells."""
+    """The steps since the last report; the same on all ranks, except for what only rank 0 reports."""
 
     step: int  # the last of them; 1 is the first of the run
     steps: int  # taken or skipped
@@ -97,19 +97,19 @@ class Report:
         }
 
     def power_w(self) -> float | None:
-        """What the GPUs of all hosts take now; None where one of them could not be read, or there are none."""
+        """The power that the GPUs of all hosts take now; None without GPUs, or if one of them could not be read."""
         readings = zip(self.gauges, self.readings.tolist(), strict=True)
         powers = [value for (_, name), value in readings if name.endswith("power_w")]
         return None if not powers or any(map(math.isnan, powers)) else math.fsum(powers)
 
     def events(self) -> list[dict[str, Any]]:
-        """What was not as it should be, as lines of metrics.jsonl."""
+        """The faults and warnings of these steps, as lines of metrics.jsonl."""
         skipped = [{"event": "skipped", "step": step, **why.to_event()} for step, why in self.skipped]
         spikes = [{"event": "spike", **asdict(spike)} for spike in self.spikes]
         return skipped + spikes + ([] if self.behind is None else [{"event": "behind", **asdict(self.behind)}])
 
     def counts(self) -> dict[str, int]:
-        """What result.json adds up over the run."""
+        """The counts that result.json adds up over the run."""
         return {
             "skipped_steps": len(self.skipped),
             "loss_spikes": self.loss_spikes,

@@ -78,7 +78,7 @@ class Run(Generic[S]):
             self.device = select_device(comm, settings.precision)
 
     def agree(self, look: Callable[[], T]) -> T:
-        """What `look` returns on this rank; BadInput on all ranks if it raises that on any."""
+        """Return what `look` returns on this rank; BadInput on all ranks if it raises that on any."""
         return agree(self.ranks, look)
 
     def training(
@@ -93,7 +93,7 @@ class Run(Generic[S]):
         about: Mapping[str, Any] | None = None,
         at_end: Callable[[Training], object] | None = None,
     ) -> Training:
-        """A training at its beginning, or where the run stood.
+        """Return the training, at its beginning or where the run stood.
 
         `model` is on the host, equal on all ranks, or a function that makes it, with the run's seed; a rank that keeps
         a part of the model calls the function twice and has memory for that part only. `cuts`, or a function of the

@@ -43,7 +43,7 @@ from hvdtrain.witnesses.injected import InjectedFaults
 class Training:
     """Iterate over it: it trains, and yields each Report and each EpochDone, on all ranks alike.
 
-    What the body of the `for` does is for its rank alone: collectives, checkpoints, evaluations and lost ranks are
+    The body of the `for` acts on its own rank only: collectives, checkpoints, evaluations and lost ranks are
     dealt with between two of the things that it yields. A `break` on all ranks saves and ends the run; on some ranks it
     ends the run with status 1.
     """

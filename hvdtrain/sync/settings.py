@@ -29,7 +29,7 @@ class SyncSettings(GradientSettings, BatchSettings):
     sync_every: str | None = None
     """K or K@E: local's steps in a round, and the epoch after which rounds begin."""
     sync_group_size: Annotated[int | None, AT_LEAST_1] = None
-    """Neighbouring ranks in place of those of a host; replicas of several ranks with --stages or --tensor."""
+    """Neighbouring ranks instead of those of a host; replicas of several ranks with --stages or --tensor."""
 
     @property
     def rounds(self) -> SyncSchedule | None:

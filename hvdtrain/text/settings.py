@@ -74,7 +74,8 @@ class BertSettings(TensorSettings, Settings):
     dropout: Annotated[float | None, PROBABILITY] = None
     """Probability; the model's own if not given."""
     max_steps: Annotated[int | None, AT_LEAST_1] = None
-    """End after so many steps, in place of epochs; without warmup-epochs the warm-up is the recipe's share of them."""
+    """End after this number of steps, instead of epochs; without warmup-epochs the warm-up is the recipe's share of
+    them."""
     export: Annotated[Path | None, ASIDE] = None
     """At the end write config.json, model.safetensors and vocab.txt into this folder, for transformers to load."""
 

@@ -64,8 +64,8 @@ class EffnetSettings(Settings):
     max_unreadable_images: Annotated[
         int | None, AT_LEAST_0, ASIDE, Chosen(why="a run may fail to decode 100 images, or one of 1,000 that it reads")
     ] = None
-    """End with status 1 after more than so many images, of all ranks and epochs, that could not be decoded; else they
-    count as images without a gradient. Where more would come for want of a readable header, the run does not start."""
+    """End with status 1 if more images than this could not be decoded, over all ranks and epochs; up to that number
+    they count as images without a gradient. If more of them lack a readable header, the run does not start."""
 
     def uses(self) -> Iterable[Use]:
         if self.sync_bn:  # it sums over ranks inside the model

@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
     plan.set_defaults(dry_run=True, sbatch=None, sbatch_options=[], mpijob=None, mpijob_options=[], nccl_debug=False)
     sweep = command(
         "sweep",
-        "run a program at several sizes, tell what each gives in time, accuracy and cost; continues where it stopped",
+        "run a program at several sizes, report what each gives in time, accuracy and cost; continues where it stopped",
         f"-np 1,2,4 {TRAINING}",
     )
     _add_sweep_options(sweep)

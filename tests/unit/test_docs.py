@@ -1,14 +1,15 @@
-"""README and docs, as files: what a link names is there."""
+"""README and docs, as files: what a link names is there, and the words are plain English."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from scripts.docs import consoles
 from tests import tutorial
 
 PROJECT = Path(__file__).parents[2]
-PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md"), *(PROJECT / "hostfiles").glob("*.md")]
+PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "hostfiles").glob("*.md")]
 
 
 def prose(page):
@@ -44,3 +45,52 @@ def test_the_diffs_of_the_tutorial_lead_to_the_example():
     assert len(before) == 3
     for program in before:
         compile(program, "mine.py", "exec")
+
+
+# Word order and words that are not plain English, with what to write. The generated pages hold the docstrings of
+# settings and of the public names, and all of --help.
+ODD = {
+    r"^(- )?Of (?!course)": "the subject first",
+    r"(^|[.] )(What|Where) (?!is |are |does |do |to )": "the subject first; 'if' for a condition",
+    r"\bso many\b": "N, or this number of",
+    r"\banew\b": "again, from scratch",
+    r"\b(go|goes|going) on\b": "continue, resume",
+    r"\bclos(e|es|ed|ing) up\b": "recover",
+    r"\b(tell|tells|told)\b": "print, report",
+    r"\boutliv(e|es|ed|ing)\b": "survive",
+    r"\bthose that are left\b": "the remaining",
+    r"\bin place of\b": "instead of",
+    r"\b(of )?one's own\b": "your own",
+    r"\bnobody\b": "the subject's name",
+    r"\bfor ever\b": "forever, or without a limit",
+    r"\bas ever\b": "as before",
+    r"\bgive that too\b": "requires X",
+}
+EXCEPTIONS = ("messages.md", "CHANGELOG.md", "CONTRIBUTING.md")  # texts of the programs; notes for who knows the code
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in EXCEPTIONS], ids=lambda page: page.stem)
+def test_a_page_is_in_plain_english(page):
+    odd = {f"{found[0].strip()}: {remedy}" for words, remedy in ODD.items() for found in re.finditer(words, prose(page), re.M)}
+    assert not odd
+
+
+@pytest.mark.parametrize(
+    ("page", "printed", "is_same"),
+    [
+        ("one\n...\nfour 4 s\n", "one\ntwo\nthree\nfour 4 s\n", True),
+        ("took ... s (a+b)\n", "took 1.5 s (a+b)\n", True),
+        ("one\ntwo\n", "one\n", False),
+        ("one\n", "one\ntwo\n", False),
+        ("a.b\n", "a-b\n", False),
+    ],
+)
+def test_dots_in_a_console_block_stand_for_anything_and_nothing_else_does(page, printed, is_same):
+    assert consoles.matches(page, printed) is is_same
+
+
+def test_a_block_that_is_marked_gives_its_commands_with_what_they_print(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- checked -->\n```console\n$ a \\\n    b\nx\n\ny\n$ c\n```\n\n```console\n$ d\n```\n")
+    found = [(session.command, session.output) for session in consoles.sessions(page)]
+    assert found == [("a \\\n    b", "x\n\ny\n"), ("c", "")]

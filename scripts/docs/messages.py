@@ -1,19 +1,20 @@
-"""Write docs/messages.md: what hvdtrain and hvdlaunch print about a run, by text.
-
-python scripts/messages.py
+"""docs/reference/messages.md: what hvdtrain and hvdlaunch print about a run, by text.
 
 Messages are found in the source: texts of errors that are raised, of what `print_message` prints, of findings about
 hosts, and strings that begin with their severity. A text that is put together elsewhere is left out.
 """
 
 import ast
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[1]
-PAGE = PROJECT / "docs" / "messages.md"
+PROJECT = Path(__file__).resolve().parents[2]
+DOCS = PROJECT / "docs"
+PAGE = DOCS / "reference" / "messages.md"
+GENERATED = ("messages.md", "options.md", "hvdlaunch.md", "api.md")  # these explain no message
 PROGRAMS = {"hvdtrain": "hvdtrain", "launch": "hvdlaunch"}
 BAD_INPUT = "2"
 # What raises or returns a message, and the exit status that it leads to.
@@ -34,9 +35,10 @@ CITED_CHARS, CITED_WORDS = 18, 3  # a page of the docs that has so long a piece 
 HEAD = """\
 # Messages
 
-What hvdtrain and hvdlaunch print about a run, as `PROGRAM: SEVERITY: MESSAGE`. Search this page for words of the line
-that you see. Words in capitals stand for what the line names, and `...` for a list or a longer text. An error ends the
-program with the status given; a warning or a note does not. `make messages` writes this page from the source.
+The lines that hvdtrain and hvdlaunch print about a run, as `PROGRAM: SEVERITY: MESSAGE`. Search this page for words of
+the line that you see. Words in capitals stand for what the line names, and `...` for a list or a longer text. An error
+ends the program with the status given; a warning or a note does not. Remedies for the common ones are in
+[troubleshooting](../how-to/troubleshooting.md).
 """
 
 
@@ -157,12 +159,13 @@ def explained_in(text: str, pages: Mapping[str, str]) -> str:
     pieces = re.split(r"\b[A-Z_]{2,}\b|\.\.\.", text)
     pieces = [piece for piece in pieces if len(piece.strip()) >= CITED_CHARS and len(piece.split()) >= CITED_WORDS]
     names = [name for name, page in pages.items() if any(piece.strip() in page for piece in pieces)]
-    return ", ".join(f"[{name.removesuffix('.md')}]({name})" for name in names)
+    return ", ".join(f"[{Path(name).stem}]({name})" for name in names)
 
 
 def render() -> str:
     """The page."""
-    pages = {page.name: page.read_text() for page in sorted(PAGE.parent.glob("*.md")) if page != PAGE}
+    files = [page for page in sorted(DOCS.rglob("*.md")) if page.name not in GENERATED]
+    pages = {os.path.relpath(page, PAGE.parent): page.read_text() for page in files}
     lines = [HEAD]
     for package, program in PROGRAMS.items():
         files = sorted((PROJECT / package).rglob("*.py"))
@@ -171,11 +174,7 @@ def render() -> str:
         for message in sorted(found, key=lambda message: (message.key, message.text, str(message.source))):
             source = message.source.relative_to(PROJECT)
             cell = f"`` {message.severity}: {message.text} ``".replace("|", "\\|")
-            link = f"[{source.relative_to(package)}](../{source})"
+            link = f"[{source.relative_to(package)}](../../{source})"
             lines.append(f"| {cell} | {message.status or '-'} | {link} | {explained_in(message.text, pages) or '-'} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(render())

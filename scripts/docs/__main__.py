@@ -1,0 +1,53 @@
+"""Write what is generated in docs/, or check that it is up to date.
+
+python -m scripts.docs          writes the pages and the pictures
+python -m scripts.docs check    fails if one differs, or if a command in docs/ prints something else than it says
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from scripts.docs import api, commands, consoles, messages, options
+from scripts.docs.pictures import album
+
+PROJECT = Path(__file__).resolve().parents[2]
+DOCS = PROJECT / "docs"
+PAGES = {
+    "reference/hvdlaunch.md": commands.render,
+    "reference/options.md": options.render,
+    "reference/api.md": api.render,
+    "reference/messages.md": messages.render,
+}
+PICTURES = {f"pictures/{name}.svg": draw for name, draw in album.PICTURES.items()}
+
+
+def out_of_date() -> Iterable[tuple[Path, str]]:
+    """The generated files that are not as the code would write them, with what it would write."""
+    for name, make in (PAGES | PICTURES).items():
+        file, text = DOCS / name, make()
+        if not file.exists() or file.read_text() != text:
+            yield file, text
+
+
+def write() -> int:
+    """Write what has changed; the exit status."""
+    for file, text in out_of_date():
+        file.write_text(text)
+        print(file.relative_to(PROJECT))
+    return 0
+
+
+def check() -> int:
+    """Print what is out of date, and what commands print otherwise; the exit status."""
+    problems = [f"docs: {file.relative_to(PROJECT)}: out of date. Run make docs." for file, _ in out_of_date()]
+    problems += consoles.differences(sorted(DOCS.rglob("*.md")))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] not in ([], ["check"]):
+        sys.exit("docs: write python -m scripts.docs, or python -m scripts.docs check")
+    sys.exit(check() if sys.argv[1:] else write())
