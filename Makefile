@@ -90,7 +90,7 @@ SHORT := "step --models efficientnet_b0:16 mlp:64 --rounds 2" overhead "input --
 bench: setup
 	$(VENV) for case in $(SHORT); do python bench/run.py $$case || exit; done
 
-# The table of the reference (docs/accuracy.md) for whoever has the GPUs: every size up to theirs, both recipes, time and
+# The table of the reference (docs/explanation/accuracy.md) for whoever has the GPUs: every size up to theirs, both recipes, time and
 # accuracy. The same command goes on where it was cut off. Without GPUs give NP and ARGS; SWEEP is for hvdlaunch sweep.
 book-table: NP = $(GPUS)
 book-table: ARGS = --data cifar10 --model efficientnet_b7 --pretrained hub --epochs 25 --batch-size-per-rank 256

@@ -104,7 +104,8 @@ ADDRESS={ADDRESSES[1]} nsenter --target=$H2 --net sh -ec '{_CABLE}'
 """
 _NAMESPACES = "setpriv --pdeathsig=KILL unshare --mount --uts --ipc --net --pid --fork --kill-child --mount-proc"
 _AGENT = '#!/bin/sh\nshift\nexec nsenter --target=$H2 --net --uts --mount sh -c "$*"\n'  # instead of ssh
-# btl_tcp_flags: an all-reduce sends both ways at once, which Open MPI's default does not (docs/slow-links.md).
+# btl_tcp_flags: an all-reduce sends both ways at once, which Open MPI's default does not
+# (docs/explanation/benchmarks.md).
 _OPEN_MPI = {
     "pml": "ob1",
     "btl": "vader,tcp,self",

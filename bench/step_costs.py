@@ -1,4 +1,4 @@
-"""What a step costs by --dry-run: the tables of docs/reference/step-costs.md, and what others have measured beside them.
+"""What a step costs by --dry-run: the tables of docs/reference/step-costs.md, beside what others have measured.
 
     python bench/step_costs.py              writes the tables of docs/reference/step-costs.md anew
     python bench/step_costs.py published    prints one of them

@@ -12,7 +12,7 @@ is what a ring sends over each link, so that it can be compared over numbers of 
 each sends so many to the other. 1 KB is 1,024 bytes.
 `--json FILE` leaves the same for other programs: rank 0 writes the fields of Report.
 
-2 ranks on 2 cores of an AMD EPYC, Open MPI 4.1.8: see "All-reduce" in docs/performance.md.
+2 ranks on 2 cores of an AMD EPYC, Open MPI 4.1.8: see "How fast is an all-reduce?" in docs/explanation/benchmarks.md.
 """
 
 import argparse

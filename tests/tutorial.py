@@ -1,9 +1,9 @@
-"""The programs of docs/your_own_model.md: the one that it begins with, and what each of its diffs makes of the last."""
+"""The programs of docs/tutorials/own-model.md: the first one, and what each of its diffs makes of the last."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs/your_own_model.md"
+PAGE = Path(__file__).parents[1] / "docs/tutorials/own-model.md"
 
 
 def programs():

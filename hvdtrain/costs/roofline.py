@@ -26,7 +26,7 @@ KERNEL_S = 2e-6
 LAUNCH_S = 12e-6
 
 # Of the speed by the roofline, what published steps have reached: the median, the lower and the upper quartile of the
-# rows of docs/costs.md, which `python bench/step_costs.py published` prints.
+# rows of docs/reference/step-costs.md, which `python bench/step_costs.py published` prints.
 EXPECTED_SHARE, LOW_SHARE, HIGH_SHARE = 0.65, 0.53, 0.74
 # Of LAUNCH_S, what a faster and a slower host need.
 FAST_HOST, SLOW_HOST = 0.5, 2.0

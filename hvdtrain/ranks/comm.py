@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hvdtrain.ranks.sync import GradientSync, WaitContext
 
-# MiB of a bucket; "Reducers, bucket sizes and cycles" in docs/performance.md compares sizes. With DDP's 25 all
+# MiB of a bucket; "Which reducer and bucket size?" in docs/explanation/benchmarks.md compares sizes. With DDP's 25 all
 # gradients of efficientnet_b0 are one bucket, sent when the backward pass has ended.
 BUCKET_MB = 8.0
 
@@ -27,7 +27,7 @@ BUCKET_MB = 8.0
 _CHUNK_BYTES = 2**28
 
 # Between looks at a sum. Horovod's own wait asks all the time, on a core that its thread may need: see "Waiting" in
-# docs/performance.md.
+# docs/explanation/communication.md.
 LOOK_EVERY_S = 200e-6
 
 # A sum that comes sooner is no wait: each one that the watchdog is told of starts a thread, its timer.

@@ -17,7 +17,7 @@ from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import NEWCOMER, RANK_VARIABLES, BadInput
 from hvdtrain.safety.memory import keep_freed_memory
 
-# Fusing buffer of Horovod's all-reduce, in MiB: see "Reducers, bucket sizes and cycles" in docs/performance.md.
+# Fusing buffer of Horovod's all-reduce, in MiB: see "Which reducer and bucket size?" in docs/explanation/benchmarks.md.
 FUSION_THRESHOLD_MB = 128.0
 
 # Names of sums that Horovod remembers; beyond them it negotiates each anew at every step, and v2_l with --sync-bn has

@@ -168,7 +168,8 @@ class _ParameterGroup(tuple[nn.Parameter, ...]):
 def _find_groups_fast(optimizer: Any) -> None:
     """Each of Horovod's hooks looks its group up in a dict, and a tuple's hash is that of all the parameters in it.
 
-    With a single group that is the square of their number: see "Fusion groups" in docs/performance.md.
+    With a single group that is the square of their number: see "Which reducer and bucket size?" in
+    docs/explanation/benchmarks.md.
     """
     groups = {id(group): _ParameterGroup(group) for group in optimizer._group_counts}
     optimizer._p_to_group = {parameter: groups[id(group)] for parameter, group in optimizer._p_to_group.items()}

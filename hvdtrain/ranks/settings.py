@@ -25,8 +25,9 @@ class GradientSettings(Group):
     hvd.DistributedOptimizer around the optimizer, which sends as many at once as have come by then; horovod on GPUs,
     if the other options allow it, and bucket on CPUs if not given."""
     fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
-    """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 25 if
-    not given. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is taken."""
+    """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 8 if
+    not given and 1 for the first. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is
+    taken."""
     fusion_groups: Annotated[
         int | None, AT_LEAST_1, ASIDE, Chosen(why="the reducer horovod sends gradients as they come")
     ] = None

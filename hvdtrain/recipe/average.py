@@ -9,7 +9,7 @@ from hvdtrain.core import batch_norm
 from hvdtrain.recipe.settings import OptimizerSettings
 
 # What a moving average remembers at most, as a share of the run. A dozen steps on the digits end at chance with batch
-# norm's usual ten, and at 92 % with one: docs/accuracy.md.
+# norm's usual ten, and at 92 % with one: docs/explanation/accuracy.md.
 MOST_OF_RUN = 0.1
 
 

@@ -11,9 +11,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 def keep_freed_memory() -> None:
     """Let the C library keep the memory of freed tensors for the next ones, but for settings or allocators of the user.
 
-    glibc gives large pieces back to the kernel, which must clear them before each use: see "Page faults" in
-    docs/performance.md. Must come before any thread has allocated: glibc settles then how many arenas there will be.
-    Other C libraries are left as they are.
+    glibc gives large pieces back to the kernel, which must clear them before each use
+    (docs/explanation/benchmarks.md). Must come before any thread has allocated: glibc settles then how many arenas
+    there will be. Other C libraries are left as they are.
     """
     if any(name in ("GLIBC_TUNABLES", "LD_PRELOAD") or name.startswith("MALLOC_") for name in os.environ):
         return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # 1,024 (1.2e-4). Llama 3 405B had 419 in 54 days on 16,384 GPUs, 2e-5. (HPCA 2025; Llama 3 report)
 FAILURES_PER_GPU_HOUR = 1.2e-4
 RESTART_S = (
-    14.0  # median of 20 restarts of hvdlaunch --restarts, 3 ranks on CPUs (docs/faults.md); large jobs take longer
+    14.0  # median of 20 restarts of hvdlaunch --restarts, 3 ranks on CPUs (docs: benchmarks); large jobs take longer
 )
 RECOVERY_S = 0.7  # in place, the same
 

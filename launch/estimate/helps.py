@@ -11,7 +11,7 @@ LEAST_GAIN = 0.01  # for which a way is named
 MICRO_BATCHES = 4
 ROUND_STEPS = 16  # of --sync local
 ROUND_SENDS = 2  # parameters, and at least one thing that the optimizer remembers of each
-POWERSGD_SHARE = 1 / 25  # of the gradients of efficientnet_b0 that --compression powersgd:2 sends (docs/slow-links.md)
+POWERSGD_SHARE = 1 / 25  # of the gradients of efficientnet_b0 that --compression powersgd:2 sends (docs: benchmarks)
 POWERSGD_SUMS = 3  # one after the other: the left matrices, the right ones, and what stays as it is
 
 

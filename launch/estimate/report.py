@@ -162,7 +162,7 @@ def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[s
     sources = ", ".join(dict.fromkeys(one.source for one in known.measured))
     rate = "Meta's research clusters, HPCA 2025" if faults.per_gpu_hour == FAILURES_PER_GPU_HOUR else "as given"
     default_stops = (faults.restart_s, faults.recovery_s) == (RESTART_S, RECOVERY_S)
-    stops = "3 ranks on CPUs, docs/faults.md; pass those of your job" if default_stops else "as given"
+    stops = "3 ranks on CPUs, see the benchmarks in the docs; pass those of your job" if default_stops else "as given"
     save_s = known.save_s if question.save_s is None else question.save_s
     return (
         f"speed: from {sources}",
@@ -178,7 +178,7 @@ def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[s
         if save_s is None
         else f"saves: training waits {save_s:.3g} s ({'measured' if question.save_s is None else '--save-s'})",
         *(["critical batch: not known, pass --critical-batch"] if question.critical is None else []),
-        f"powersgd:2: sends {POWERSGD_SHARE:.0%} of the gradients, as of efficientnet_b0 (docs/slow-links.md)",
+        f"powersgd:2: sends {POWERSGD_SHARE:.0%} of the gradients, as of efficientnet_b0 (docs: benchmarks)",
     )
 
 

@@ -1,6 +1,6 @@
 """Faults that strike a rank: what hvdlaunch says of them, what is left on disk, and that the run goes on.
 
-Timings are in docs/faults.md. The steps of these runs take milliseconds; 12 of them are an epoch.
+Timings are in docs/explanation/benchmarks.md. The steps of these runs take milliseconds; 12 of them are an epoch.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""transformers' Trainer, the pinned one: what docs/from_trainer.md says of it, and its example."""
+"""transformers' Trainer, the pinned one: what docs/how-to/from-hf-trainer.md says of it, and its example."""
 
 import json
 import sys

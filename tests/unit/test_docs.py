@@ -71,7 +71,11 @@ EXCEPTIONS = ("messages.md", "CHANGELOG.md", "CONTRIBUTING.md")  # texts of the 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in EXCEPTIONS], ids=lambda page: page.stem)
 def test_a_page_is_in_plain_english(page):
-    odd = {f"{found[0].strip()}: {remedy}" for words, remedy in ODD.items() for found in re.finditer(words, prose(page), re.M)}
+    odd = {
+        f"{found[0].strip()}: {remedy}"
+        for words, remedy in ODD.items()
+        for found in re.finditer(words, prose(page), re.M)
+    }
     assert not odd
 
 

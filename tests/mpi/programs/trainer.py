@@ -1,7 +1,7 @@
 """What a step of transformers' Trainer is, against the exact one; rank 0 writes steps.json into the folder it is given.
 
     trainer.py FOLDER                 Trainer as it is: alone, or as DDP where a launcher has told it of other ranks
-    trainer.py FOLDER --loss          with the loss of docs/from_trainer.md
+    trainer.py FOLDER --loss          with the loss of docs/how-to/from-hf-trainer.md
     trainer.py FOLDER --horovod       docs/horovod_trainer.py
     trainer.py FOLDER --ends          the same, stopped early; what each rank has then: ends-<rank>.json
 
@@ -65,7 +65,7 @@ def samples_of(head, count):
 
 
 def loss_of_the_page():
-    """mean_over_step, as it stands in docs/from_trainer.md."""
+    """mean_over_step, as it stands in docs/how-to/from-hf-trainer.md."""
     _, start, rest = (DOCS / "from_trainer.md").read_text().partition("def mean_over_step(")
     names = {"torch": torch}
     exec(start + rest.partition("\n\n")[0], names)  # noqa: S102 (it is our own)

@@ -21,8 +21,8 @@ from tests.simgpu.programs import Prepared, main_of, parse
 from tests.simgpu.simulator.horovod import two_ranks
 from tests.simgpu.simulator.tensor import CUDA
 
-# Whether replicas are equal, what is the rank's own, and the rest: docs/performance.md. In fp16 two more, for the
-# state_dict of GradScaler.
+# Whether replicas are equal, what is the rank's own, and the rest: docs/explanation/communication.md. In
+# fp16 two more, for the state_dict of GradScaler.
 CHECKPOINT_WAITS = {"bf16": 3, "fp16": 5}
 
 
