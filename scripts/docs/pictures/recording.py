@@ -22,7 +22,7 @@ LAUNCH = "HVDTRAIN_FAULT=kill@rank1:step60 hvdlaunch run -np 2 --restarts 3 -- \
 DATA = "    python -m hvdtrain.effnet --data digits --model efficientnet_tiny \\\n"
 COMMAND = f"{LAUNCH}{DATA}    --batch-size-per-rank 32 --epochs 5 --checkpoint-every-steps 20"
 ROOT = "--allow-run-as-root"
-PAUSE_S = 0.7
+PAUSE_S = 0.5
 COLUMNS, LINE, SIZE = 102, 19.0, 12.0
 
 
