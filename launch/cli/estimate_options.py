@@ -63,7 +63,7 @@ def add_failures(command: argparse.ArgumentParser) -> None:
         ("--hours", None, "H", "of the job, for its failures; default: its epochs, or none"),
         ("--failures-per-gpu-hour", rate, "RATE", f"default: {rate:g}, of {source}"),
         ("--restart-s", failures.RESTART_S, "S", f"a restart takes; default: {failures.RESTART_S:g}, {seconds}"),
-        ("--recovery-s", failures.RECOVERY_S, "S", f"going on in place; default: {failures.RECOVERY_S:g}, {seconds}"),
+        ("--recovery-s", failures.RECOVERY_S, "S", f"continuing in place; default: {failures.RECOVERY_S:g}, {seconds}"),
         ("--save-s", None, "S", "a checkpoint holds the training; default: as measured"),
     )
     for option, default, metavar, text in options:
