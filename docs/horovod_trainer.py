@@ -2,7 +2,8 @@
 
     from horovod_trainer import HorovodTrainer      before anything of transformers and accelerate
 
-For transformers 5.23.0 and accelerate 1.15.0: it leans on hooks that they do not document. docs/from_trainer.md
+For transformers 5.23.0 and accelerate 1.15.0: it leans on hooks that they do not document.
+See docs/how-to/from-hf-trainer.md.
 """
 
 import os

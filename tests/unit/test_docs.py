@@ -56,7 +56,7 @@ ODD = {
     r"\banew\b": "again, from scratch",
     r"\b(go|goes|going) on\b": "continue, resume",
     r"\bclos(e|es|ed|ing) up\b": "recover",
-    r"\b(tells|told)\b(?! apart| from)": "prints, reports",
+    r"\b(tells|told)\b(?!.* apart| from)": "prints, reports",
     r"\bthose that are left\b": "the remaining",
     r"\bin place of\b": "instead of",
     r"\b(of )?one's own\b": "your own",
