@@ -16,7 +16,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^<!-- checked -->\n+```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*\n?)*)", re.MULTILINE)
-LIMIT_S = 60
+LIMIT_S = 120
 
 
 @dataclass(frozen=True, kw_only=True)
