@@ -119,7 +119,7 @@ def test_a_variable_that_is_not_for_users_is_private_by_name():
 
 def test_every_bench_that_is_named_is_there():
     files = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")]
-    files += [*(PROJECT / "docs").glob("*.md"), *(PROJECT / "bench").rglob("*.py")]
+    files += [*(PROJECT / "docs").rglob("*.md"), *(PROJECT / "bench").rglob("*.py")]
     text = "\n".join(file.read_text() for file in files)
     assert {name for name in re.findall(r"bench/[\w/]+\.py", text) if not (PROJECT / name).exists()} == set()
     [short] = re.findall(r"^SHORT := (.*?)\nbench:", (PROJECT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
