@@ -2,17 +2,14 @@
 
 import itertools
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use, require_together
 from hvdtrain.vision import settings as images
-from tests.pairs import OPTIONS, pairs, programs, reason, table, trials, use, words_of
+from tests.pairs import OPTIONS, pairs, programs, reason, trials, use, words_of
 from tests.refusals import options_refused_together, refused
-
-PAGE = Path(__file__).parents[3] / "docs" / "options.md"
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -23,10 +20,6 @@ def test_an_option_is_refused_beside_those_of_the_table_and_no_others(option):
                 program.parse(words_of(pair))
             else:
                 assert options_refused_together(partial(program.parse, words_of(pair))) == {*pair}
-
-
-def test_the_docs_have_the_table():
-    assert table() in PAGE.read_text(), "python -m tests.pairs prints it"
 
 
 def test_the_trials_are_sets_of_options_that_work_together_with_each_pair_that_does():
