@@ -1,6 +1,6 @@
 """hvdtrain.effnet or hvdtrain.bert, the first word, with fp16 on CPUs, which want a GPU for it, and --compile that
-writes no C++, which takes minutes. Both are slow there: TESTS_IMAGES says how many of the digits there are to train with,
-and a quarter of that to test with."""
+writes no C++, which takes minutes. Both are slow there: TESTS_IMAGES says how many of the digits there are to train
+with, and a quarter of that to test with."""
 
 import os
 import runpy
