@@ -69,7 +69,7 @@ def test_the_fastest_way_to_sum_is_found_and_a_run_sets_it(cluster: MakeCluster,
     """Of three ranks Open MPI pairs two first, so that its default sends more than twice what a ring does."""
     hosts = cluster(hosts=3)
     for name in hosts.names:
-        shape(hosts, name, "100mbit")
+        shape(hosts, name, "400mbit")
     part = {"exchanges": [], "sums_bytes": 0, "gradient_bytes": 2_000_000}
     (tmp_path / "traffic.json").write_text(json.dumps({"parts": [part]}))
     measured, _, done = check(hosts, tmp_path, "h1:1,h2:1,h3:1", "--traffic", "traffic.json", timeout_s=600)

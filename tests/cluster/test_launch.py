@@ -89,7 +89,8 @@ def test_the_same_weights_on_one_host_and_on_two(cluster: MakeCluster, tmp_path:
         ("two", "outside", "h1:2,h2:1", "mpirun"),
         ("horovodrun", "h1", "h2:1,h1:2", "horovodrun"),
     ):
-        words = ("-x", "OMP_NUM_THREADS", "--", *TRAIN, "--run", run)
+        two_steps = ("--batch-size-per-rank", "240")  # of many sums each
+        words = ("-x", "OMP_NUM_THREADS", "--", *TRAIN, *two_steps, "--run", run)
         done, _ = hvdlaunch(hosts, start, tmp_path, where, *words, launcher=launcher)
         assert done.returncode == 0, done.stderr
         ranks = [json.loads((tmp_path / f"runs/effnet/{run}/ranks/rank-{rank}.json").read_text()) for rank in range(3)]

@@ -126,8 +126,8 @@ def test_two_ranks_learn_what_one_process_learns(tmp_path):
 @pytest.mark.slow
 def test_the_last_layer_learns_new_classes_on_weights_of_others(tmp_path):
     first, second = (tmp_path / name for name in ("first", "second"))
-    put_digits(first, digits=range(5))
-    put_digits(second, digits=range(5, 10))
+    put_digits(first, digits=range(5), most=200)
+    put_digits(second, digits=range(5, 10), most=200)
     model = ("--model", "resnet18", "--batch-size-per-rank", "32")
     end_well(first, "mpirun", 2, command("finetune_torchvision", *model, "--epochs", "2"))
     before = first / "model.pt"

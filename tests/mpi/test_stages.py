@@ -120,8 +120,9 @@ def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended
 def test_compiled_stages_and_blocks_are_those_of_one_process(ended, ranks):
     """Without C++, which takes minutes: see on_cpus.py. The last bits of a gradient grow tenfold in each step."""
     words = ("--stages", "2") if ranks == 2 else ()
-    whole = ended(1, *BATCHES, "--precision", "fp32")  # by the same program
-    folders = ended(ranks, *BATCHES, *words, "--recompute", "--compile"), whole
+    five_steps = {"TESTS_IMAGES": "320"}
+    whole = ended(1, *BATCHES, "--precision", "fp32", **five_steps)  # by the same program
+    folders = ended(ranks, *BATCHES, *words, "--recompute", "--compile", **five_steps), whole
     compiled, whole = (json.loads((folder / "metrics.jsonl").read_text().splitlines()[0]) for folder in folders)
     assert compiled["step"] == whole["step"] == 5
     assert compiled["train/loss"] == pytest.approx(whole["train/loss"], rel=1e-3)

@@ -47,8 +47,7 @@ def test_whole_runs_and_replicas_of_several_ranks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.long  # many minutes of a core
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(1500)  # 192 s of a core
 def test_all_kinds_of_steps(tmp_path):
     assert run_inside(tmp_path, "tests/simgpu/inside/test_steps.py", "-m", "slow") > 300
 
