@@ -23,6 +23,7 @@ from hvdtrain.loop.loop import Loop, Membership
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import LEAVE, AgreedSavePoints
+from hvdtrain.loop.stragglers import OwnTime
 from hvdtrain.profiling.step_clock import step_clock
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
@@ -184,11 +185,10 @@ class Training:
 
     def _with_folder(self, job: Job, folder: RunFolder) -> Job:
         watch = self._record.watch
-        phases = step_clock(
-            self._settings, folder.path, job.comm, job.device, watchdog=watch, readers=job.train.readers
-        )
+        clock = step_clock(self._settings, folder.path, job.comm, job.device, watchdog=watch, readers=job.train.readers)
+        self._own_time = OwnTime(clock, job.device)
         resumed = {} if folder.resume_from is None else folder.resume_from.about
-        return replace(job, phases=phases, is_shared=folder.is_shared, resumed=resumed)
+        return replace(job, phases=self._own_time, is_shared=folder.is_shared, resumed=resumed)
 
     def _reports(self, job: Job) -> Reports:
         return Reports(
@@ -197,6 +197,7 @@ class Training:
             job.task,
             every_steps=self._settings.report_every_steps,
             device=job.device,
+            own_time=self._own_time,
         )
 
     def _limits(self, job: Job) -> Limits:

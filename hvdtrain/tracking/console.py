@@ -55,9 +55,7 @@ class Console:
             elif event["event"] in ("lost", "joined"):
                 self._report(event, _format_change(event))
             elif event["event"] == "behind":
-                host = f"host {event['host']} (rank {event['rank']} and the ranks that step with it)"
-                waited = f"{event['lag_s']:.1f} s ({event['share']:.0%} of their time)"
-                self._report(event, f"straggler: {host} made the other groups wait {waited}")
+                self._report(event, format_behind(event))
             else:
                 rise = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
                 self._report(event, f"loss on rank {event['rank']} spiked {rise}")
@@ -78,6 +76,12 @@ class Console:
 
 
 SILENT = Console(is_shown=False)
+
+
+def format_behind(event: Mapping[str, Any]) -> str:
+    """Who is late and how much, of a `behind` event."""
+    waited = f"{event['lag_s']:.1f} s ({event['share']:.0%} of their time)"
+    return f"straggler: host {event['host']} ({event['ranks']}) made the others wait {waited}"
 
 
 def _format_change(event: Mapping[str, Any]) -> str:

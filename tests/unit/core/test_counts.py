@@ -9,13 +9,15 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
+from hvdtrain.loop.stragglers import OwnTime
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.tracking.console import Console
 from hvdtrain.vision import models
 from tests.ranks import Rank
-from tests.steps import step_of
+from tests.steps import CPU, step_of
 from tests.terminal import Terminal
 from tests.unit.loop.trainings import begun
 
@@ -71,6 +73,7 @@ def our_step(name, *, average=False, **options):
         optimizer=optimizer_for(name, model),
         average=MovingAverage(model, horizon_steps=10.0) if average else None,
         witnesses=[],
+        phases=OwnTime(OFF, CPU),
         **options,
     )
     kept = {"backward_passes": 1, "global_count": 2, "lr": 0.01}
