@@ -15,9 +15,10 @@ from hvdtrain.core.phases import Phase, Phases, StepMeans
 # The share of their time that the others wait for a rank, host or group that is named for it.
 BEHIND_SHARE = 0.1
 
-# A rank is judged by the mean of at least so many steps, and named when it is behind twice in a row: one pause of the
-# machine is no straggler.
-LEAST_STEPS = 10
+# Ranks are compared over at least so many steps and seconds, and one is named that is behind twice in a row: a pause of
+# the machine is no straggler. Where 2 ranks with steps of 20 ms shared 2 cores with other jobs, one of them was more than
+# BEHIND_SHARE behind over 10 steps every few seconds.
+LEAST_STEPS, LEAST_S = 10, 5.0
 
 WAITS: tuple[Phase, ...] = ("bubble", "sync", "record")  # for other ranks, and for the disk of rank 0
 
@@ -174,7 +175,7 @@ class Stragglers:
         self._own_s = [total + seconds for total, seconds in zip(self._own_s, own_s, strict=True)]
         self._elapsed_s += elapsed_s
         self._steps += steps
-        if self._steps < LEAST_STEPS:
+        if self._steps < LEAST_STEPS or self._elapsed_s < LEAST_S:
             return None
         behind = find_behind(self._own_s, self._hosts, parts=self._parts, step=step, elapsed_s=self._elapsed_s)
         before, self._before = self._before, behind

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hvdtrain.core.phases import OFF
-from hvdtrain.loop.stragglers import BEHIND_SHARE, LEAST_STEPS, OwnTime, Stragglers, find_behind
+from hvdtrain.loop.stragglers import BEHIND_SHARE, LEAST_S, LEAST_STEPS, OwnTime, Stragglers, find_behind
 from tests.steps import CPU
 
 HOSTS = ["one", "one", "two", "two"]
@@ -46,10 +46,12 @@ def test_parts_of_a_replica_are_compared_with_the_same_part_of_others():
 LATE, EVEN, LATER = [1.0, 1.0, 1.0, 3.0], [1.0] * 4, [1.0, 1.0, 1.0, 7.0]
 
 
-def named(*windows, steps=LEAST_STEPS):
+def named(*windows, steps=LEAST_STEPS, elapsed_s=10.0):
     stragglers = Stragglers(HOSTS, parts=1)
     return [
-        None if (behind := stragglers.see(own_s, step=number, steps=steps, elapsed_s=10.0)) is None else behind.rank
+        None
+        if (behind := stragglers.see(own_s, step=number, steps=steps, elapsed_s=elapsed_s)) is None
+        else behind.rank
         for number, own_s in enumerate(windows)
     ]
 
@@ -66,6 +68,11 @@ def test_short_reports_are_taken_together():
     assert named(half, half, half, half, steps=LEAST_STEPS // 2) == [None, None, None, None]  # a tenth of 20 s
     twice = [2 * seconds for seconds in LATE]
     assert named(twice, twice, twice, twice, steps=LEAST_STEPS // 2) == [None, None, None, 3]
+
+
+def test_quick_steps_are_taken_together():
+    assert named(LATE, LATE, LATE, elapsed_s=LEAST_S / 2) == [None] * 3
+    assert named(LATE, LATE, LATE, LATE, elapsed_s=LEAST_S / 2) == [None, None, None, 3]
 
 
 class Clock:
