@@ -29,6 +29,7 @@ OPTIONS = {
     "--deterministic": "",
     "--recompute": "",
     "--find-nan": "",
+    "--on-spike skip": "",
     "--profile exact": "--epochs 2",
     "--timeline": "",
     "--sync-bn": "",

@@ -16,8 +16,8 @@ from hvdtrain.core.phases import Phase, Phases, StepMeans
 BEHIND_SHARE = 0.1
 
 # Ranks are compared over at least so many steps and seconds, and one is named that is behind twice in a row: a pause of
-# the machine is no straggler. Where 2 ranks with steps of 20 ms shared 2 cores with other jobs, one of them was more than
-# BEHIND_SHARE behind over 10 steps every few seconds.
+# the machine is no straggler. Where 2 ranks with steps of 20 ms shared 2 cores with other jobs, one or the other was
+# more than BEHIND_SHARE behind over 10 steps, every few seconds.
 LEAST_STEPS, LEAST_S = 10, 5.0
 
 WAITS: tuple[Phase, ...] = ("bubble", "sync", "record")  # for other ranks, and for the disk of rank 0

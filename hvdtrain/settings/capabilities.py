@@ -23,6 +23,7 @@ class Capability(Enum):
     TRAINED = "some parameters are not trained"
     UNSCALED = "gradients have a scale that changes"
     GRADIENTS = "the gradients themselves are not sent, only small matrices"
+    LOSS = "no loss travels with its gradients"
     BUCKETS = "each gradient is sent alone"
 
 

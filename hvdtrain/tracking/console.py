@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from hvdtrain.core.finite import Skipped
 from hvdtrain.safety.exits import Severity, message_line
 
 Item = TypeVar("Item")
@@ -49,9 +50,8 @@ class Console:
         """A message for each step that was not as it should be, from the lines of metrics.jsonl."""
         for event in events:
             if event["event"] == "skipped":
-                rank_text = "" if event["rank"] is None else f" of rank {event['rank']}"
-                ranks = event.get("ranks", "all ranks")
-                self._report(event, f"skipped on {ranks}, NaN or Inf in the {event['source']}{rank_text}")
+                why = Skipped(**{name: value for name, value in event.items() if name not in ("event", "step")})
+                self._report(event, f"skipped on {why.ranks or 'all ranks'}, {why.what}")
             elif event["event"] in ("lost", "joined"):
                 self._report(event, _format_change(event))
             elif event["event"] == "behind":

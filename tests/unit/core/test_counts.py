@@ -16,6 +16,7 @@ from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.tracking.console import Console
 from hvdtrain.vision import models
+from hvdtrain.witnesses.skip_spikes import SkipSpikes
 from tests.ranks import Rank
 from tests.steps import CPU, step_of
 from tests.terminal import Terminal
@@ -66,13 +67,13 @@ def shortest_loop(name):
     return counted.operations
 
 
-def our_step(name, *, average=False, **options):
+def our_step(name, *, average=False, on_spike="report", **options):
     model = b0()
     step = step_of(
         model,
         optimizer=optimizer_for(name, model),
         average=MovingAverage(model, horizon_steps=10.0) if average else None,
-        witnesses=[],
+        witnesses=[SkipSpikes(CPU)] if on_spike == "skip" else [],
         phases=OwnTime(OFF, CPU),
         **options,
     )
@@ -91,6 +92,7 @@ def our_step(name, *, average=False, **options):
         ("adamw", {}, 41, 0),
         ("sgd", {"average": True}, 51, 0),
         ("sgd", {"clip_value": 1.0, "clip_norm": 1.0}, 49, 0),
+        ("sgd", {"on_spike": "skip"}, 97, 0),  # the threshold stays on the device
         ("lamb", {"average": True}, 52, 1),  # only torch's fused optimizers can skip a step by themselves
     ],
 )
