@@ -30,6 +30,7 @@ OPTIONS = {
     "--recompute": "",
     "--find-nan": "",
     "--on-spike skip": "",
+    "--batch-size-per-rank auto": "--global-batch-size 64",
     "--profile exact": "--epochs 2",
     "--timeline": "",
     "--sync-bn": "",
