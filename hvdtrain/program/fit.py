@@ -92,9 +92,10 @@ class Trial:
         wanted = dearest[torch.arange(samples) % len(job.train)]
         [(placed, raw)] = arriving(job.train, [wanted], job.device, None)
         batch = job.task.prepare(raw, placed, None)
-        with torch.autocast(job.device.type, enabled=False):
-            loss = step.scaler.scale(step.slots.where.forward(step, batch).loss)
-        torch.autograd.grad(loss, self._trained, allow_unused=True)  # does not reach the hooks that communicate
+        with torch.compiler.set_stance("force_eager"):  # each size would be compiled
+            with torch.autocast(job.device.type, enabled=False):
+                loss = step.scaler.scale(step.slots.where.forward(step, batch).loss)
+            torch.autograd.grad(loss, self._trained, allow_unused=True)  # does not reach the hooks that communicate
         del state
 
 
