@@ -29,6 +29,8 @@ OPTIONS = {
     "--deterministic": "",
     "--recompute": "",
     "--find-nan": "",
+    "--on-spike skip": "",
+    "--batch-size-per-rank auto": "--global-batch-size 64",
     "--profile exact": "--epochs 2",
     "--timeline": "",
     "--sync-bn": "",

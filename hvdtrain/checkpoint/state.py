@@ -169,7 +169,8 @@ def restore(state: State, saved: Mapping[str, Any], rank_state: Mapping[str, Any
         return
     _restore_random(rank_state, state.device)
     for name, part in state.per_rank.items():
-        part.load_state_dict(rank_state[name])
+        if name in rank_state:
+            part.load_state_dict(rank_state[name])
 
 
 def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
@@ -181,7 +182,7 @@ def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
         state.optimizer, _optimizer_state(saved["held"], state) if "held" in saved else saved["optimizer"]
     )
     for name, part in state.shared.items():
-        if saved[name]:  # else the part did nothing, as a scaler without fp16
+        if saved.get(name):  # else the part did nothing, as a scaler without fp16, or was not there
             part.load_state_dict(saved[name])
 
 

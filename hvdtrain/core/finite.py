@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # No rank's forward pass has failed. If a witness looked, no rank's own gradients either: in fp16 on the
 # wire their sum overflows at 65504.
 SUM = "summed gradients"
+SPIKE = "spike"  # finite, but far above what was usual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +27,22 @@ class Skipped:
     """Why all ranks, or a group of them that steps apart, skipped a step."""
 
     rank: int | None  # the first whose loss or gradients were not finite; None where it was the SUM
-    source: str  # 'loss', 'batch norm' (its running statistics), 'gradients' or SUM
+    source: str  # 'loss', 'batch norm' (its running statistics), 'gradients', SUM or SPIKE
     ranks: str | None = None  # who skipped it, if not all
+    loss: float | None = None  # of a SPIKE: the mean over the ranks that step together
+    usual: float | None = None  # the median of those before
 
     def to_event(self) -> dict[str, Any]:
         """As a line of metrics.jsonl has it."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("ranks", None)}
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "rank"}
 
     @property
     def what(self) -> str:
-        """Where the first NaN or Inf was."""
-        return f"the {self.source}" if self.rank is None else f"the {self.source} of rank {self.rank}"
+        """Where the first NaN or Inf was, or how far the loss has risen."""
+        if self.source == SPIKE:
+            return f"the loss spiked from about {self.usual:.4g} to {self.loss:.4g}"
+        of_rank = "" if self.rank is None else f" of rank {self.rank}"
+        return f"NaN or Inf in the {self.source}{of_rank}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +112,23 @@ class SpikeWatch:
     the median absolute deviation, Rousseeuw and Croux 1993), by half and by 0.1; it takes 10 losses to begin.
     """
 
-    DEVIATIONS = 8.0
+    RECENT = 50
+    DEVIATIONS, ROBUST = 8.0, 1.4826
+    SHARE = 0.5
     LEAST = 0.1  # one wrong sample raises a mean cross-entropy of nearly 0 by as much, such as 64 by a sample of 6.4
     SMALLEST = 10
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.recent: deque[float] = deque(maxlen=50)
+        self.recent: deque[float] = deque(maxlen=self.RECENT)
 
     def see(self, step: int, loss: float) -> Spike | None:
         """Take in the finite loss of a step."""
         spike = None
         if len(self.recent) >= self.SMALLEST:
             usual = statistics.median(self.recent)
-            deviation = 1.4826 * statistics.median(abs(recent - usual) for recent in self.recent)
-            if loss - usual > max(self.DEVIATIONS * deviation, 0.5 * abs(usual), self.LEAST):
+            deviation = self.ROBUST * statistics.median(abs(recent - usual) for recent in self.recent)
+            if loss - usual > max(self.DEVIATIONS * deviation, self.SHARE * abs(usual), self.LEAST):
                 spike = Spike(step=step, rank=self.rank, loss=loss, usual=usual)
         self.recent.append(loss)
         return spike

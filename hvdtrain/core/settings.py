@@ -8,7 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, SEED, SHAPES, Chosen, Column
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, SEED, SHAPES, Chosen, Column, Rule
+
+COUNT_OR_AUTO = Rule(holds=lambda value: value == "auto" or value >= 1, text="must be auto, or at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +21,9 @@ class BatchSettings(Group):
 
     epochs: Annotated[int, AT_LEAST_1, COLUMN] = 25
     """Times that each sample is visited."""
-    batch_size_per_rank: Annotated[int, AT_LEAST_1] = 256
-    """Samples that a rank takes through the model at a time."""
+    batch_size_per_rank: Annotated[int | Literal["auto"], COUNT_OR_AUTO] = 256
+    """Samples that a rank takes through the model at a time; with global-batch-size, auto for as many as fit into the
+    memory of all ranks, and more accumulate-steps for the rest."""
     global_batch_size: Annotated[int | None, AT_LEAST_1, Column(value="global_batch", first=True)] = None
     """Samples per optimizer step of all ranks together, instead of batch-size-per-rank."""
     accumulate_steps: Annotated[int, AT_LEAST_1] = 1
@@ -30,10 +33,21 @@ class BatchSettings(Group):
     """Of the first weights, of the order of samples and of all else that is random."""
 
     def check(self, given: set[str]) -> None:
-        if {"global_batch_size", "batch_size_per_rank"} <= given:
+        if self.batch_size_per_rank == "auto":
+            if self.global_batch_size is None:  # the training would depend on the memory
+                raise BadInput("--batch-size-per-rank auto requires --global-batch-size.")
+        elif {"global_batch_size", "batch_size_per_rank"} <= given:
             raise BadInput(
                 f"--global-batch-size {self.global_batch_size} and --batch-size-per-rank {self.batch_size_per_rank} "
                 "both set the batch. Use only one."
+            )
+
+    def uses(self) -> Iterable[Use]:
+        if self.batch_size_per_rank == "auto":  # each rank tries it with a forward and backward pass of its own
+            yield Use(
+                option="--batch-size-per-rank auto",
+                takes=(Capability.LAYERS,),
+                needs=(Capability.BACKWARD, Capability.BATCH),
             )
 
 

@@ -256,8 +256,16 @@ class Outcome:
 
     totals: Tensor  # the sums by name, 'loss' first
     trouble: Tensor  # 0, or NaN after a forward pass that was not finite
-    skip: Tensor  # 1 if the step is skipped
+    skip: Tensor  # 1 if the step is skipped since its sums were not finite
     global_count: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """What a witness thinks of a step whose sums are finite."""
+
+    skip: Tensor  # 1 if the ranks that step together skip it, the same on all of them; else 0
+    explain: Callable[[], Skipped]  # why, once the device has passed the step
 
 
 class Witness:
@@ -272,6 +280,9 @@ class Witness:
 
     def begin_last_pass(self, step: "Step", batch: Batch) -> None:
         """The last micro-batch comes."""
+
+    def refuse(self, step: "Step") -> Refusal | None:
+        """Whether to skip the step, decided on the device; the gradients are summed and unscaled, but not clipped."""
 
     def explain(self, step: "Step", outcome: Outcome) -> Skipped | None:
         """Why the step was skipped, if this witness knows; all ranks that step together call it."""

@@ -88,7 +88,7 @@ class Step:
         names, totals = (
             total(self._sums) if self._sums else ([], torch.zeros(0, dtype=torch.float64, device=self.device))
         )
-        outcome = Outcome(totals=totals, trouble=self._trouble, skip=self._skip, global_count=global_count)
+        outcome = Outcome(totals=totals, trouble=self._trouble, skip=self._not_finite, global_count=global_count)
         reason: Skipped | None = None
         for witness in slots.witnesses:  # before the loss scale changes: at half of it the gradients may be finite
             reason = witness.explain(self, outcome) or reason
@@ -97,8 +97,9 @@ class Step:
             slots.when.follow(self.average, self._skip)
         for witness in slots.witnesses:
             witness.end(self)
-        known = torch.stack([self._skip, self._bad_here, self._trouble, self._grad_norm])
-        return Pending(slots, self.group, names, torch.cat([totals, known.double()]), reason=reason)
+        known = torch.stack([self._skip, self._not_finite, self._bad_here, self._trouble, self._grad_norm])
+        values = torch.cat([totals, known.double()])
+        return Pending(slots, self.group, names, values, reason=reason, refusals=self._refusals)
 
     # What slot `how` calls, in the order that it needs: ranks.sync.Update.
 
@@ -109,10 +110,15 @@ class Step:
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
         self._trouble = torch.stack(self._troubles).sum()
-        self._skip, self._bad_here = where.decide_skip(self.gradients(), self._trouble, self.group)
+        self._not_finite, self._bad_here = where.decide_skip(self.gradients(), self._trouble, self.group)
         if self.scaler.is_enabled():  # what other parts of a replica have found changes the scale here too
             for found_inf in self.scaler._found_inf_per_device(self.optimizer).values():
-                found_inf.copy_(self._skip)
+                found_inf.copy_(self._not_finite)
+        refusals = [witness.refuse(self) for witness in self.slots.witnesses]
+        self._refusals = [refusal for refusal in refusals if refusal is not None]
+        self._skip = self._not_finite
+        for refusal in self._refusals:
+            self._skip = torch.maximum(self._skip, refusal.skip)
         self._grad_norm = self._norm() if self._measure else torch.full_like(self._skip, torch.nan)
         self.statistics.set(torch.where(self._skip == 0, self._latest, self._before))
         return self._skip

@@ -39,7 +39,7 @@ class ElasticSettings(Group):
         if self.elastic:
             yield Use(
                 option="--elastic",
-                takes=(Capability.WORLD, Capability.RANK_STATE, Capability.PHASES),
+                takes=(Capability.WORLD, Capability.RANK_STATE, Capability.PHASES, Capability.BATCH),
                 needs=(Capability.WORLD, Capability.RESTART),
             )
 

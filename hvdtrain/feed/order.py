@@ -53,8 +53,10 @@ class RankBatches:
 def batch_sizes(config: BatchSettings, *, samples: int, ranks: int) -> BatchSizes:
     """How `ranks` ranks cut an epoch of so many samples; BadInput where they do not divide the global batch."""
     parts = ranks * config.accumulate_steps
-    micro_batch = config.batch_size_per_rank
-    if config.global_batch_size is not None:
+    if config.global_batch_size is None:
+        assert config.batch_size_per_rank != "auto"
+        micro_batch = config.batch_size_per_rank
+    else:
         micro_batch, remainder = divmod(config.global_batch_size, parts)
         if remainder or not micro_batch:
             nearest = max(1, round(config.global_batch_size / parts)) * parts

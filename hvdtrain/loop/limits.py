@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from hvdtrain.core.finite import SPIKE
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import check_replicas
@@ -46,9 +47,11 @@ class Limits(Hook):
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
             look = self._hint if skipped.rank is None else "check that rank's data"
+            if skipped.source == SPIKE:
+                look = "resume from a checkpoint before it"
             raise EndOfRun(
-                f"{self.skipped_in_a_row} steps in a row skipped, up to step {number}: NaN or Inf first in "
-                f"{skipped.what}. Lower --lr, set --clip-norm, or {look}.",
+                f"{self.skipped_in_a_row} steps in a row skipped, up to step {number}: {skipped.what}. Lower --lr, set "
+                f"--clip-norm, or {look}.",
                 status=TOO_MANY_SKIPPED,
                 reason="too many skipped steps",
             )

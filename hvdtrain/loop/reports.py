@@ -13,31 +13,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hvdtrain.core.finite import Skipped, Spike, SpikeWatch
+from hvdtrain.core.finite import Skipped, Spike, SpikeWatch, rank_range
 from hvdtrain.core.pending import StepDone
+from hvdtrain.core.phases import OFF
 from hvdtrain.core.task import UNREADABLE, Task, Totals, added
 from hvdtrain.loop.progress import Unreported
 from hvdtrain.loop.save_points import Decision
+from hvdtrain.loop.stragglers import Behind, News, OwnTime, Stragglers
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import EndOfRun
 
 # Up to so many ranks each one's speed and GPU has a curve of its own, and up to so many hosts each one's gauges.
 MOST_CURVES = 16
-
-
-# The share of their time that other groups wait for one that is named for it.
-BEHIND_SHARE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Behind:
-    """A group of ranks that comes last to the meetings."""
-
-    step: int
-    host: str  # of its first rank
-    rank: int  # that rank
-    lag_s: float  # what another group has waited longer, since the last report
-    share: float  # of the time since then
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +44,13 @@ class Report:
     grad_norm: float | None  # of the last step, before clipping; None where it was not measured
     loss_scale: float
     units_per_s: Tensor  # (ranks,), by rank
+    own_s: Tensor  # (ranks,), what each took for itself in these steps, before it waited for the others
     gauges: Sequence[tuple[int, str]]  # of all hosts: the rank that reads it, and usage/HOST/WHAT
     readings: Tensor  # (gauges,); NaN where one could not be read
     visited: int  # samples of the epoch at hand, by all ranks
     decision: Decision  # what is to be done now
     end: EndOfRun | None  # why the run ends here
-    behind: Behind | None = None  # a group of ranks for which the others wait; not at each report
+    behind: Behind | None = None  # for whom the others wait; not at each report
 
     def scalars(self) -> dict[str, float]:
         """Its numbers, by the names of TensorBoard and metrics.jsonl; what could not be read is left out.
@@ -70,14 +58,15 @@ class Report:
         How many there are is bounded, whatever the number of ranks and hosts.
         """
         speeds, name = dict(enumerate(self.units_per_s.tolist())), f"train_by_rank/{self.unit}_per_s"
-        few = {f"{name}_rank{rank}": speed for rank, speed in speeds.items()}
+        own_ms = {rank: 1000 * own_s / self.steps for rank, own_s in enumerate(self.own_s.tolist())}
         return {
             **{f"train/{name}": value for name, value in self.metrics.items()},
             "train/lr": self.lr,
             **({} if self.grad_norm is None else {"train/grad_norm": self.grad_norm}),
             "train/loss_scale": self.loss_scale,
             f"train/{self.unit}_per_s": sum(speeds.values()),
-            **(few if len(speeds) <= MOST_CURVES else _spread(name, speeds)),
+            **_curves(name, speeds),
+            **_curves("train_by_rank/own_ms", own_ms),
             **self._usage(),
         }
 
@@ -115,6 +104,13 @@ class Report:
             "loss_spikes": self.loss_spikes,
             f"unreadable_{self.unit}": self.unreadable,
         }
+
+
+def _curves(name: str, by_rank: Mapping[int, float]) -> dict[str, float]:
+    """One for each rank, or five for many of them."""
+    if len(by_rank) > MOST_CURVES:
+        return _spread(name, by_rank)
+    return {f"{name}_rank{rank}": value for rank, value in by_rank.items()}
 
 
 def _spread(name: str, by_rank: Mapping[int, float]) -> dict[str, float]:
@@ -192,8 +188,12 @@ class Reports:
         *,
         every_steps: int,
         device: torch.device,
+        own_time: OwnTime | None = None,
     ) -> None:
-        """`open_gauges` returns this rank's gauges; with those that it has it continues, if it has any."""
+        """`open_gauges` returns this rank's gauges; with those that it has it continues, if it has any.
+
+        `own_time` is the clock of the run's steps.
+        """
         self.every_steps = every_steps
         self.spikes = SpikeWatch(comm.rank)
         self.window = Window()
@@ -202,12 +202,14 @@ class Reports:
         self._gauges = open_gauges(None)
         self._task = task
         self._device = device
-        self._behind: Behind | None = None  # the group that was named last, as long as it stays late
+        self._own_time = own_time or OwnTime(OFF, device)
+        self._news = News()  # of groups of ranks
         self._exchange_names()
-        self._hosts = comm.allgather(socket.gethostname()) if comm.sync_group.size < comm.size else []
 
     def _exchange_names(self) -> None:
-        """Learn which gauges the ranks read."""
+        """Learn which gauges the ranks read, and on which hosts they are."""
+        self._hosts = self._comm.allgather(socket.gethostname())
+        self._stragglers = Stragglers(self._hosts, parts=self._comm.replica.size)
         names_by_rank = self._comm.allgather(list(self._gauges.names))
         self._gauges_of_all = [(rank, name) for rank, names in enumerate(names_by_rank) for name in names]
         self._first = sum(len(names) for names in names_by_rank[: self._comm.rank])
@@ -221,6 +223,7 @@ class Reports:
     def restart(self) -> None:
         """Begin a new window."""
         self.window = Window()
+        self._own_time.restart()
 
     def add(self, number: int, done: StepDone, *, count: float) -> None:
         """Take in a step, taken or skipped, over `count` samples, and the spike of its loss, if it is one."""
@@ -246,24 +249,29 @@ class Reports:
     ) -> Report:
         """One sum, and a gather where a rank has seen a spike.
 
-        In the sum each rank's speed and each gauge have a place of their own: 14 KB for 1,024 ranks on 128 hosts.
+        In the sum each rank's speed, its own time and each gauge have a place of their own: 23 KB for 1,024 ranks on
+        128 hosts.
         """
         comm, window, latest = self._comm, self.window, self._gauges.latest()
         counted = [*window.totals.values(), window.unreadable, len(window.spikes)]
         if comm.replica.rank > 0:  # its replica is counted already
             counted = [0.0] * len(counted)
-        speeds = torch.zeros(comm.size, dtype=torch.float64)
-        speeds[comm.rank] = window.units_per_s()
+        by_rank = torch.zeros(2, comm.size, dtype=torch.float64)
+        by_rank[:, comm.rank] = torch.tensor([window.units_per_s(), self._own_time.take_s()])
         readings = torch.zeros(len(self._gauges_of_all), dtype=torch.float64)
         readings[self._first : self._first + len(latest)] = torch.tensor(latest, dtype=torch.float64)
-        rank_values = torch.cat([torch.tensor(counted, dtype=torch.float64), speeds, readings])
+        lasted_s = window.lasted_s() if comm.rank == 0 else 0.0
+        here = torch.cat([torch.tensor([*counted, lasted_s], dtype=torch.float64), by_rank.flatten(), readings])
         arrived_at_s = time.perf_counter()
-        sums, speeds, readings = (
-            comm.allreduce(rank_values.to(self._device)).cpu().split([len(counted), len(speeds), len(readings)])
+        sums, speeds, own_s, readings = (
+            comm.allreduce(here.to(self._device)).cpu().split([len(counted) + 1, comm.size, comm.size, len(readings)])
         )
         window.waited_s += time.perf_counter() - arrived_at_s  # groups that step apart meet here, too
-        *of_totals, unreadable, loss_spikes = sums.tolist()
-        skipped, behind = self._of_groups(window, step)
+        *of_totals, unreadable, loss_spikes, elapsed_s = sums.tolist()
+        behind = self._stragglers.see(own_s.tolist(), step=step, steps=window.steps, elapsed_s=elapsed_s)
+        skipped = window.skipped
+        if comm.sync_group.size < comm.size:
+            skipped, behind = self._of_groups(window, step)
         totals = dict(zip(window.totals, of_totals, strict=True))
         return Report(
             step=step,
@@ -279,6 +287,7 @@ class Reports:
             grad_norm=grad_norm,
             loss_scale=loss_scale,
             units_per_s=speeds,
+            own_s=own_s,
             gauges=self._gauges_of_all,
             readings=readings,
             behind=behind,
@@ -288,10 +297,8 @@ class Reports:
         )
 
     def _of_groups(self, window: Window, step: int) -> tuple[list[tuple[int, Skipped]], Behind | None]:
-        """What each group of ranks has skipped, and the group for which others wait, if there are groups."""
+        """What each group of ranks has skipped, and the group for which others wait."""
         group = self._comm.sync_group
-        if not self._hosts:
-            return window.skipped, None
         skipped = [[number, asdict(why)] for number, why in window.skipped]
         first = group.rank == 0
         answers = self._comm.allgather([skipped, window.waited_s, window.lasted_s()] if first else None)
@@ -300,22 +307,12 @@ class Reports:
         last = waits_s.index(min(waits_s))
         lag_s, rank = max(waits_s) - waits_s[last], last * group.size
         share = lag_s / max(lasted_s for *_, lasted_s in by_group)
-        behind = Behind(step=step, host=self._hosts[rank], rank=rank, lag_s=lag_s, share=share)
+        ranks = rank_range(rank, group.size)
+        behind = Behind(step=step, host=self._hosts[rank], rank=rank, ranks=ranks, lag_s=lag_s, share=share)
         group_skips = [(number, Skipped(**why)) for of_group, *_ in by_group for number, why in of_group]
         # once what all have skipped together
         all_skipped = dict.fromkeys(sorted(group_skips, key=lambda skip: skip[0]))
-        return list(all_skipped), self._named(behind)
-
-    def _named(self, behind: Behind) -> Behind | None:
-        """A late group when it begins to be late, and when it falls behind twice as far as when it was named."""
-        if behind.share <= BEHIND_SHARE:
-            self._behind = None
-            return None
-        known = self._behind
-        if known is not None and known.rank == behind.rank and behind.lag_s < 2 * known.lag_s:
-            return None
-        self._behind = behind
-        return behind
+        return list(all_skipped), self._news.of(behind)
 
 
 def _on_rank_0(comm: Comm, spikes: Iterable[Spike]) -> list[Spike]:

@@ -26,6 +26,7 @@ from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.settings.group import methods
 from hvdtrain.sync.power_sgd import count_sent_elements
 from hvdtrain.tracking.tracker import Measures
+from hvdtrain.witnesses.skip_spikes import SkipSpikes
 
 
 def arrange(settings: Settings, job: Job) -> Layout:
@@ -94,6 +95,10 @@ def gradient_bytes(model: nn.Module, how: str) -> int:
 
 def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int) -> State:
     """The parts of a training that a checkpoint holds."""
+    # Groups of ranks that step apart have losses of their own.
+    skips = next((witness for witness in step.slots.witnesses if isinstance(witness, SkipSpikes)), None)
+    losses = {} if skips is None else {"losses": skips}
+    is_apart = step.slots.comm.sync_group.size < step.slots.comm.size
     return State(
         comm=step.slots.comm,
         device=step.device,
@@ -101,8 +106,8 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int) -> Stat
         model=step.model,
         average=step.average if isinstance(step.average, nn.Module) else None,
         optimizer=step.optimizer,
-        shared={"scaler": step.scaler, "limits": limits},
-        per_rank={"spikes": reports.spikes, "sync": step.slots.how},
+        shared={"scaler": step.scaler, "limits": limits, **({} if is_apart else losses)},
+        per_rank={"spikes": reports.spikes, "sync": step.slots.how, **(losses if is_apart else {})},
         where=step.slots.where,
     )
 

@@ -16,6 +16,7 @@ from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
 from hvdtrain.elastic.recovery import TrainingParts
 from hvdtrain.feed.feed import Feed, Split
+from hvdtrain.feed.order import batch_sizes
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.limits import Limits
@@ -23,9 +24,11 @@ from hvdtrain.loop.loop import Loop, Membership
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import LEAVE, AgreedSavePoints
+from hvdtrain.loop.stragglers import OwnTime
 from hvdtrain.profiling.step_clock import step_clock
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
+from hvdtrain.program.fit import Room, Trial, most_that_fit, passes_for
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree
 from hvdtrain.safety import watchdog
@@ -63,6 +66,7 @@ class Training:
         The order of the phases matters, and each says why it comes where it does.
         """
         self._settings, self._comm = settings, job.comm
+        self._chosen: dict[str, Any] = {}  # by this program, for checkpoints
         parameters = sum(parameter.numel() for parameter in job.model.parameters())  # before features take some away
         # Features refuse a job before there is a folder; the folder is there before Horovod starts, for its timeline.
         agree(job.comm, lambda: require_job(settings, job))
@@ -72,6 +76,8 @@ class Training:
         job = self._with_folder(job, folder)
         rate = assembly.rate_of(settings, job)
         self.step = step = assembly.build_step(settings, job, assembly.place(settings, job), lr=rate.peak)
+        settings, job = self._fitted(job)
+        self._settings = settings
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout differs between ranks; rank 0 alone may have drawn numbers, to measure the model.
@@ -184,11 +190,25 @@ class Training:
 
     def _with_folder(self, job: Job, folder: RunFolder) -> Job:
         watch = self._record.watch
-        phases = step_clock(
-            self._settings, folder.path, job.comm, job.device, watchdog=watch, readers=job.train.readers
-        )
+        clock = step_clock(self._settings, folder.path, job.comm, job.device, watchdog=watch, readers=job.train.readers)
+        self._own_time = OwnTime(clock, job.device)
         resumed = {} if folder.resume_from is None else folder.resume_from.about
-        return replace(job, phases=phases, is_shared=folder.is_shared, resumed=resumed)
+        return replace(job, phases=self._own_time, is_shared=folder.is_shared, resumed=resumed)
+
+    def _fitted(self, job: Job) -> tuple[Settings, Job]:
+        """With as many samples at a time as fit into the memory of all ranks, or as the run began with."""
+        settings = self._settings
+        if settings.batch_size_per_rank == "auto":
+            most = job.resumed.get("micro_batch")
+            if most is None:
+                trial = Trial(self.step, job, Room(job.comm, is_host=job.device.type == "cpu"))
+                most = most_that_fit(job.comm, job.sizes.micro_batch, trial.fits)
+            share = job.sizes.micro_batch * settings.accumulate_steps
+            settings = replace(settings, accumulate_steps=passes_for(share, most))
+            sizes = batch_sizes(settings, samples=len(job.train), ranks=job.comm.data.size)
+            job = replace(job, sizes=sizes)
+            self._chosen = {"micro_batch": sizes.micro_batch}
+        return settings, job
 
     def _reports(self, job: Job) -> Reports:
         return Reports(
@@ -197,6 +217,7 @@ class Training:
             job.task,
             every_steps=self._settings.report_every_steps,
             device=job.device,
+            own_time=self._own_time,
         )
 
     def _limits(self, job: Job) -> Limits:
@@ -250,7 +271,7 @@ class Training:
         return Saves(
             state,
             folder.path / "checkpoints",
-            about=folder.about,
+            about={**folder.about, **self._chosen},
             memory=tracker.memory,
             guard=tracker.guard,
             keep=self._settings.keep,

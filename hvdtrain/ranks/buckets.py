@@ -63,12 +63,20 @@ class BucketSync(WireSync):
         self._bucket_bytes = bucket_mb * 2**20
         self._broadcast_names, self._begin_sum = broadcast_names, begin_sum
         trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._parts = [_Part(name=name, parameter=parameter) for name, parameter in trainable]
-        self._new_parts = {part.name: part for part in self._parts}  # without a bucket
+        self._parts: list[_Part] = []
+        self._new_parts: dict[str, _Part] = {}  # without a bucket
         self._arrival_order: dict[str, None] = {}  # their names, as their gradients have come
         self._buckets: list[_Bucket] = []
-        for part in self._parts:
-            part.parameter.register_post_accumulate_grad_hook(partial(self._complete, part))
+        for name, parameter in trainable:
+            self._add(_Part(name=name, parameter=parameter))
+
+    def _add(self, part: _Part) -> None:
+        self._parts.append(part)
+        self._new_parts[part.name] = part
+        part.parameter.register_post_accumulate_grad_hook(partial(self._complete, part))
+
+    def carry(self, parameter: nn.Parameter) -> None:
+        self._add(_Part(name="", parameter=parameter))  # a name that no part of a model has
 
     def expect(self, backward_passes: int) -> None:
         for part in self._parts:

@@ -51,7 +51,9 @@ class GradientSettings(Group):
                 needs=(Capability.RANK_STATE, Capability.UNSCALED),
             )
         if self.reducer == "horovod":
-            yield Use(option="--reducer horovod", takes=(Capability.RESTART,), needs=(Capability.GRADIENTS,))
+            yield Use(
+                option="--reducer horovod", takes=(Capability.RESTART, Capability.LOSS), needs=(Capability.GRADIENTS,)
+            )
         if self.fusion_threshold_mb is not None:
             needs = (Capability.GRADIENTS, Capability.BUCKETS) if self.fusion_threshold_mb else (Capability.GRADIENTS,)
             yield Use(option=f"--fusion-threshold-mb {self.fusion_threshold_mb:g}", needs=needs)

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hvdtrain.ranks.wire import Wire
 
@@ -33,6 +33,13 @@ class GradientSync:
     def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The optimizer that steps: the run's own, or one around it."""
         return optimizer
+
+    def carry(self, parameter: nn.Parameter) -> None:
+        """Sum the gradient of one more parameter, which has one in each backward pass, with the model's.
+
+        Called before the first step.
+        """
+        assert type(self) is GradientSync, f"{type(self).__name__} sums the model's gradients only"
 
     def expect(self, backward_passes: int) -> None:
         """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""

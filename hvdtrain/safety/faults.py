@@ -11,6 +11,7 @@ fault fires once, and only in the first attempt of a run.
 import collections
 import ctypes
 import itertools
+import math
 import os
 import re
 import signal
@@ -38,10 +39,12 @@ Kind = Literal[
     "sleep",  # hangs in Python
     "oom",  # takes memory until it is killed or gets a MemoryError
     "nan",  # the step's loss becomes NaN
+    "spike",  # it becomes 1000 times as large, and so its gradients
     "bitflip",  # the sign of one weight
 ]
 
-_STEP_FAULTS = ("nan", "bitflip")
+_STEP_FAULTS = ("nan", "spike", "bitflip")
+_FACTORS = {"nan": math.nan, "spike": 1000.0}  # of the loss
 _SPELLING = re.compile(rf"({'|'.join(get_args(Kind))})@rank(all|0|[1-9]\d*):(start|(step|save|eval|recover)([1-9]\d*))")
 _HOARD_BYTES = 64 * 2**20
 
@@ -80,15 +83,15 @@ class Faults:
     def inflict_at(self, place: Place, number: int = 0, *, model: "nn.Module | None" = None) -> None:
         """Inflict the faults of this place; most kinds do not return. Steps need the `model`."""
         for fault in self._due_faults(place, number):
-            if fault.kind != "nan":
+            if fault.kind not in _FACTORS:
                 self._pending.remove(fault)
                 _inflict(fault, model)
 
-    def injects_nan(self, step: int) -> bool:
-        """Whether a fault makes this rank's loss of this step NaN; to be called once per step."""
-        faults = [fault for fault in self._due_faults("step", step) if fault.kind == "nan"]
+    def loss_factor(self, step: int) -> float:
+        """What faults multiply this rank's loss of this step by; to be called once per step."""
+        faults = [fault for fault in self._due_faults("step", step) if fault.kind in _FACTORS]
         self._pending = [fault for fault in self._pending if fault not in faults]
-        return bool(faults)
+        return math.prod(_FACTORS[fault.kind] for fault in faults)
 
     def _due_faults(self, place: Place, number: int) -> list[Fault]:
         return [fault for fault in self._pending if (fault.place, fault.number) == (place, number)]

@@ -158,7 +158,8 @@ def _kind(hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
     if get_origin(hint) in (Union, types.UnionType):
         (hint, *words) = (kind for kind in get_args(hint) if kind is not type(None))
         if words:
-            return {"type": _number_or(get_args(words[0])), "metavar": "|".join(["FLOAT", *get_args(words[0])])}
+            names = get_args(words[0])
+            return {"type": _number_or(hint, names), "metavar": "|".join([hint.__name__.upper(), *names])}
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(hint) is Literal:
@@ -167,11 +168,11 @@ def _kind(hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
     return {"type": hint, "metavar": hint.__name__.upper(), **more}
 
 
-def _number_or(words: Sequence[str]) -> Callable[[str], float | str]:
-    """The parser of a number, or of one of these words."""
+def _number_or(kind: Callable[[str], float], words: Sequence[str]) -> Callable[[str], float | str]:
+    """The parser of a number of this kind, or of one of these words."""
 
     def number(text: str) -> float | str:
-        return text if text in words else float(text)
+        return text if text in words else kind(text)
 
     return number
 

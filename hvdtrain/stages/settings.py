@@ -61,6 +61,7 @@ class StageSettings(BatchSettings):
                     Capability.REPLICA,
                     Capability.PHASES,
                     Capability.BACKWARD,
+                    Capability.LOSS,
                 ),
                 needs=(Capability.REPLICA, Capability.TRAINED),
             )

@@ -31,6 +31,10 @@ class TwoLevelSync(GradientSync):
     def step(self, update: Update) -> None:
         self._in_group.step(update)
 
+    def carry(self, parameter: nn.Parameter) -> None:
+        self._in_group.carry(parameter)
+        self._parameters.append(parameter)
+
     def expect(self, backward_passes: int) -> None:
         self._in_group.overlap = self.overlap
         self._in_group.expect(backward_passes)

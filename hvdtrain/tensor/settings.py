@@ -33,6 +33,7 @@ class TensorSettings(Group):
                     Capability.BACKWARD,
                     Capability.TRACE,
                     Capability.NORMS,
+                    Capability.LOSS,
                 ),
                 needs=(Capability.REPLICA,),
             )

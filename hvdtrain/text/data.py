@@ -75,7 +75,8 @@ def outline(settings: BertSettings, pretrained: Pretrained | None) -> Texts:
     """As many texts of --max-tokens tokens as a step takes, of a vocabulary as large as the settings allow."""
     words = settings.vocab_size if pretrained is None else pretrained.sizes.vocabulary
     labels = label_names(settings)
-    step = max(settings.global_batch_size or 0, settings.batch_size_per_rank * settings.accumulate_steps)
+    of_rank = 0 if settings.batch_size_per_rank == "auto" else settings.batch_size_per_rank
+    step = max(settings.global_batch_size or 0, of_rank * settings.accumulate_steps)
     assumed = f"texts of {settings.max_tokens} tokens, a vocabulary of {words:,}"
     if labels:
         assumed += f", {len(labels)} labels"

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from hvdtrain.core.finite import Skipped
 from hvdtrain.safety.exits import Severity, message_line
 
 Item = TypeVar("Item")
@@ -49,15 +50,12 @@ class Console:
         """A message for each step that was not as it should be, from the lines of metrics.jsonl."""
         for event in events:
             if event["event"] == "skipped":
-                rank_text = "" if event["rank"] is None else f" of rank {event['rank']}"
-                ranks = event.get("ranks", "all ranks")
-                self._report(event, f"skipped on {ranks}, NaN or Inf in the {event['source']}{rank_text}")
+                why = Skipped(**{name: value for name, value in event.items() if name not in ("event", "step")})
+                self._report(event, f"skipped on {why.ranks or 'all ranks'}, {why.what}")
             elif event["event"] in ("lost", "joined"):
                 self._report(event, _format_change(event))
             elif event["event"] == "behind":
-                host = f"host {event['host']} (rank {event['rank']} and the ranks that step with it)"
-                waited = f"{event['lag_s']:.1f} s ({event['share']:.0%} of their time)"
-                self._report(event, f"straggler: {host} made the other groups wait {waited}")
+                self._report(event, format_behind(event))
             else:
                 rise = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
                 self._report(event, f"loss on rank {event['rank']} spiked {rise}")
@@ -78,6 +76,12 @@ class Console:
 
 
 SILENT = Console(is_shown=False)
+
+
+def format_behind(event: Mapping[str, Any]) -> str:
+    """Who is late and how much, of a `behind` event."""
+    waited = f"{event['lag_s']:.1f} s ({event['share']:.0%} of their time)"
+    return f"straggler: host {event['host']} ({event['ranks']}) made the others wait {waited}"
 
 
 def _format_change(event: Mapping[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """What a run writes and says as it goes on."""
 
+from dataclasses import asdict
+
 from hvdtrain.core.phases import Phases
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import whole_hash
@@ -7,6 +9,7 @@ from hvdtrain.core.step import Step
 from hvdtrain.core.task import Task
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.reports import Report
+from hvdtrain.tracking.console import format_behind
 from hvdtrain.tracking.run import Run
 
 
@@ -24,6 +27,9 @@ class Recorder(Hook):
         run.tracker.add_counts(report.step, report.counts())
         if (power_w := report.power_w()) is not None:
             run.tracker.add_energy(power_w)
+        if report.behind is not None:
+            straggler = asdict(report.behind)
+            run.tracker.record_straggler(straggler, f"step {report.step}: {format_behind(straggler)}")
         if run.tracker.is_writer:
             events = report.events()
             run.tracker.report(report.scalars(), event_lines=events)

@@ -93,6 +93,7 @@ class Tracker:
             f"unreadable_{measures.unit}": 0,
             "resumed": 0,
             "energy_wh": None,  # of all GPUs, where their power was measured
+            "straggler": None,  # who was named last for keeping the others waiting
             **dict.fromkeys(counts, 0),
         }
         self.result = {
@@ -216,6 +217,11 @@ class Tracker:
         now_s = time.perf_counter()
         self.result["energy_wh"] = (self.result["energy_wh"] or 0.0) + power_w * (now_s - self._power_at_s) / 3600
         self._power_at_s = now_s
+
+    def record_straggler(self, straggler: Mapping[str, Any], sentence: str) -> None:
+        """Take in who keeps the others waiting, and show the sentence on TensorBoard's text page; on all ranks."""
+        self.result["straggler"] = dict(straggler)
+        self.write_text("straggler", sentence)
 
     def record_save(self, held_s: float) -> None:
         """Take in for how long a checkpoint has held the training."""

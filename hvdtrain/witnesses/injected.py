@@ -1,7 +1,5 @@
 """Injected faults: what they do at a step, and to its loss."""
 
-import math
-
 from torch import Tensor, nn
 
 from hvdtrain.core.slots import Witness
@@ -14,14 +12,14 @@ class InjectedFaults(Hook, Witness):
 
     def __init__(self, faults: Faults, model: nn.Module) -> None:
         self._faults, self._model = faults, model
-        self._is_nan = False
+        self._factor = 1.0
 
     def begin_step(self, number: int) -> None:
         self._faults.inflict_at("step", number, model=self._model)
-        self._is_nan = self._faults.injects_nan(number)
+        self._factor = self._faults.loss_factor(number)
 
     def pass_on(self, values: Tensor) -> Tensor:
-        return values * math.nan if self._is_nan else values
+        return values if self._factor == 1 else values * self._factor
 
     def epoch_trained(self, count: int) -> None:
         self._faults.inflict_at("eval", count)

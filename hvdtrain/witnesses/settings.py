@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WitnessSettings(Group):
-    """What is looked for when a step is skipped."""
+    """What is looked for in a step, and what is skipped."""
 
     title: ClassVar[str] = "limits and checks"
 
@@ -22,12 +22,22 @@ class WitnessSettings(Group):
     """After a skipped step compute the gradients once more, to name the rank whose own were not finite; each step is
     slower, since the host waits for it."""
 
+    on_spike: Literal["report", "skip"] = "report"
+    """Of a finite loss that is far above the recent ones: report names the step; skip also leaves it out on all ranks,
+    by the mean of their losses."""
+
     def uses(self) -> Iterable[Use]:
         if self.find_nan:  # without it a part of a replica is named, too
             yield Use(option="--find-nan", needs=(Capability.BACKWARD,))
+        if self.on_spike == "skip":
+            yield Use(option="--on-spike skip", needs=(Capability.LOSS, Capability.GRADIENTS))
 
     def fill(self, draft: "Draft") -> None:
         if self.find_nan:
             from hvdtrain.witnesses.find_nan import FindNan
 
             draft.witnesses.append(FindNan())
+        if self.on_spike == "skip":
+            from hvdtrain.witnesses.skip_spikes import SkipSpikes
+
+            draft.witnesses.append(SkipSpikes(draft.job.device))

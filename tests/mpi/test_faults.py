@@ -210,6 +210,17 @@ def test_a_nan_on_one_rank_is_skipped_by_all(tmp_path):
     assert (result["exit_reason"], result["steps"], result["skipped_steps"]) == ("finished", 12, 1)
 
 
+@pytest.mark.slow
+def test_a_spike_on_one_rank_is_skipped_by_all(tmp_path):
+    words = [*TRAIN, "--on-spike", "skip"]
+    done = finished(tmp_path, argv(program=words), HVDTRAIN_FAULT="spike@rank1:step20")
+    assert done.returncode == 0, done.stderr
+    assert "step 20: skipped on all ranks, the loss spiked from about " in done.stderr + done.stdout
+    result = json.loads((run_folder(tmp_path) / "result.json").read_text())
+    assert (result["exit_reason"], result["steps"], result["skipped_steps"]) == ("finished", 24, 1)
+    assert weights(tmp_path)  # the same on both
+
+
 PLAIN = (2, *ONE_EPOCH)  # ranks, options
 
 

@@ -12,11 +12,8 @@ from tests.mpi.conftest import PROGRAMS, end_well
 from tests.mpi.forks import BY_ITSELF
 from tests.pairs import programs, trials, words_of
 
-DIGITS = "--data digits --model efficientnet_tiny --batch-size-per-rank 8 --epochs 1 --checkpoint-every-steps 2"
-TEXTS = (
-    "--data json --data-dir texts --vocab-size 200 --batch-size-per-rank 4 --accumulate-steps 1 --epochs 1 "
-    "--checkpoint-every-steps 2"
-)
+DIGITS = "--data digits --model efficientnet_tiny --epochs 1 --checkpoint-every-steps 2"
+TEXTS = "--data json --data-dir texts --vocab-size 200 --accumulate-steps 1 --epochs 1 --checkpoint-every-steps 2"
 SPLIT = {"--stages 2", "--tensor 2"}
 GROUPED = {"--sync two-level", "--sync local"}
 AS_ROOT = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -35,7 +32,7 @@ def marked(options):
 @pytest.mark.parametrize("options", [marked(options) for options in trials()])
 def test_options_of_the_table_that_work_together_train(tmp_path, options):
     is_images = programs(options)[0] is images
-    name, words = ("effnet", DIGITS) if is_images else ("bert", TEXTS)
+    name, words, batch = ("effnet", DIGITS, 16) if is_images else ("bert", TEXTS, 8)
     if not is_images:
         texts.put(tmp_path / "texts", train=96)
     program = [str(PROGRAMS / "on_cpus.py"), name]
@@ -45,7 +42,8 @@ def test_options_of_the_table_that_work_together_train(tmp_path, options):
     more = {"TESTS_IMAGES": "192"}
     if "--elastic" in options:
         more |= {**BY_ITSELF, "OMPI_MCA_btl": "self,sm", **AS_ROOT}
-    end_well(tmp_path, launcher, ranks, [*program, *words.split(), "--run", "r", *words_of(options)], **more)
+    sized = ["--global-batch-size", str(batch)]  # the last word counts
+    end_well(tmp_path, launcher, ranks, [*program, *words.split(), "--run", "r", *words_of(options), *sized], **more)
     [file] = tmp_path.glob("runs/*/r/result.json")
     result = json.loads(file.read_text())
     assert (result["np"], result["exit_reason"]) == (ranks, "finished")

@@ -55,6 +55,20 @@ def test_the_verdict_names_the_planted_cause(run, tmp_path, cause, verdict, name
     assert [one.step for one in EventAccumulator(str(folder)).Reload().Images("phases")] == [16]
 
 
+def test_a_slow_rank_is_named_without_a_profile(run, tmp_path):
+    done = run("mpirun", 2, [PLANTED, "rank", *QUICK, *BATCH, "--epochs", "2", "--report-every-steps", "5"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    late = load(tmp_path, "result.json")["straggler"]
+    assert (late["rank"], late["host"], late["ranks"]) == (1, socket.gethostname(), "rank 1")
+    assert 0.5 < late["share"] < 1
+    (said,) = [line for line in done.stdout.splitlines() if "straggler" in line]
+    assert f"host {socket.gethostname()} (rank 1) made the others wait {late['lag_s']:.1f} s" in said
+    board = EventAccumulator(str(tmp_path / "runs" / "effnet" / "r")).Reload()
+    own_ms = [board.Scalars(f"train_by_rank/own_ms_rank{rank}")[-1].value for rank in (0, 1)]
+    assert own_ms[1] > 400 > own_ms[0]
+    assert b"(rank 1)" in board.Tensors("straggler")[0].tensor_proto.string_val[0]
+
+
 def test_a_fat_model_over_tcp_is_bound_by_communication(run_program):
     tcp = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"}
     answers = run_program("mpirun", 2, "fat_model.py", **tcp)

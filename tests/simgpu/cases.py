@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 EFFNET, CLASSIFY, MLM, OWN, FUNCTION = "effnet", "bert classify", "bert mlm", "own_model", "own function"
 ONE_RANK, BUCKET, HOROVOD, POWER_SGD = "one rank", "bucket", "horovod", "powersgd"
 FIND_NAN, SYNC_BN, UNCOMPRESSED = "--find-nan", "--sync-bn", "--compression none"
+ON_SPIKE = "--on-spike skip"
 FP16 = "fp16"
 
 _TEXTS = "--data json --vocab-size 200 --batch-size-per-rank 4 --dropout 0"
@@ -27,7 +28,7 @@ FACTORS: Mapping[str, Mapping[str, str]] = {
         FUNCTION: "--batch-size-per-rank 4",
     },
     "precision": {name: f"--precision {name}" for name in ("fp32", "bf16", FP16)},
-    "extra": {"nothing": "", **{words: words for words in (FIND_NAN, UNCOMPRESSED, "--recompute", SYNC_BN)}},
+    "extra": {"nothing": "", **{words: words for words in (FIND_NAN, UNCOMPRESSED, "--recompute", ON_SPIKE, SYNC_BN)}},
     "clip": {"none": "", "norm": "--clip-norm 0.5", "value": "--clip-value 0.01"},
     "passes": {number: f"--accumulate-steps {number}" for number in ("1", "2")},
     "average": {"none": "--ema-epochs 0", "weights": "--ema-epochs 2"},
@@ -54,6 +55,8 @@ def ranks_of(case: Case) -> int:
 def is_possible(case: Case) -> bool:
     """Whether the program takes these options together: it refuses the others."""
     if case["extra"] == SYNC_BN and case["program"] != EFFNET:
+        return False
+    if case["extra"] == ON_SPIKE and case["sums"] in (HOROVOD, POWER_SGD):
         return False
     return case["sums"] != POWER_SGD or (case["precision"] != FP16 and case["extra"] != UNCOMPRESSED)
 

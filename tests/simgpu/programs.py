@@ -2,6 +2,7 @@
 
 import runpy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from torch.nn.functional import cross_entropy
 
 from hvdtrain import bert, effnet
 from hvdtrain.core.pending import Pending
+from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
 from hvdtrain.feed.feed import Feed
 from hvdtrain.feed.order import RankBatch
+from hvdtrain.loop.stragglers import OwnTime
 from hvdtrain.program import assembly
 from hvdtrain.program import settings as program_settings
 from hvdtrain.program.checks import require_job
@@ -83,6 +86,7 @@ class Prepared:
         run: Any = self
         job, self.test = make_job(run, model, task, train, test, cuts=cuts, max_steps=max_steps)
         require_job(self.settings, job)
+        job = replace(job, phases=OwnTime(OFF, self.device))
         rate = assembly.rate_of(self.settings, job)
         self.job, self.lr = job, rate.peak
         self.step = assembly.build_step(self.settings, job, assembly.place(self.settings, job), lr=rate.peak)
@@ -90,7 +94,9 @@ class Prepared:
             self.step.scaler.load_state_dict(self.step.scaler.state_dict() | {"scale": SCALE})
         self.step.model.train()
         torch.manual_seed(self.settings.seed)
-        feed = Feed(job.train, job.task, job.comm, job.sizes, seed=self.settings.seed, device=self.device)
+        feed = Feed(
+            job.train, job.task, job.comm, job.sizes, seed=self.settings.seed, device=self.device, phases=job.phases
+        )
         self._inputs: Iterator[tuple[RankBatch, Any]] = feed.inputs(feed.batches(Position()), 0)
         return self
 

@@ -9,13 +9,16 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
+from hvdtrain.loop.stragglers import OwnTime
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.tracking.console import Console
 from hvdtrain.vision import models
+from hvdtrain.witnesses.skip_spikes import SkipSpikes
 from tests.ranks import Rank
-from tests.steps import step_of
+from tests.steps import CPU, step_of
 from tests.terminal import Terminal
 from tests.unit.loop.trainings import begun
 
@@ -64,13 +67,14 @@ def shortest_loop(name):
     return counted.operations
 
 
-def our_step(name, *, average=False, **options):
+def our_step(name, *, average=False, on_spike="report", **options):
     model = b0()
     step = step_of(
         model,
         optimizer=optimizer_for(name, model),
         average=MovingAverage(model, horizon_steps=10.0) if average else None,
-        witnesses=[],
+        witnesses=[SkipSpikes(CPU)] if on_spike == "skip" else [],
+        phases=OwnTime(OFF, CPU),
         **options,
     )
     kept = {"backward_passes": 1, "global_count": 2, "lr": 0.01}
@@ -88,6 +92,7 @@ def our_step(name, *, average=False, **options):
         ("adamw", {}, 41, 0),
         ("sgd", {"average": True}, 51, 0),
         ("sgd", {"clip_value": 1.0, "clip_norm": 1.0}, 49, 0),
+        ("sgd", {"on_spike": "skip"}, 97, 0),  # the threshold stays on the device
         ("lamb", {"average": True}, 52, 1),  # only torch's fused optimizers can skip a step by themselves
     ],
 )

@@ -11,9 +11,10 @@ IMAGES = Measures(unit="images", metrics=("loss", "accuracy"), best_metric="accu
 
 
 def report_of(step=20, **changes):
-    """`units_per_s` is a list by rank, `usage` has the readings by rank and name, `spikes` counts its own."""
+    """`units_per_s` and `own_s` are lists by rank, `usage` has readings by rank and name, `spikes` counts its own."""
     totals = changes.pop("totals", {"loss": 10.0, "count": 20.0, "right": 5.0})
     speeds = changes.pop("units_per_s", [100.0, 50.0])
+    own_s = changes.pop("own_s", [0.5, 1.0])
     usage = changes.pop("usage", {(0, "usage/one/cpu_percent"): 12.0})
     facts = {
         "step": step,
@@ -29,6 +30,7 @@ def report_of(step=20, **changes):
         "grad_norm": 2.5,
         "loss_scale": 1024.0,
         "units_per_s": torch.tensor(speeds, dtype=torch.float64),
+        "own_s": torch.tensor(own_s, dtype=torch.float64),
         "gauges": list(usage),
         "readings": torch.tensor(list(usage.values()), dtype=torch.float64),
         "visited": 40,

@@ -37,7 +37,7 @@ TRAIN, TEST = 53, 29
 
 def alone_of(rank, size):
     """One rank of several of which the others have nothing to say."""
-    return Rank(rank, size, answers=lambda value: [value])
+    return Rank(rank, size, answers=lambda value: [value] * size)
 
 
 COUNTS = (10, 11, 10, 11, 11)  # of the batches of an epoch, with a global batch of 12
@@ -336,7 +336,7 @@ def test_too_many_skipped_steps_end_the_epoch_early():
     assert trained.end.status == TOO_MANY_SKIPPED == 3
     assert "step 9:" in str(trained.end)
     assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 11, 11, 10]]  # the other ranks sum as well
-    assert len(step.comm.said) == 1  # the names of the gauges, before the epoch
+    assert len(step.comm.said) == 2  # its host and the names of the gauges, before the epoch
 
 
 def test_skipped_steps_in_a_row_are_counted_over_the_end_of_an_epoch():

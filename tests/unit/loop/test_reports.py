@@ -125,13 +125,16 @@ def test_the_numbers_by_name():
         "train/images_per_s": 150.0,
         "train_by_rank/images_per_s_rank0": 100.0,
         "train_by_rank/images_per_s_rank1": 50.0,
+        "train_by_rank/own_ms_rank0": 25.0,
+        "train_by_rank/own_ms_rank1": 50.0,
         "usage/one/cpu_percent": 12.0,
     }
 
 
 def test_many_ranks_are_five_curves():
     speeds = [8.0, 1.0, *map(float, range(2, 8)), *map(float, range(9, MOST_CURVES + 2))]
-    by_rank = {name: value for name, value in report_of(units_per_s=speeds).scalars().items() if "by_rank" in name}
+    numbers = report_of(units_per_s=speeds).scalars()
+    by_rank = {name: value for name, value in numbers.items() if "by_rank/images" in name}
     assert by_rank == {
         "train_by_rank/images_per_s_lowest": 1.0,
         "train_by_rank/images_per_s_mean": 9.0,
@@ -139,7 +142,7 @@ def test_many_ranks_are_five_curves():
         "train_by_rank/images_per_s_lowest_rank": 1,
         "train_by_rank/images_per_s_highest_rank": 16,
     }
-    assert sum("by_rank" in name for name in report_of(units_per_s=speeds[:-1]).scalars()) == MOST_CURVES
+    assert sum("by_rank/images" in name for name in report_of(units_per_s=speeds[:-1]).scalars()) == MOST_CURVES
 
 
 def usage_of(report):
@@ -191,9 +194,9 @@ def of_many():
 
 def test_what_1024_ranks_say_stays_small(of_many, tmp_path):
     made, summed_bytes = of_many
-    assert (made.totals["count"], len(made.scalars())) == (2 * RANKS, 41)
+    assert (made.totals["count"], len(made.scalars())) == (2 * RANKS, 46)
     assert made.scalars()["usage/gpu_power_w_highest_rank"] == RANKS - PER_HOST
-    assert summed_bytes == 8 * (3 + 2 + RANKS + len(GAUGES) * RANKS // PER_HOST) < 15_000
+    assert summed_bytes == 8 * (3 + 2 + 1 + 2 * RANKS + len(GAUGES) * RANKS // PER_HOST) < 23_000
     writer = Tracker(tmp_path, is_writer=True, measures=IMAGES, result={})
     before = writer._events.size()
     tracked(writer, made)
@@ -271,6 +274,7 @@ def test_a_group_for_which_the_others_wait_is_named_with_its_lag_when_it_falls_b
     assert second.behind is third.behind is fifth.behind is None
     (event,) = first.events()
     assert event == {"event": "behind", **asdict(first.behind)}
+    assert event["ranks"] == "ranks 2 to 3"
     assert event["lag_s"] == pytest.approx(2.0, abs=0.1)
     begins, goes_on, falls_back = at_meetings([[], 0.0, 10.0], late, [[], -3.0, 10.0], waited_s=2.0)
     assert begins.behind.lag_s == pytest.approx(2.0, abs=0.1)

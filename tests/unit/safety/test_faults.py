@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 import subprocess
@@ -29,13 +30,13 @@ def test_without_the_variable_there_are_none(environment):
     assert Faults.parse(environment, 0) is NONE
     assert NONE.announcement is None
     NONE.inflict_at("step", 1)
-    assert not NONE.injects_nan(1)
+    assert NONE.loss_factor(1) == 1
 
 
 @pytest.mark.parametrize(("attempt", "fires"), [("0", True), ("1", False), ("12", False)])
 def test_only_the_first_attempt_has_faults(attempt, fires):
     faults = parse("nan@rank0:step3", HVDLAUNCH_ATTEMPT=attempt)
-    assert faults.injects_nan(3) == fires
+    assert math.isnan(faults.loss_factor(3)) == fires
     assert (faults.announcement is not None) == fires
 
 
@@ -47,7 +48,7 @@ def test_every_rank_announces_what_any_rank_will_suffer():
 
 @pytest.mark.parametrize(("where", "struck"), [("0", [0]), ("1", [1]), ("12", [12]), ("all", [0, 1, 2, 12])])
 def test_a_fault_strikes_its_rank(where, struck):
-    assert [rank for rank in (0, 1, 2, 12) if parse(f"nan@rank{where}:step1", rank).injects_nan(1)] == struck
+    assert [rank for rank in (0, 1, 2, 12) if parse(f"spike@rank{where}:step1", rank).loss_factor(1) > 1] == struck
 
 
 @pytest.mark.parametrize(("place", "number"), [("start", 0), ("step", 7), ("save", 7), ("recover", 7)])
@@ -108,7 +109,7 @@ def test_nan_poisons_one_step(model):
     faults = parse("nan@rank0:step3,bitflip@rank0:step4")
     for step in (1, 2, 3):
         faults.inflict_at("step", step, model=model)
-    assert [faults.injects_nan(step) for step in (1, 2, 3, 3, 4)] == [False, False, True, False, False]
+    assert [math.isnan(faults.loss_factor(step)) for step in (1, 2, 3, 3, 4)] == [False, False, True, False, False]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -41,6 +41,7 @@ OPTIONS = [
     ("--sync-bn", True),
     ("--report-every-steps 5", 5),
     ("--find-nan", True),
+    ("--on-spike skip", "skip"),
     ("--no-tf32", False),
     ("--clip-value 0.5", 0.5),
     ("--clip-norm 1", 1.0),

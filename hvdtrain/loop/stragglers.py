@@ -1,0 +1,202 @@
+"""Who keeps the others waiting: each rank's own time in its steps, and the rank or host whose own time is longest."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+
+from hvdtrain.core.finite import rank_range
+from hvdtrain.core.phases import Phase, Phases, StepMeans
+
+# The share of their time that the others wait for a rank, host or group that is named for it.
+BEHIND_SHARE = 0.1
+
+# Ranks are compared over at least so many steps and seconds, and one is named that is behind twice in a row: a pause of
+# the machine is no straggler. Where 2 ranks with steps of 20 ms shared 2 cores with other jobs, one or the other was
+# more than BEHIND_SHARE behind over 10 steps, every few seconds.
+LEAST_STEPS, LEAST_S = 10, 5.0
+
+WAITS: tuple[Phase, ...] = ("bubble", "sync", "record")  # for other ranks, and for the disk of rank 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behind:
+    """A rank, host or group of ranks for which the others wait."""
+
+    step: int
+    host: str  # of its first rank
+    rank: int  # that rank
+    ranks: str  # all of them, in words
+    lag_s: float  # what the others have waited longer, since they were last compared
+    share: float  # of the time since then
+
+
+class Event(Protocol):
+    """What OwnTime needs of a torch.cuda.Event."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Milliseconds."""
+
+
+class OwnTime:
+    """The clock of a run's steps, which also adds up what a rank does before it waits for the others.
+
+    That is all but WAITS: reading, computing, and what the host does between them. On CPUs it is the host's time. On a
+    GPU it is the stream's, between two events, which are read once the device has passed them: nothing is synchronised.
+    Waits inside layers (--sync-bn, --tensor) are in it, and so hide who is late.
+    """
+
+    def __init__(self, clock: Phases, device: torch.device) -> None:
+        """`clock` is the run's own, or OFF."""
+        self._clock = clock
+        self._new_event: Callable[[], Event] | None = None
+        if device.type == "cuda":
+            self._new_event = lambda: torch.cuda.Event(enable_timing=True)
+        self._began_s: float | None = None  # None while the rank waits, or before its first step
+        self._began: Event | None = None
+        self._spans = deque[tuple[Event, Event]]()  # that the device may not have passed yet
+        self._free_events: list[Event] = []
+        self._own_s = 0.0
+
+    @property
+    def isolated(self) -> bool:
+        return self._clock.isolated
+
+    @property
+    def uniform_steps(self) -> int:
+        return self._clock.uniform_steps
+
+    def enter(self, phase: Phase) -> None:
+        is_wait = phase in WAITS
+        if self._began_s is not None and (is_wait or self._clock.isolated):
+            self._end()
+        self._clock.enter(phase)  # where it isolates phases, it waits for all ranks in between
+        if not is_wait and self._began_s is None:
+            self._begin()
+
+    def end_step(self) -> None:
+        self._clock.end_step()
+
+    def means(self) -> StepMeans | None:
+        return self._clock.means()
+
+    def close(self) -> None:
+        self._clock.close()
+
+    def restart(self) -> None:
+        """Forget what has not been taken: the next phase begins anew."""
+        self._began_s = self._began = None
+        self.take_s()
+
+    def take_s(self) -> float:
+        """The seconds since this was asked last, as far as the device has passed them."""
+        while self._spans and self._spans[0][1].query():
+            began, ended = self._spans.popleft()
+            self._own_s += began.elapsed_time(ended) / 1000
+            self._free_events += [began, ended]
+        own_s, self._own_s = self._own_s, 0.0
+        return own_s
+
+    def _begin(self) -> None:
+        self._began_s = time.perf_counter()
+        if self._new_event is not None:
+            self._began = self._recorded(self._new_event)
+
+    def _end(self) -> None:
+        assert self._began_s is not None
+        if self._new_event is None:
+            self._own_s += time.perf_counter() - self._began_s
+        elif self._began is not None:
+            self._spans.append((self._began, self._recorded(self._new_event)))
+        self._began_s = self._began = None
+
+    def _recorded(self, new_event: Callable[[], Event]) -> Event:
+        event = self._free_events.pop() if self._free_events else new_event()
+        event.record()
+        return event
+
+
+def find_behind(
+    own_s: Sequence[float], hosts: Sequence[str], *, parts: int, step: int, elapsed_s: float
+) -> Behind | None:
+    """The rank whose own time exceeds the others' by more than BEHIND_SHARE of the time that has elapsed.
+
+    Its host is named where that holds for each of its ranks against those of other hosts. Where a replica lies on
+    several `parts`, ranks are compared with those that hold the same part; the median stands for the others.
+    """
+
+    def lag_s(rank: int, others: Iterable[int]) -> float:
+        peers_s = [own_s[other] for other in others if other % parts == rank % parts]
+        return own_s[rank] - median(peers_s) if peers_s else 0.0
+
+    ranks = range(len(own_s))
+    lags_s = {rank: lag_s(rank, (other for other in ranks if other != rank)) for rank in ranks}
+    slowest = max(lags_s, key=lambda rank: lags_s[rank])
+    if lags_s[slowest] <= BEHIND_SHARE * elapsed_s:
+        return None
+    elsewhere = [rank for rank in ranks if hosts[rank] != hosts[slowest]]
+    of_host = {rank: lag_s(rank, elsewhere) for rank in ranks if hosts[rank] == hosts[slowest]}
+    late = of_host if min(of_host.values()) > BEHIND_SHARE * elapsed_s else {slowest: lags_s[slowest]}
+    first, most_s = min(late), max(late.values())
+    is_block = max(late) - first + 1 == len(late)
+    return Behind(
+        step=step,
+        host=hosts[slowest],
+        rank=first,
+        ranks=rank_range(first, len(late)) if is_block else f"ranks {', '.join(map(str, late))}",
+        lag_s=most_s,
+        share=most_s / elapsed_s,
+    )
+
+
+class Stragglers:
+    """Which rank is behind, from the own times of all ranks in one report after the other."""
+
+    def __init__(self, hosts: Sequence[str], *, parts: int) -> None:
+        """`hosts` by rank; a replica lies on `parts` ranks."""
+        self._hosts, self._parts = hosts, parts
+        self._forget()
+        self._before: Behind | None = None  # who was behind when ranks were compared last
+        self._news = News()
+
+    def _forget(self) -> None:
+        self._own_s, self._elapsed_s, self._steps = [0.0] * len(self._hosts), 0.0, 0
+
+    def see(self, own_s: Sequence[float], *, step: int, steps: int, elapsed_s: float) -> Behind | None:
+        """Take in the own times of all ranks in so many steps; who is to be named now, if anybody."""
+        self._own_s = [total + seconds for total, seconds in zip(self._own_s, own_s, strict=True)]
+        self._elapsed_s += elapsed_s
+        self._steps += steps
+        if self._steps < LEAST_STEPS or self._elapsed_s < LEAST_S:
+            return None
+        behind = find_behind(self._own_s, self._hosts, parts=self._parts, step=step, elapsed_s=self._elapsed_s)
+        before, self._before = self._before, behind
+        self._forget()
+        is_again = behind is not None and before is not None and before.rank == behind.rank
+        return self._news.of(behind if is_again else None)
+
+
+class News:
+    """Names who is late when it begins to be late, and when it falls twice as far behind as when it was named."""
+
+    def __init__(self) -> None:
+        self._known: Behind | None = None  # who was named last, as long as it stays late
+
+    def of(self, behind: Behind | None) -> Behind | None:
+        """The same if it is to be named now."""
+        known = self._known
+        if behind is None or behind.share <= BEHIND_SHARE:
+            self._known = None
+            return None
+        if known is not None and known.rank == behind.rank and behind.share < 2 * known.share:
+            return None
+        self._known = behind
+        return behind

@@ -1,0 +1,127 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from hvdtrain.core.finite import SPIKE, SpikeWatch
+from hvdtrain.core.slots import Witness
+from hvdtrain.core.step import Step
+from hvdtrain.witnesses.find_nan import FindNan
+from hvdtrain.witnesses.skip_spikes import SkipSpikes
+from tests.steps import CPU, step_of, take
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 10))
+
+
+def batch(seed, count=8):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, 8, 8, generator=generator), torch.arange(count) % 10
+
+
+class Loud(Witness):
+    """Makes the loss of some steps, 1, 2, ..., much larger, and so the gradients."""
+
+    def __init__(self, steps):
+        self._steps, self._number = steps, 0
+
+    def begin(self, step):
+        self._number += 1
+
+    def pass_on(self, values):
+        return values * 1000 if self._number in self._steps else values
+
+
+def trained(*, loud=(), skip=True, steps=20, **options) -> tuple[Step, list]:
+    skips = [SkipSpikes(CPU)] if skip else []
+    step = step_of(small(), witnesses=[Loud(loud), *skips, *options.pop("witnesses", [])], **options)
+    return step, [take(step, batch(number), lr=0.01).skipped for number in range(steps)]
+
+
+def state_of(step):
+    return [value for value in step.model.state_dict().values() if value.is_floating_point()]
+
+
+def test_without_a_spike_the_weights_are_those_of_a_run_that_does_not_look():
+    (one, skipped), (other, _) = trained(), trained(skip=False)
+    assert skipped == [None] * 20
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(state_of(one), state_of(other), strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"witnesses": [FindNan()]}])
+def test_a_spike_is_skipped_as_if_the_batch_had_not_been(options):
+    step, skipped = trained(loud=[15], **options)
+    [why] = [one for one in skipped if one]
+    assert skipped.index(why) == 14
+    assert (why.source, why.rank) == (SPIKE, None)
+    assert why.loss == pytest.approx(1000 * why.usual, rel=0.5)
+    other = step_of(small(), witnesses=[])
+    for number in [*range(14), *range(15, 20)]:
+        take(other, batch(number), lr=0.01)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(state_of(step), state_of(other), strict=True))
+
+
+def test_it_begins_with_the_eleventh_loss():
+    assert trained(loud=[10], steps=10)[1] == [None] * 10
+    assert [why is None for why in trained(loud=[11], steps=12)[1]] == [True] * 10 + [False, True]
+
+
+def test_a_scaled_loss_is_its_own_again_and_the_scale_stays():
+    scaler = GradScaler("cpu", init_scale=2.0**12)
+    _, skipped = trained(loud=[15], scaler=scaler)
+    [why] = [one for one in skipped if one]
+    assert why.usual < 10
+    assert scaler.get_scale() == 2.0**12
+
+
+def test_micro_batches_are_one_loss():
+    step = step_of(small(), witnesses=[skips := SkipSpikes(CPU)])
+    images, labels = batch(0)
+    done = take(step, (images[:2], labels[:2]), (images[2:], labels[2:]))
+    assert skips.state_dict()["recent"][0] == pytest.approx(done.totals["loss"] / 8, rel=1e-5)
+
+
+def decisions(losses, watch):
+    return [watch.see(number, loss) is not None for number, loss in enumerate(losses)]
+
+
+class Given:
+    """What a step shows of a loss that has been summed."""
+
+    scaler = GradScaler("cpu", enabled=False)
+
+
+def refused(skips, loss):
+    skips._carrier.grad = torch.tensor([loss * 2.0**-10])
+    return skips.refuse(Given()).skip.item() == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rule_is_that_of_the_spikes_that_are_reported(seed):
+    draw = np.random.default_rng(seed)
+    losses = draw.normal(1.0, 0.1, 200) * np.where(draw.random(200) < 0.1, draw.uniform(1, 4, 200), 1.0)
+    skips, watch = SkipSpikes(CPU), SpikeWatch(0)
+    found = [refused(skips, loss) for loss in losses.tolist()]
+    assert found == decisions(losses, watch)
+    assert 0 < sum(found) < 30
+
+
+def test_what_is_not_finite_is_not_remembered():
+    skips = SkipSpikes(CPU)
+    assert not any(refused(skips, loss) for loss in [1.0, math.nan, math.inf] * 30)
+    assert refused(skips, 9.0)
+
+
+def test_the_losses_go_on_after_a_checkpoint():
+    skips, again = SkipSpikes(CPU), SkipSpikes(CPU)
+    for number in range(70):
+        refused(skips, 1.0 + number / 1000)
+    again.load_state_dict(skips.state_dict())
+    assert refused(again, 9.0)
+    assert refused(skips, 9.0)
+    assert again.state_dict() == skips.state_dict()
