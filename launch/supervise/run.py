@@ -109,8 +109,10 @@ def _watch(
     finally:
         stops.restore()
         launcher.end()
-    for reader in readers:
+    for reader, stream in zip(readers, filter(None, (launcher.errors, launcher.output)), strict=True):
         reader.join(1.0)
+        if not reader.is_alive():
+            stream.close()
     return status, report
 
 

@@ -27,7 +27,7 @@ def baseline_lines(walk: Walk) -> list[str]:
     """The speed of the program as it is, and the ceilings by the shares of its step."""
     if not walk.baseline:
         return ["The program as it is was not measured."]
-    lines = [f"Baseline: {walk.baseline[0].rate:,.4g} samples/s."]
+    lines = [f"Baseline: {in_digits(walk.baseline[0].rate)} samples/s."]
     for name, share in walk.shares.items():
         ceiling = f"{1 / (1 - share):.2f}" if share < 1 else "any number of"
         lines[0] += f" {share:.0%} of a step is {name}: without it at most {ceiling} times as fast."
@@ -50,6 +50,11 @@ def total_lines(walk: Walk) -> list[str]:
             else:
                 lines.append(f"{name}: {names}: {in_words(total)}.")
     return lines or ["No remedy was credited: the program stays as it is."]
+
+
+def in_digits(rate: float) -> str:
+    """Four digits of a speed, as 84,750."""
+    return f"{float(f'{rate:.4g}'):,.10g}"
 
 
 def in_words(gain: Gain) -> str:

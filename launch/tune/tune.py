@@ -116,7 +116,7 @@ def _measured(walk: Walk, wanted: Wanted, measurer: Measurer, state: State) -> S
         limit_s = min(max(LEAST_LIMIT_S, LIMIT_TIMES * usual_s), max(left_s, LEAST_LIMIT_S))
     start = measurer.start(wanted, number=len(state) + 1, limit_s=limit_s)
     state.add(wanted, start)
-    said = start.problem or f"{start.rate:,.4g} samples/s, {len(start.rates)} windows"
+    said = start.problem or f"{report.in_digits(start.rate)} samples/s, {len(start.rates)} windows"
     _say(f"  {harmless(said)}, {start.seconds:.0f} s")
     return start
 

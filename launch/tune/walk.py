@@ -8,8 +8,11 @@ import statistics
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launch.tune.compare import MAX_PAIRS, MIN_GAIN, MIN_PAIRS, Gain, gain
+from launch.tune.compare import MAX_PAIRS, MIN_PAIRS, Gain, gain
 from launch.tune.remedies import Remedy
+
+# A remedy saves a part of what it is for, 16-bit gradients half of it: where less can be won, too little is left of it.
+MIN_CEILING = 1.1
 
 Configuration = tuple[Remedy, ...]  # in the order in which they were credited
 BASELINE: Configuration = ()
@@ -100,9 +103,9 @@ class Walk:
         return 1 / left if left > 0 else float("inf")
 
     def cannot_help(self, remedy: Remedy) -> bool:
-        """Whether all that it may save is less than what is credited."""
+        """Whether the part of the step that it is for is too small."""
         ceiling = self.ceiling(remedy.what_for)
-        return ceiling is not None and ceiling < 1 + MIN_GAIN
+        return ceiling is not None and ceiling < MIN_CEILING
 
     def credited_gain(self, configuration: Configuration) -> float:
         """That of its remedies one after the other."""

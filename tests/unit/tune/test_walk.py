@@ -74,10 +74,10 @@ def test_what_makes_another_training_comes_last_and_is_kept_apart():
 def test_remedies_for_a_small_part_are_skipped_until_the_rest_has_shrunk():
     wire, threads = remedy("wire", what_for="communication"), remedy("threads")
     walk = Walk(remedies=[wire, threads], budget_s=1e9)
-    walked(walk, machine(shares={"communication": 0.02}, times={"threads": 4.0}).start)
+    walked(walk, machine(shares={"communication": 0.05}, times={"threads": 4.0}).start)
     assert [trial.remedy.name for trial in walk.trials] == ["threads", "wire"]
     walk = Walk(remedies=[wire, threads], budget_s=1e9)
-    walked(walk, machine(shares={"communication": 0.02}).start)
+    walked(walk, machine(shares={"communication": 0.05}).start)
     assert [trial.remedy.name for trial in walk.trials] == ["threads"]
     assert walk.is_complete
     assert not list(untried(walk))
