@@ -81,23 +81,21 @@ def training(model: str, batch: int) -> list[str]:
 
 @contextmanager
 def hosts(rate: str) -> Iterator[tuple[list[str], dict[str, str], list[str]]]:
-    """What starts a command on the first of two hosts, the environment of hvdlaunch there, and its options."""
-    with two_hosts(rate, 1) as launch:
-        start = launch.index("mpirun")
-        settings = {
-            f"OMPI_MCA_{launch[place + 1]}": launch[place + 2] for place, word in enumerate(launch) if word == "--mca"
-        }
-        where = [
-            "-np",
-            "2",
-            "-H",
-            ",".join(f"{address}:1" for address in ADDRESSES),
-            "--gpus",
-            "none",
-            "--bind",
-            "none",
-        ]
-        yield launch[:start], {**environment(), **settings}, [*where, *AS_ROOT]
+    """What starts a command on the first of two hosts, the environment of hvdlaunch there, and its options.
+
+    hvdlaunch passes few variables on to mpirun, so the way to the second host stands in a file. A cable is up after a
+    moment.
+    """
+    with two_hosts(rate, 1) as launch, tempfile.TemporaryDirectory() as folder:
+        start, way, agent = launch.index("mpirun"), Path(folder) / "h2", Path(folder) / "agent"
+        enter = f"nsenter --target=$(cat {way}) --net --uts --mount"
+        agent.write_text(f'#!/bin/sh\nshift\nexec {enter} sh -c "$*"\n')
+        agent.chmod(0o755)
+        pairs = [(launch[place + 1], launch[place + 2]) for place, word in enumerate(launch) if word == "--mca"]
+        settings = {f"OMPI_MCA_{name}": value for name, value in pairs} | {"OMPI_MCA_plm_rsh_agent": str(agent)}
+        where = f"-np 2 -H {ADDRESSES[0]}:1,{ADDRESSES[1]}:1 --gpus none --bind none".split()
+        keep = ["sh", "-c", f'echo $H2 > {way}; sleep 2; exec "$@"', "sh"]
+        yield [*launch[:start], *keep], {**environment(), **settings}, [*where, *AS_ROOT]
 
 
 def tuned(
@@ -140,7 +138,9 @@ def noops(chosen: argparse.Namespace) -> Table:
 
 def times(gain: Mapping[str, Any] | None) -> str | None:
     """A gain with its interval and n."""
-    return gain and f"{gain['times']:.2f} ({gain['low']:.2f} to {gain['high']:.2f}, n = {gain['pairs']})"
+    if gain is None:
+        return None
+    return f"{gain['times']:.2f} ({gain['low']:.2f} to {gain['high']:.2f}, n = {gain['pairs']})"
 
 
 def links(chosen: argparse.Namespace) -> Table:

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class State:
             self._kept[key].append(Start(**{**start, "rates": tuple(start["rates"])}))
             self._lines.append(line)
 
-    def _read(self) -> Sequence[Mapping[str, Any]]:
+    def _read(self) -> list[dict[str, Any]]:
         try:
             known = json.loads(read_text(self.file))
             was, starts = known["settings"], known["starts"]
