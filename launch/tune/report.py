@@ -18,6 +18,7 @@ def to_markdown(walk: Walk, remarks: Sequence[str]) -> str:
     header = ["remedy", "for", "training", "gain", "interval", "pairs", "windows", "result"]
     rows = [_row(trial) for trial in walk.trials]
     rows += [_untried_row(remedy, walk) for remedy in _left(walk)]
+    rows += _total_rows(walk)
     lines = [header, ["---"] * 3 + ["--:"] * 4 + ["---"], *rows]
     table = "\n".join(f"| {' | '.join(harmless(cell) for cell in line)} |" for line in lines)
     return "\n\n".join([*baseline_lines(walk), table, *total_lines(walk), *remarks])
@@ -39,17 +40,31 @@ def baseline_lines(walk: Walk) -> list[str]:
 
 
 def total_lines(walk: Walk) -> list[str]:
-    """The gain of all that was credited, over the baseline."""
+    """What was credited, at equal training and in all."""
     lines = []
-    for name, configuration in (("At equal training", walk.same), ("With another training", walk.best)):
-        if configuration and not (name != "At equal training" and configuration == walk.same):
-            total, names = walk.total(configuration), ", ".join(remedy.name for remedy in configuration)
-            if total is None:
-                product = walk.credited_gain(configuration)
-                lines.append(f"{name}: {names}: {product:.2f} times as fast, the product of the gains above.")
-            else:
-                lines.append(f"{name}: {names}: {in_words(total)}.")
+    for name, configuration in _totals(walk):
+        total, names = walk.total(configuration), ", ".join(remedy.name for remedy in configuration)
+        gain = f"{walk.credited_gain(configuration):.2f} times as fast, the product of the gains above"
+        lines.append(f"{name}: {names}: {gain if total is None else in_words(total)}.")
     return lines or ["No remedy was credited: the program stays as it is."]
+
+
+def _totals(walk: Walk) -> list[tuple[str, Configuration]]:
+    """What was credited together, by the training that it keeps."""
+    found = [("At equal training", walk.same), ("With another training", walk.best)]
+    return [(name, those) for name, those in found if those and (name == found[0][0] or those != walk.same)]
+
+
+def _total_rows(walk: Walk) -> list[list[str]]:
+    rows = []
+    for name, configuration in _totals(walk):
+        total, training = walk.total(configuration), TRAININGS[configuration == walk.same]
+        if total is not None:
+            interval = f"{total.low:.2f} to {total.high:.2f}"
+            rows.append(
+                [f"**{name.lower()}**", "-", training, f"{total.times:.2f}", interval, str(total.pairs), "-", "-"]
+            )
+    return rows
 
 
 def in_digits(rate: float) -> str:

@@ -40,19 +40,16 @@ class State:
         self.file, self._settings = file, of
         self._lines: list[dict[str, Any]] = []
         self._kept: defaultdict[Key, deque[Start]] = defaultdict(deque)
-        for line in self._read():
-            start = dict(line)
-            key = tuple(start.pop("remedies")), start.pop("profile")
-            self._kept[key].append(Start(**{**start, "rates": tuple(start["rates"])}))
+        for line, key, start in self._read():
+            self._kept[key].append(start)
             self._lines.append(line)
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> list[tuple[dict[str, Any], Key, Start]]:
         try:
             known = json.loads(read_text(self.file))
             was, starts = known["settings"], known["starts"]
             differing = [name for name, value in self._settings.items() if was.get(name) != value]
-            for start in starts:
-                Start(**{name: value for name, value in start.items() if name not in ("remedies", "profile")})
+            read = [(line, *_recorded(line)) for line in starts]
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -61,7 +58,7 @@ class State:
             ) from error
         if differing:
             raise CommandError(f"{self.file} is of another {differing[0]}: choose another --name, or move it away")
-        return list(starts)
+        return read
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -85,6 +82,12 @@ class State:
             write_whole(self.file, f"{text}\n")
         except OSError as error:
             raise LaunchError(f"{self.file} cannot be written: {error.strerror}") from error
+
+
+def _recorded(line: Mapping[str, Any]) -> tuple[Key, Start]:
+    facts = dict(line)
+    key = tuple(facts.pop("remedies")), facts.pop("profile")
+    return key, Start(**{**facts, "rates": tuple(map(float, facts["rates"]))})
 
 
 def _key(wanted: Wanted) -> Key:

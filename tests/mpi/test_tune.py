@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from launch.tune.measure import Measurer
-from launch.tune.remedies import Catalogue, Remedy
+from launch.tune.remedies import Catalogue, Remedy, ask_program
 from launch.tune.walk import Wanted
+from launch.tune.windows import COUNTED
 from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in, wait_until
 from tests.unit.machines import request
 
@@ -105,12 +106,23 @@ def test_a_start_that_goes_wrong_has_a_problem_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_training_is_measured_and_leaves_no_run_folder(tmp_path: Path) -> None:
+def test_a_training_has_windows_and_shares_and_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64"]
-    done = tune(tmp_path, "--minutes", "1.5", "--", sys.executable, *EFFNET, *words)
-    assert done.returncode == 0, done.stderr
-    found = result(tmp_path)
-    assert found["baseline_samples_per_s"] > 0
-    assert {"communication", "input"} <= set(found["shares"])
-    assert found["remedies"] or found["not_tried"]
+    program = (sys.executable, *EFFNET, *words)
+    catalogue = ask_program(program, environment(tmp_path))
+    measurer = Measurer(
+        request=request(np=2, program=program, as_root=True),
+        catalogue=catalogue,
+        environment=environment(tmp_path),
+        job="windows",
+    )
+    with monkeypatch.context() as inside:
+        inside.chdir(tmp_path)
+        start = measurer.start(Wanted(configuration=(), profile=True, what=""), number=1, limit_s=200.0)
+    assert start.problem is None
+    assert len(start.rates) == COUNTED
+    assert set(start.shares) == {"communication", "input"}
+    assert start.epoch_samples == 1438
     assert not list((tmp_path / "runs").glob("*/*"))

@@ -114,9 +114,11 @@ def test_a_file_of_another_program_is_not_continued(machine):
     other = request(np=3, program=PROGRAM)
     with pytest.raises(CommandError, match="another np"):
         tune.tune(tuning(request=other), {})
-    (FOLDER / "tune.json").write_text("[]")
-    with pytest.raises(CommandError, match="--name"):
-        tune.tune(tuning(), {})
+    known = json.loads((FOLDER / "tune.json").read_text())
+    for wrong in ([], {**known, "starts": [{}]}, {**known, "starts": [{"remedies": [], "profile": True}]}, {}):
+        (FOLDER / "tune.json").write_text(json.dumps(wrong))
+        with pytest.raises(CommandError, match="--name"):
+            tune.tune(tuning(), {})
 
 
 @pytest.mark.parametrize(
