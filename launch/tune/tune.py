@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launch.errors import CommandError, LaunchError, ProcessError, harmless
 from launch.files import write_whole
+from launch.start.command import in_apptainer
 from launch.start.request import RunRequest
 from launch.study import check as hosts
 from launch.tune import confirm, picture, report
@@ -44,7 +45,8 @@ def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
     and where the program as it is cannot be measured.
     """
     require_sensible(tuning)
-    catalogue = ask_program(tuning.request.program, environment)
+    program, image = tuning.request.program, tuning.request.apptainer
+    catalogue = ask_program(program if image is None else in_apptainer(program, image), environment)
     of_walk = settings(tuning.request, catalogue)
     name = tuning.name or f"tune-{hashlib.sha256(json.dumps(of_walk).encode()).hexdigest()[:8]}"
     folder = FOLDER / name

@@ -108,11 +108,13 @@ class Walk:
         return ceiling is not None and ceiling < MIN_CEILING
 
     def credited_gain(self, configuration: Configuration) -> float:
-        """That of its remedies one after the other."""
-        product, names = 1.0, {remedy.name for remedy in configuration}
-        for trial in self.trials:
-            if trial.credited and trial.gain is not None and trial.remedy.name in names:
+        """The product of the gains that have led to it, one after the other."""
+        product = 1.0
+        for trial in self.trials if configuration else ():
+            if trial.credited and trial.gain is not None:
                 product *= trial.gain.times
+            if trial.configuration == configuration:
+                break
         return product
 
     def total(self, configuration: Configuration) -> Gain | None:

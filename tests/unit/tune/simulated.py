@@ -25,7 +25,8 @@ class Machine:
     of_starts: float = 0.02
     of_windows: float = 0.05
     alike: float = 0.6  # the correlation of a window with the one before
-    drift: float = 0.1  # of a slow wave, and of a load that comes and goes
+    drift: float = 0.1  # of a slow wave
+    loads: float = 0.05  # how often another job is there for a start
     seconds: float = 10.0
     starts: int = 0
 
@@ -37,7 +38,7 @@ class Machine:
                 return Start(rates=(), seconds=self.seconds, problem=self.problems[name])
         speed = 100 * math.prod(self.times.get(name, 1.0) for name in names)
         speed *= math.exp(self.draws.gauss(0, self.of_starts) + self.drift * math.sin(self.starts / 7))
-        if self.draws.random() < 0.05:  # another job is there for this start
+        if self.draws.random() < self.loads:
             speed *= 0.85
         noise, rates = self.draws.gauss(0, self.of_windows), []
         for _ in range(COUNTED):

@@ -34,7 +34,7 @@ def tuning(**given):
 def machine(tmp_path, monkeypatch):
     """In place of mpirun."""
     times = {"fast": 2.0, "local": 3.0}
-    quiet = {"of_starts": 0.001, "of_windows": 0.001, "drift": 0.0}
+    quiet = {"of_starts": 0.001, "of_windows": 0.001, "drift": 0.0, "loads": 0.0}
     made = Machine(draws=random.Random(1), times=times, shares={"communication": 0.001}, **quiet)  # noqa: S311
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Measurer, "start", lambda _, wanted, **__: made.start(wanted))

@@ -6,7 +6,7 @@ from launch.tune.walk import BASELINE, Start, Walk, options_of, untried, with_re
 from tests.unit.tune.simulated import Machine, remedy, walked
 
 TEN = [remedy(f"noop{number}") for number in range(10)]
-QUIET = {"of_starts": 0.001, "of_windows": 0.001, "drift": 0.0}
+QUIET = {"of_starts": 0.001, "of_windows": 0.001, "drift": 0.0, "loads": 0.0}
 
 
 def draws(seed):
@@ -61,6 +61,15 @@ def test_a_credited_remedy_is_part_of_what_comes_after_and_the_gain_in_all_is_me
     assert walk.same == walk.best
     assert walk.total(walk.best).times == pytest.approx(6, rel=0.05)
     assert walk.is_complete
+
+
+def test_a_better_value_of_the_same_option_multiplies_the_gain():
+    bf16, fp16 = (remedy(name, options=("--precision", name)) for name in ("bf16", "fp16"))
+    walk = Walk(remedies=[bf16, fp16], budget_s=1e9)
+    walked(walk, machine(times={"bf16": 2.0, "fp16": 3.0}).start)
+    assert walk.best == (fp16,)
+    assert walk.credited_gain(walk.best) == pytest.approx(3, rel=0.05)
+    assert walk.total(walk.best).times == pytest.approx(3, rel=0.05)
 
 
 def test_what_makes_another_training_comes_last_and_is_kept_apart():
