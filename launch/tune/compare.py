@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 FAMILY_LEVEL = 0.05  # all intervals of a walk hold together in 19 of 20 walks
 MIN_GAIN = 0.03  # a smaller one is not credited, however sure it is
@@ -54,6 +55,7 @@ def _logs(pairs: Sequence[tuple[float, float]]) -> list[float]:
     return [math.log(own / other) for other, own in pairs]
 
 
+@cache
 def t_quantile(level: float, degrees: int) -> float:
     """Where |t| of Student's distribution is exceeded with probability `level`, by bisection."""
     low, high = 0.0, 1.0

@@ -13,6 +13,10 @@ def draws(seed):
     return random.Random(seed)  # noqa: S311 (a simulation)
 
 
+def slow(noise):
+    return pytest.param(noise, marks=pytest.mark.slow)
+
+
 def machine(**given):
     return Machine(draws=draws(0), **{**QUIET, **given})
 
@@ -21,9 +25,9 @@ def machine(**given):
     "noise",
     [
         {},
-        {"of_starts": 0.04},
-        {"of_starts": 0.0, "of_windows": 0.2, "alike": 0.9},
-        {"drift": 0.5},
+        slow({"of_starts": 0.04}),
+        slow({"of_starts": 0.0, "of_windows": 0.2, "alike": 0.9}),
+        slow({"drift": 0.5}),
     ],
     ids=["usual", "starts differ", "windows differ", "drift"],
 )
