@@ -166,7 +166,14 @@ def links(chosen: argparse.Namespace) -> Table:
 
 
 def measure_grid(
-    out: Path, *, model: str, options: Sequence[str], walked: Sequence[str], walked_env: Mapping[str, str], pairs: int
+    out: Path,
+    *,
+    grid: Sequence[Sequence[str]],
+    model: str,
+    options: Sequence[str],
+    walked: Sequence[str],
+    walked_env: Mapping[str, str],
+    pairs: int,
 ) -> None:
     """On the first host: each point of the grid once, then the best beside what the walk has found, in turns."""
     program = training(model, 4)
@@ -190,7 +197,7 @@ def measure_grid(
         variables = (("OMP_NUM_THREADS", threads),)
         return Remedy(name=name, options=split, environment=variables, what_for="", same_training=False)
 
-    points = [point(*chosen) for chosen in itertools.product(*GRID.values())]
+    points = [point(*chosen) for chosen in itertools.product(*grid)]
     best = max(points, key=rate_of)
     found = Remedy(
         name="walk", options=tuple(walked), environment=tuple(walked_env.items()), what_for="", same_training=False
@@ -221,7 +228,13 @@ def grid(chosen: argparse.Namespace) -> Table:
             words = found["commands"].get("another", found["commands"]["same"]).split()
             walked = words[words.index("--") + 1 + len(program) :]
             variables = dict(word.split("=", 1) for word in words[: words.index("hvdlaunch")] if word != "env")
-            arguments = {"model": chosen.model, "options": options, "walked": walked, "walked_env": variables}
+            arguments = {
+                "grid": [*GRID.values()],
+                "model": chosen.model,
+                "options": options,
+                "walked": walked,
+                "walked_env": variables,
+            }
             with tempfile.TemporaryDirectory() as folder:
                 out = Path(folder) / "grid.json"
                 job = [sys.executable, str(HERE / "jobs.py"), "cases.tune:measure_grid", str(out)]

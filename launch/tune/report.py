@@ -46,7 +46,12 @@ def total_lines(walk: Walk) -> list[str]:
         total, names = walk.total(configuration), ", ".join(remedy.name for remedy in configuration)
         gain = f"{walk.credited_gain(configuration):.2f} times as fast, the product of the gains above"
         lines.append(f"{name}: {names}: {gain if total is None else in_words(total)}.")
-    return lines or ["No remedy was credited: the program stays as it is."]
+    lines = lines or ["No remedy was credited: the program stays as it is."]
+    if walk.baseline and (left := len(list(untried(walk)))):
+        lines.append(
+            f"Not tried: {left} remedies. Run the same command with --minutes {walk.enough_s() / 60:.0f} or more."
+        )
+    return lines
 
 
 def _totals(walk: Walk) -> list[tuple[str, Configuration]]:

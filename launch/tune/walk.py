@@ -125,6 +125,11 @@ class Walk:
         pairs = self.totals.get(configuration, [])
         return gain(pairs, self._others(pairs), len(self.remedies)) if len(pairs) >= MIN_PAIRS else None
 
+    def enough_s(self) -> float:
+        """The budget for all that was not tried, at the mean time of a start, if trials need no more than two pairs."""
+        starts = 2 * MIN_PAIRS * len(list(untried(self))) + self._final_starts()
+        return self.spent_s * (1 + starts / max(1, self.starts))
+
     def baseline_is_late(self, start: Start) -> bool:
         """Whether this start of the program as it is has used up the budget without an answer."""
         return len(self.baseline) < 1 and start.problem is not None and self.spent_s + start.seconds >= self.budget_s

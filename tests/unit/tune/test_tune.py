@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,10 +91,11 @@ def test_a_signal_leaves_the_best_so_far_and_the_walk_is_resumed(machine, monkey
     assert len(json.loads((FOLDER / "tune.json").read_text())["starts"]) == machine.starts
 
 
-def test_more_minutes_go_on_where_the_time_had_ended(machine):
+def test_as_many_minutes_as_are_named_are_enough_to_go_on(machine, capsys):
     tune.tune(tuning(minutes=2.0), {})
     assert result()["not_tried"]
-    tune.tune(tuning(minutes=60.0), {})
+    [minutes] = re.findall(r"--minutes (\d+)", capsys.readouterr().out)
+    tune.tune(tuning(minutes=float(minutes) + 1), {})
     assert not result()["not_tried"]
 
 
