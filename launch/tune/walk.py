@@ -205,8 +205,9 @@ class Walk:
         return self.spent_s + starts * self.spent_s / self.starts <= self.budget_s
 
     def _final_starts(self) -> int:
-        """What the totals will need if one more remedy is credited."""
-        return 2 * MIN_PAIRS * len({configuration for configuration in (self.same, self.best) if configuration})
+        """What the totals will need if one more remedy is credited; a trial against the baseline is a total."""
+        keeps_same = self.same != BASELINE and self.total(self.same) is None
+        return 2 * MIN_PAIRS * (keeps_same + (self.best != BASELINE))
 
 
 def with_remedy(configuration: Configuration, remedy: Remedy) -> Configuration:
