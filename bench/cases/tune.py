@@ -148,7 +148,16 @@ def links(chosen: argparse.Namespace) -> Table:
     table = Table(
         name="tune-links",
         question="Times as fast by hvdlaunch tune, two hosts of one rank:",
-        columns=["link", "communication", "equal training", "another training", "credited", "not tried", "guides"],
+        columns=[
+            "link",
+            "communication",
+            "equal training",
+            "another training",
+            "credited",
+            "skipped",
+            "not tried",
+            "guides",
+        ],
         about={"model": chosen.model, "batch": chosen.batch, "minutes": chosen.minutes},
     )
     for rate in chosen.rates:
@@ -161,7 +170,8 @@ def links(chosen: argparse.Namespace) -> Table:
         credited = ", ".join(one["name"] for one in found["remedies"] if one["credited"]) or "none"
         share, total = found["shares"].get("communication"), found["total"]
         cells = (None if share is None else f"{share:.0%}", times(total["same"]), times(total["another"]))
-        table.add(rate, *cells, credited, ", ".join(found["not_tried"]) or "none", GUIDES)
+        left = (", ".join(found[name]) or "none" for name in ("skipped", "not_tried"))
+        table.add(rate, *cells, credited, *left, GUIDES)
     return table
 
 

@@ -34,7 +34,8 @@ def baseline_lines(walk: Walk) -> list[str]:
         lines[0] += f" {share:.0%} of a step is {name}: without it at most {ceiling} times as fast."
     ruled_out = sorted({remedy.what_for for remedy in walk.remedies if walk.cannot_help(remedy)})
     if ruled_out:
-        bound = "the rest of the step" if len(walk.shares) > 1 and len(ruled_out) < len(walk.shares) else "computation"
+        rest = {"computation": 1 - sum(walk.shares.values()), **walk.shares}
+        bound = max(rest, key=lambda name: rest[name])
         lines[0] += f" Bound by {bound}: remedies for {' and '.join(ruled_out)} are skipped."
     return lines
 

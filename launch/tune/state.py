@@ -64,9 +64,13 @@ class State:
         return len(self._lines)
 
     def take(self, wanted: Wanted) -> Start | None:
-        """The next recorded start of that kind that was not taken yet."""
+        """The next recorded start of that kind that was not taken yet; what failed as it is, is tried again."""
         kept = self._kept[_key(wanted)]
-        return kept.popleft() if kept else None
+        while kept:
+            start = kept.popleft()
+            if start.problem is None or wanted.configuration:
+                return start
+        return None
 
     def add(self, wanted: Wanted, start: Start) -> None:
         """Keep what was just measured; LaunchError where the file cannot be written."""
