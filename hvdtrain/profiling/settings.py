@@ -33,6 +33,8 @@ class ProfileSettings(Group):
     """Steps to trace."""
     timeline: Annotated[bool, ASIDE] = False
     """Write Horovod's timeline.json into the run folder; a thread of its own spins meanwhile."""
+    remedies: Annotated[bool, ASIDE] = False
+    """Train nothing: print as JSON what may make the training faster, which hvdlaunch tune measures."""
 
     def uses(self) -> Iterable[Use]:
         if self.profile == "exact":

@@ -43,6 +43,11 @@ def start(
         raise RuntimeError('put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file')
 
     def program() -> None:
+        if "--remedies" in sys.argv[1:]:
+            from hvdtrain.program.remedies import print_remedies
+
+            print_remedies(parse(sys.argv[1:], recipes, resolve))
+            return
         comm, settings = join_ranks(lambda argv: parse(argv, recipes, resolve), recipes[0]())
         if settings.dry_run:
             from hvdtrain.program.dry_run import count_step, print_cost

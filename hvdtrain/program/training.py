@@ -1,9 +1,11 @@
 """A training that is ready to run, and what a program may do with it."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ from hvdtrain.tracking.gauges import open_gauges
 from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
 from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.run import open_run
+from hvdtrain.tracking.windows import Windows
 from hvdtrain.witnesses.injected import InjectedFaults
 
 
@@ -100,6 +103,7 @@ class Training:
             Profiler(self._record, job.phases),
             SentRecord(self._record, step, gradient_bytes=self._gradient_bytes(job)),
             *self._injected_faults(),
+            *self._windows(job, rate.batch),
             Recorder(self._record, job.task),  # after the saver: a rank may be lost while the best weights are saved
             membership,
             *([] if at_end is None else [assembly.AtEnd(lambda: at_end(self))]),
@@ -319,6 +323,13 @@ class Training:
             on_save=tracker.record_save,
             watchdog=watch,
         )
+
+    def _windows(self, job: Job, batch: float) -> list[Hook]:
+        """What hvdlaunch tune reads, if it has started this training."""
+        if (file := os.environ.get("HVDLAUNCH_WINDOWS")) is None:
+            return []
+        rounds = getattr(self._settings.rounds, "steps", 1)
+        return [Windows(Path(file), job.comm, job.phases, batch=batch, epoch_samples=len(job.train), every=rounds)]
 
     def _injected_faults(self) -> list[Hook]:
         if self._record.faults is NONE:

@@ -1,4 +1,4 @@
-"""hvdlaunch run | plan | sweep | check | estimate | gpus | topo | hostfile: the command line."""
+"""hvdlaunch run | plan | sweep | tune | check | estimate | gpus | topo | hostfile: the command line."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from launch.errors import CommandError, LaunchError, harmless, in_one_line
 if TYPE_CHECKING:
     from types import FrameType
 
-WITH_PROGRAM = ("run", "plan", "sweep")
+WITH_PROGRAM = ("run", "plan", "sweep", "tune")
 COMMANDS = (*WITH_PROGRAM, "check", "estimate", "gpus", "topo", "hostfile")
 
 
@@ -112,7 +112,7 @@ def _do(options: argparse.Namespace) -> int:
     else:
         from launch.cli import start
 
-        do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "check": start.check_hosts}
+        do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "tune": start.tune, "check": start.check_hosts}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # until now launch.__main__ has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.supervise.run has them

@@ -95,6 +95,11 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_sweep_options(sweep)
     _add_run_options(sweep)
+    tune = command(
+        "tune", "measure the remedies that a program names, and end with the fastest command line", f"-np 2 {TRAINING}"
+    )
+    _add_tune_options(tune)
+    _add_run_options(tune)
     _add_check_options(
         command(
             "check",
@@ -114,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
             "runs/effnet/one --gpus 8,64 --gpus-per-host 8 --link 200gbit",
         )
     )
-    for subparser in (run, plan, sweep):
+    for subparser in (run, plan, sweep, tune):
         subparser.usage = f"{subparser.prog} [options] -- PROGRAM [ARGUMENT]..."
         subparser.add_argument("--no-check", action="store_true", help="do not look for what differs between the hosts")
         subparser.add_argument("stray", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # a program without --
@@ -289,6 +294,16 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
+    command.set_defaults(traffic=None, **_NO_START)
+
+
+def _add_tune_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-np", type=values.count, metavar="N", help="ranks; default: as hvdlaunch run")
+    text = "of all starts together; what was not tried by then is named; default: 15"
+    command.add_argument("--minutes", type=float, default=15.0, metavar="M", help=text)
+    text = "whole trainings with so many seeds, where a remedy makes another training; default: 0"
+    command.add_argument("--confirm-seeds", type=int, default=0, metavar="N", help=text)
+    command.add_argument("--name", help="folder in tunes/; default: the same for the same program and options")
     command.set_defaults(traffic=None, **_NO_START)
 
 

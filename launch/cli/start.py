@@ -1,4 +1,4 @@
-"""run, plan, sweep and check: what starts a program on ranks, would start it, or looks whether it could."""
+"""run, plan, sweep, tune and check: what starts a program on ranks, would start it, or looks whether it could."""
 
 import argparse
 import math
@@ -145,6 +145,23 @@ def sweep(options: argparse.Namespace) -> int:
         max_accuracy_loss=options.max_accuracy_loss,
     )
     return sweep.sweep(study, os.environ)
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Measure the remedies of a program."""
+    from launch.tune import tune
+
+    _require("tune", options)
+    request = _request(options)
+    _require_leave_of_root(options)
+    tuning = tune.Tuning(
+        request=request,
+        arguments=tuple(_without(("--minutes", "--confirm-seeds", "--name"), options.arguments[1:])),
+        minutes=options.minutes,
+        confirm_seeds=options.confirm_seeds,
+        name=options.name,
+    )
+    return tune.tune(tuning, os.environ)
 
 
 def check_hosts(options: argparse.Namespace) -> int:

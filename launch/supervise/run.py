@@ -5,6 +5,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -34,11 +35,18 @@ class RunResult:
     checkpoint: int | None = None  # the newest step that it has saved, as rank 0 reported it
 
 
-def run(prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = None) -> RunResult:
+def run(
+    prepared: PreparedRun,
+    *,
+    grace_s: float = GRACE_S,
+    out: int | None = None,
+    until: Callable[[], bool] = lambda: False,
+) -> RunResult:
     """Start the run, wait, and clean up; one line on standard error tells why it failed, or that it was stopped.
 
     A program that has reported `saves` has `grace_s` seconds to save and leave with 0 after a signal asks for its end.
-    What it writes to standard output goes to the open file `out`, None: ours.
+    What it writes to standard output goes to the open file `out`, None: ours. Once `until` holds, it is ended, with
+    status 1 and without a word.
     """
     # Rank 0 may be on another host: then the folder must be one that both have, as the run folder's.
     parent = None if prepared.plan.network is None else Path.cwd()
@@ -48,7 +56,7 @@ def run(prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = No
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
     output, screen = MpirunOutput({slot.host for slot in prepared.plan.slots}), Screen()
     with Stops(grace_s=grace_s) as stops:
-        status, report = _watch(prepared, Path(folder), output, stops, screen=screen, out=out)
+        status, report = _watch(prepared, Path(folder), output, stops, screen=screen, out=out, until=until)
     if status is not None:
         status = _believed(status, prepared, output, report)
     return _result(prepared, status, output, report, stops, screen=screen)
@@ -65,7 +73,14 @@ def _believed(status: int, prepared: PreparedRun, output: MpirunOutput, report: 
 
 
 def _watch(
-    prepared: PreparedRun, folder: Path, output: MpirunOutput, stops: Stops, *, screen: Screen, out: int | None
+    prepared: PreparedRun,
+    folder: Path,
+    output: MpirunOutput,
+    stops: Stops,
+    *,
+    screen: Screen,
+    out: int | None,
+    until: Callable[[], bool],
 ) -> tuple[int | None, Report]:
     """The launcher's exit status, None if we had to end it, and rank 0's report.
 
@@ -88,14 +103,16 @@ def _watch(
         reader.start()
     try:
         with drawing:
-            while (status := launcher.wait(0.1)) is None and not stops.overdue():
+            while (status := launcher.wait(0.1)) is None and not stops.overdue() and not until():
                 stops.pass_on(launcher, file)
         report = read_report(file)
     finally:
         stops.restore()
         launcher.end()
-    for reader in readers:
+    for reader, stream in zip(readers, filter(None, (launcher.errors, launcher.output)), strict=True):
         reader.join(1.0)
+        if not reader.is_alive():
+            stream.close()
     return status, report
 
 

@@ -171,6 +171,13 @@ def test_the_deadline_ends_it(launcher):
     assert (end.status, end.stopped) == (143, True)
 
 
+def test_who_has_started_it_may_end_it_without_a_word(launcher, capfd):
+    end = run.run(PREPARED, until=lambda: True)
+    assert made[-1].ended
+    assert (end.status, end.stopped, end.why) == (1, False, None)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_failure_while_it_saves_is_told(launcher, capfd):
     launcher.report, launcher.after, launcher.stderr = {"saves": "yes"}, {(USR1,): 3}, STATUS_3
     assert ended((0.05, TERM)).status == 143

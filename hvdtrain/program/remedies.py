@@ -1,0 +1,146 @@
+"""What may make a training faster, for `hvdlaunch tune`: options that go with those of the command line."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hvdtrain.program.settings import Settings
+from hvdtrain.ranks.libraries import sees_gpus
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings import group
+from hvdtrain.settings.command_line import option
+
+# Of every start that is measured: it ends by itself at no time, and keeps no weights.
+MEASURE = ("--epochs", "100000", "--checkpoint-every-s", "0", "--experiment", "tune")
+# Of the start that shows the shares of a step, as of a report.
+PROFILE = ("--profile", "--report-every-steps", "4")
+COMMUNICATION, COMPUTATION, ALL = "communication", "computation", "the whole step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A change of settings, or of the environment."""
+
+    what_for: str  # the part of a step that it shortens
+    same_training: bool = True  # False: accuracy may change
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def options(self) -> list[str]:
+        """As the command line has them."""
+        return [word for name, value in self.settings.items() for word in _words(name, value)]
+
+    def document(self) -> dict[str, Any]:
+        """For hvdlaunch."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return {
+            "name": " ".join([*variables, *self.options]),
+            "options": self.options,
+            "environment": dict(self.environment),
+            "what_for": self.what_for,
+            "same_training": self.same_training,
+        }
+
+
+def print_remedies(settings: Settings) -> None:
+    """Print the remedies that these settings can have."""
+    found = fitting_remedies(settings, has_gpus=sees_gpus(), cores=len(os.sched_getaffinity(0)), environment=os.environ)
+    document = {
+        "measure": MEASURE,
+        "profile": PROFILE,
+        "epochs": settings.epochs,
+        "remedies": [remedy.document() for remedy in found],
+    }
+    print(json.dumps(document, indent=1), flush=True)
+
+
+def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environment: Mapping[str, str]) -> list[Remedy]:
+    """Those that change something, and that work with the other settings, in the order in which they are tried."""
+    remedies = (
+        *_of_numbers(settings, has_gpus=has_gpus),
+        *_of_sums(settings, has_gpus=has_gpus),
+        *_of_threads(environment, cores=0 if has_gpus else cores),
+        *_of_models(settings),
+        *_of_another_training(settings),
+    )
+    return [remedy for remedy in remedies if _is_fitting(settings, remedy)]
+
+
+def _is_fitting(settings: Settings, remedy: Remedy) -> bool:
+    changed = replace(settings, **remedy.settings)
+    try:
+        group.check(changed, set(remedy.settings))
+        group.require_complete(changed)
+    except BadInput:
+        return False
+    return True
+
+
+def _of_numbers(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
+    if settings.precision == "fp32":
+        for precision in ("bf16", *(["fp16"] if has_gpus else [])):
+            yield Remedy(what_for=COMPUTATION, settings={"precision": precision})
+    if settings.compression == "none" or (settings.compression is None and not has_gpus):
+        yield Remedy(what_for=COMMUNICATION, settings={"compression": "fp16"})
+
+
+def _of_sums(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
+    for size_mb in (4.0, 64.0):
+        if settings.fusion_threshold_mb != size_mb:
+            yield Remedy(what_for=COMMUNICATION, settings={"fusion_threshold_mb": size_mb})
+    reducer = settings.reducer or ("horovod" if has_gpus else "bucket")
+    yield Remedy(what_for=COMMUNICATION, settings={"reducer": "bucket" if reducer == "horovod" else "horovod"})
+    if settings.sync == "flat":
+        yield Remedy(what_for=COMMUNICATION, settings={"sync": "two-level"})
+    for algorithm in ("Tree", "Ring") if has_gpus else ():
+        yield Remedy(what_for=COMMUNICATION, environment={"NCCL_ALGO": algorithm})
+
+
+def _of_threads(environment: Mapping[str, str], *, cores: int) -> Iterator[Remedy]:
+    """Other numbers than that of the environment; without one the ranks share the cores of their host."""
+    if "OMP_NUM_THREADS" not in environment:
+        return
+    threads = 1
+    while threads <= cores:
+        if str(threads) != environment["OMP_NUM_THREADS"]:
+            yield Remedy(what_for=COMPUTATION, environment={"OMP_NUM_THREADS": str(threads)})
+        threads *= 2
+
+
+def _of_models(settings: Settings) -> Iterator[Remedy]:
+    if not settings.compile:
+        yield Remedy(what_for=COMPUTATION, settings={"compile": True})
+    passes = settings.accumulate_steps
+    if passes > 1 and passes % 2 == 0:  # the same global batch
+        sizes = _batch(settings, 2) if settings.global_batch_size is None else {}
+        yield Remedy(what_for=COMPUTATION, settings={**sizes, "accumulate_steps": passes // 2})
+
+
+def _of_another_training(settings: Settings) -> Iterator[Remedy]:
+    def another(what_for: str, **changed: Any) -> Remedy:
+        return Remedy(what_for=what_for, same_training=False, settings=changed)
+
+    for times in (4, 16):
+        yield another(ALL, **_batch(settings, times))  # the recipe scales its rate with the global batch
+    if settings.global_batch_size is None:
+        yield another(COMMUNICATION, accumulate_steps=4 * settings.accumulate_steps)
+    if settings.sync != "local":
+        for steps in (4, 16):
+            yield another(COMMUNICATION, sync="local", sync_every=str(steps))
+    if not (settings.compression or "").startswith("powersgd"):
+        yield another(COMMUNICATION, compression="powersgd:2")
+
+
+def _batch(settings: Settings, times: int) -> dict[str, int]:
+    if settings.global_batch_size is not None:
+        return {"global_batch_size": times * settings.global_batch_size}
+    return {"batch_size_per_rank": times * settings.batch_size_per_rank}
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if value is True:
+        return [option(name)]
+    return [option(name), f"{value:g}" if isinstance(value, float) else str(value)]

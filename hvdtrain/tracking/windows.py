@@ -1,0 +1,60 @@
+"""Windows of steps for `hvdlaunch tune`: how many samples the ranks take in which time."""
+
+import json
+import time
+from pathlib import Path
+
+from hvdtrain.core.phases import INPUT, Phases
+from hvdtrain.loop.hooks import Hook
+from hvdtrain.loop.reports import Report
+from hvdtrain.ranks.comm import Comm
+
+LEAST_S = 0.25  # of a window: a step's own noise is less than that of the machine then
+
+
+class Windows(Hook):
+    """Writes a line for each window of steps of an epoch into a file, on rank 0.
+
+    A window is from the begin of a step to the begin of a later one, of whole rounds of `every` steps: what stands
+    between epochs is in none. If phases are measured, lines since a report have their shares of a step.
+    """
+
+    def __init__(self, file: Path, comm: Comm, phases: Phases, *, batch: float, epoch_samples: int, every: int) -> None:
+        """`batch` are the samples of a step, of all ranks."""
+        self._file, self._comm, self._phases = file, comm, phases
+        self._batch, self._epoch_samples, self._every = batch, epoch_samples, every
+        self._shares: dict[str, float] = {}
+        self._began: tuple[int, float] | None = None  # the first step of the window, and when it began
+
+    def begin_step(self, number: int) -> None:
+        if self._comm.rank > 0:
+            return
+        now_s = time.perf_counter()
+        if self._began is None:
+            self._began = number, now_s
+            return
+        first, since_s = self._began
+        lasted_s = now_s - since_s
+        if lasted_s >= LEAST_S and (number - first) % self._every == 0:
+            self._write((number - first) * self._batch, lasted_s)
+            self._began = number, now_s
+
+    def record(self, report: Report) -> None:
+        """The share of communication is the least of all ranks: the wait for a slower rank is not the network's."""
+        means = self._phases.means()
+        if means is None:  # on all ranks alike
+            return
+        step_s = sum(means.phases_s.values())
+        own = [means.phases_s["sync"] / step_s, sum(means.phases_s[phase] for phase in INPUT) / step_s]
+        of_ranks = self._comm.allgather(own)
+        communication, read = (min(shares) for shares in zip(*of_ranks, strict=True))
+        self._shares = {"communication": communication, "input": read}
+
+    def epoch_trained(self, count: int) -> None:
+        self._began = None
+
+    def _write(self, samples: float, seconds: float) -> None:
+        shares = {"shares": self._shares} if self._shares else {}
+        line = {"samples": samples, "seconds": seconds, "epoch_samples": self._epoch_samples, **shares}
+        with self._file.open("a") as file:
+            file.write(f"{json.dumps(line)}\n")

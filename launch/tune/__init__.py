@@ -1,0 +1,1 @@
+"""Remedies for a slow training, which its program names, measured one after the other."""

@@ -1,0 +1,81 @@
+"""Two configurations compared by pairs of neighbouring starts: the gain, and the interval in which it lies."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+FAMILY_LEVEL = 0.05  # all intervals of a walk hold together in 19 of 20 walks
+MIN_GAIN = 0.03  # a smaller one is not credited, however sure it is
+MIN_PAIRS, MAX_PAIRS = 2, 6  # of a trial, which is judged after each pair from the second on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """How much faster a configuration is than the other."""
+
+    times: float  # as fast, at the mean of the pairs
+    low: float
+    high: float
+    pairs: int
+
+    @property
+    def is_credited(self) -> bool:
+        """Whether it is sure to be a gain, and large enough to matter."""
+        return self.low > 1 and not self.is_small
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is below what is credited, or a loss."""
+        return self.times < 1 + MIN_GAIN
+
+
+def gain(pairs: Sequence[tuple[float, float]], others: Sequence[Sequence[tuple[float, float]]], tests: int) -> Gain:
+    """The gain of the second of each pair, in samples per second, over the first; at least two pairs.
+
+    Logarithms of the ratios are taken as normal, with the deviation between pairs: windows of one start resemble each
+    other, and neighbouring starts share the machine's drift, so that a pair is the independent unit. Their variance is
+    pooled with that of the `others`, the pairs of earlier comparisons; if that of these pairs is larger, it holds. The
+    interval is Student's, corrected for `tests` candidates and as many looks as a trial has (Bonferroni).
+    """
+    own = _logs(pairs)
+    groups = [own, *(_logs(other) for other in others if len(other) > 1)]
+    degrees = sum(len(group) - 1 for group in groups)
+    pooled = sum(statistics.variance(group) * (len(group) - 1) for group in groups) / degrees
+    deviation = math.sqrt(max(pooled, statistics.variance(own)) / len(own))
+    looks = MAX_PAIRS - MIN_PAIRS + 1
+    margin = t_quantile(FAMILY_LEVEL / (max(tests, 1) * looks), degrees) * deviation
+    middle = statistics.fmean(own)
+    low, high = (math.exp(max(-700.0, min(700.0, middle + sign * margin))) for sign in (-1, 1))
+    return Gain(times=math.exp(middle), low=low, high=high, pairs=len(own))
+
+
+def _logs(pairs: Sequence[tuple[float, float]]) -> list[float]:
+    return [math.log(own / other) for other, own in pairs]
+
+
+@cache
+def t_quantile(level: float, degrees: int) -> float:
+    """Where |t| of Student's distribution is exceeded with probability `level`, by bisection."""
+    low, high = 0.0, 1.0
+    while _two_sided(high, degrees) > level:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _two_sided(middle, degrees) > level else (low, middle)
+    return high
+
+
+def _two_sided(t: float, degrees: int) -> float:
+    """The probability that |t| is exceeded: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4."""
+    angle = math.atan2(t, math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = degrees % 2
+    term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
+    for number in range(degrees // 2):
+        total += term
+        last = 2 * number + (2 if is_odd else 1)
+        term *= cosine * cosine * last / (last + 1)
+    inside = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    return max(0.0, 1 - inside)

@@ -1,0 +1,104 @@
+"""The remedies that a program names: the JSON that `PROGRAM ARGS --remedies` prints."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch.errors import CommandError, ProcessError, harmless
+from launch.process import ask
+
+ANSWER_S = 120.0  # importing a framework takes seconds, on a cold disk many
+_SHOWN = 200  # characters of what a program prints on standard error
+VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A change of the command line that may make a training faster."""
+
+    name: str
+    options: tuple[str, ...]  # after those of the command line
+    environment: tuple[tuple[str, str], ...] = ()  # variables of the ranks, and their values
+    what_for: str  # the part of a step that it shortens, by the name that the windows' shares have
+    same_training: bool  # False: other weights than noise explains, whose accuracy must be looked at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalogue:
+    """What a program answers."""
+
+    remedies: tuple[Remedy, ...]
+    measure: tuple[str, ...] = ()  # options of every start: no checkpoints, for example, and no early end
+    profile: tuple[str, ...] = ()  # options of the one start that tells the shares of a step
+    epochs: float | None = None  # of the whole training, for the cost of a confirmation
+
+
+def ask_program(program: Sequence[str], environment: Mapping[str, str]) -> Catalogue:
+    """What the program itself names, started once without ranks; CommandError for an answer that is none."""
+    subject = f"{' '.join(program)} --remedies"
+    try:
+        answer = ask([*program, "--remedies"], timeout_s=ANSWER_S, env=environment)
+    except ProcessError as error:
+        raise CommandError(f"{subject}: {error}. The program must print its remedies as JSON.") from error
+    if answer.status:
+        last = harmless((answer.err.strip().splitlines() or ["nothing on standard error"])[-1])[:_SHOWN]
+        raise CommandError(
+            f"{subject}: ended with status {answer.status} ({last}). The program must print its remedies as JSON."
+        )
+    try:
+        return parse(json.loads(answer.out))
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{subject}: {error}. The program must print its remedies as JSON, and no more.") from error
+
+
+def parse(answer: Any) -> Catalogue:
+    """The remedies of a document; ValueError that names what is wrong with it."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("remedies"), list):
+        raise ValueError('not an object with a list of "remedies"')
+    remedies = tuple(_remedy(item, number) for number, item in enumerate(answer["remedies"], start=1))
+    names = [remedy.name for remedy in remedies]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two remedies are named {sorted(twice)[0]!r}")
+    epochs = answer.get("epochs")
+    if epochs is not None and not (_is_number(epochs) and epochs > 0):
+        raise ValueError(f'"epochs" is {epochs!r}, not a number above 0')
+    return Catalogue(
+        remedies=remedies,
+        measure=_words(answer.get("measure", []), "measure"),
+        profile=_words(answer.get("profile", []), "profile"),
+        epochs=epochs,
+    )
+
+
+def _remedy(item: Any, number: int) -> Remedy:
+    if not isinstance(item, dict):
+        raise ValueError(f"remedy {number} is not an object")
+    name, what_for, same = item.get("name"), item.get("what_for"), item.get("same_training")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ValueError(f'remedy {number}: "name" is {name!r}, not a line of text')
+    if not isinstance(what_for, str) or not what_for.isprintable():
+        raise ValueError(f'remedy {name!r}: "what_for" is {what_for!r}, not a word')
+    if not isinstance(same, bool):
+        raise ValueError(f'remedy {name!r}: "same_training" is {same!r}, not true or false')
+    environment = item.get("environment", {})
+    if not isinstance(environment, dict) or not all(
+        VARIABLE.fullmatch(key) and isinstance(value, str) for key, value in environment.items()
+    ):
+        raise ValueError(f'remedy {name!r}: "environment" is not an object of names and texts')
+    options = _words(item.get("options", []), f"options of {name!r}")
+    if not options and not environment:
+        raise ValueError(f"remedy {name!r} changes nothing: it has neither options nor an environment")
+    variables = tuple(sorted(environment.items()))
+    return Remedy(name=name, options=options, environment=variables, what_for=what_for, same_training=same)
+
+
+def _words(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) and "\0" not in word for word in value):
+        raise ValueError(f"{name}: not a list of texts")
+    return tuple(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

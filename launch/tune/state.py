@@ -1,0 +1,98 @@
+"""What a walk has measured, in a file that is complete after every start, so that the same command resumes it."""
+
+import json
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launch.errors import CommandError, LaunchError
+from launch.files import read_text, write_whole
+from launch.start.request import RunRequest
+from launch.tune.remedies import Catalogue
+from launch.tune.walk import Start, Wanted
+
+Key = tuple[tuple[str, ...], bool]
+
+
+def settings(request: RunRequest, catalogue: Catalogue) -> dict[str, Any]:
+    """What must be the same for all starts of a walk."""
+    return {
+        "program": list(request.program),
+        "np": request.np,
+        "hosts": [f"{host.name}:{host.slots}" for host in request.hosts or ()],
+        "gpus": request.gpus if isinstance(request.gpus, str) else list(request.gpus),
+        "bind": request.binding,
+        "launcher": request.launcher,
+        "apptainer": request.apptainer,
+        "network": request.network,
+        "measure": list(catalogue.measure),
+        "remedies": json.loads(json.dumps([asdict(remedy) for remedy in catalogue.remedies])),
+    }
+
+
+class State:
+    """The starts so far, by what was started."""
+
+    def __init__(self, file: Path, of: Mapping[str, Any]) -> None:
+        """CommandError where the file is of another walk, or is none."""
+        self.file, self._settings = file, of
+        self._lines: list[dict[str, Any]] = []
+        self._kept: defaultdict[Key, deque[Start]] = defaultdict(deque)
+        for line, key, start in self._read():
+            self._kept[key].append(start)
+            self._lines.append(line)
+
+    def _read(self) -> list[tuple[dict[str, Any], Key, Start]]:
+        try:
+            known = json.loads(read_text(self.file))
+            was, starts = known["settings"], known["starts"]
+            differing = [name for name, value in self._settings.items() if was.get(name) != value]
+            read = [(line, *_recorded(line)) for line in starts]
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CommandError(
+                f"{self.file} cannot be continued ({error!r}): choose another --name, or move it away"
+            ) from error
+        if differing:
+            raise CommandError(f"{self.file} is of another {differing[0]}: choose another --name, or move it away")
+        return read
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def take(self, wanted: Wanted) -> Start | None:
+        """The next recorded start of that kind that was not taken yet; what failed as it is, is tried again."""
+        kept = self._kept[_key(wanted)]
+        while kept:
+            start = kept.popleft()
+            if start.problem is None or wanted.configuration:
+                return start
+        return None
+
+    def add(self, wanted: Wanted, start: Start) -> None:
+        """Keep what was just measured; LaunchError where the file cannot be written."""
+        names, profile = _key(wanted)
+        self._lines.append({"remedies": list(names), "profile": profile, **asdict(start)})
+        self.write()
+
+    def write(self) -> None:
+        """Write the file as it stands."""
+        text = json.dumps({"tune": 1, "settings": self._settings, "starts": self._lines}, indent=1)
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self.file, f"{text}\n")
+        except OSError as error:
+            raise LaunchError(f"{self.file} cannot be written: {error.strerror}") from error
+
+
+def _recorded(line: Mapping[str, Any]) -> tuple[Key, Start]:
+    facts = dict(line)
+    key = tuple(facts.pop("remedies")), facts.pop("profile")
+    return key, Start(**{**facts, "rates": tuple(map(float, facts["rates"]))})
+
+
+def _key(wanted: Wanted) -> Key:
+    return tuple(remedy.name for remedy in wanted.configuration), wanted.profile

@@ -1,0 +1,235 @@
+"""The walk through the remedies: which start comes next, and what those so far have shown. Pure: it starts nothing.
+
+A walk is a generator that wants a configuration to be started and is sent the Start. What was recorded is sent again to
+resume. Greedy: a remedy that is credited is part of all that is tried after it.
+"""
+
+import statistics
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from launch.tune.compare import MAX_PAIRS, MIN_PAIRS, Gain, gain
+from launch.tune.remedies import Remedy
+
+# A remedy saves a part of what it is for, 16-bit gradients half of it: where less can be won, too little is left of it.
+MIN_CEILING = 1.1
+
+Configuration = tuple[Remedy, ...]  # in the order in which they were credited
+BASELINE: Configuration = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A start that is to be made."""
+
+    configuration: Configuration
+    profile: bool = False
+    what: str  # for the user who waits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What a start has shown."""
+
+    rates: tuple[float, ...]  # samples per second of each window after the warm-up
+    seconds: float  # that it took from start to end
+    problem: str | None = None  # why it has no windows
+    shares: Mapping[str, float] = field(default_factory=dict)  # of a step, by what a remedy is for
+    epoch_samples: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """Samples per second of the whole start; the median spares it a window that another job has disturbed."""
+        return statistics.median(self.rates)
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A remedy beside the best configuration before it."""
+
+    remedy: Remedy
+    before: Configuration  # the best until then
+    configuration: Configuration  # that, and the remedy
+    pairs: list[tuple[float, float]] = field(default_factory=list)  # samples per second: the best's, its own
+    windows: int = 0
+    gain: Gain | None = None  # as far as it is known
+    credited: bool = False
+    problem: str | None = None  # why it has no gain
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """What is known so far."""
+
+    remedies: Sequence[Remedy]
+    budget_s: float
+    same: Configuration = BASELINE  # the best at equal training
+    best: Configuration = BASELINE  # the best of all
+    trials: list[Trial] = field(default_factory=list)
+    baseline: list[Start] = field(default_factory=list)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    totals: dict[Configuration, list[tuple[float, float]]] = field(default_factory=dict)  # baseline's, its own
+    spent_s: float = 0.0
+    starts: int = 0
+    is_complete: bool = False  # all was tried that can help
+
+    def steps(self) -> Generator[Wanted, Start, None]:
+        """The starts, each wanted after what was sent for the one before; ValueError if the baseline fails."""
+        profiled = yield from self._start_baseline("profile of the program as it is", profile=True)
+        self.shares = profiled.shares
+        self.baseline.append((yield from self._start_baseline("the program as it is")))
+        while (remedy := self.next_remedy()) is not None:
+            if not self._has_room(2 * MIN_PAIRS + self._final_starts()):
+                break
+            yield from self._try(remedy)
+        self.is_complete = self.next_remedy() is None
+        yield from self._measure_totals()
+
+    def next_remedy(self) -> Remedy | None:
+        """The first that was not tried and can help, those first that keep the training the same."""
+        tried = {trial.remedy.name for trial in self.trials}
+        untried = [remedy for remedy in self.remedies if remedy.name not in tried and not self.cannot_help(remedy)]
+        return min(untried, key=lambda remedy: not remedy.same_training, default=None)
+
+    def ceiling(self, what_for: str) -> float | None:
+        """How many times as fast a step can become at most without that part of it; None if its share is not known.
+
+        1 / (1 - s), with the share s of the baseline's step, which grows as other parts of the step shrink.
+        """
+        share = self.shares.get(what_for)
+        if share is None:
+            return None
+        left = 1 - share * self.credited_gain(self.best)
+        return 1 / left if left > 0 else float("inf")
+
+    def cannot_help(self, remedy: Remedy) -> bool:
+        """Whether the part of the step that it is for is too small."""
+        ceiling = self.ceiling(remedy.what_for)
+        return ceiling is not None and ceiling < MIN_CEILING
+
+    def credited_gain(self, configuration: Configuration) -> float:
+        """The product of the gains that have led to it, one after the other."""
+        product = 1.0
+        for trial in self.trials if configuration else ():
+            if trial.credited and trial.gain is not None:
+                product *= trial.gain.times
+            if trial.configuration == configuration:
+                break
+        return product
+
+    def total(self, configuration: Configuration) -> Gain | None:
+        """Its gain over the baseline, side by side, if that was measured: in a trial, or at the end."""
+        for trial in self.trials:
+            if (trial.before, trial.configuration) == (BASELINE, configuration):
+                return trial.gain
+        pairs = self.totals.get(configuration, [])
+        return gain(pairs, self._others(pairs), len(self.remedies)) if len(pairs) >= MIN_PAIRS else None
+
+    def enough_s(self) -> float:
+        """The budget for all that was not tried, at the mean time of a start, if trials need no more than two pairs."""
+        starts = 2 * MIN_PAIRS * len(list(untried(self))) + self._final_starts()
+        return self.spent_s * (1 + starts / max(1, self.starts))
+
+    def baseline_is_late(self, start: Start) -> bool:
+        """Whether this start of the program as it is has used up the budget without an answer."""
+        return len(self.baseline) < 1 and start.problem is not None and self.spent_s + start.seconds >= self.budget_s
+
+    def _try(self, remedy: Remedy) -> Generator[Wanted, Start, None]:
+        trial = Trial(remedy=remedy, before=self.best, configuration=with_remedy(self.best, remedy))
+        self.trials.append(trial)
+        while len(trial.pairs) < MAX_PAIRS:
+            if len(trial.pairs) >= MIN_PAIRS and not self._has_room(2 + self._final_starts()):
+                break
+            pair = yield from self._pair(self.best, trial.configuration, len(trial.pairs), remedy.name)
+            before, own = pair
+            if before.problem is not None or own.problem is not None:
+                trial.problem = own.problem or f"without it: {before.problem}"
+                break
+            trial.pairs.append((before.rate, own.rate))
+            trial.windows += len(own.rates)
+            if len(trial.pairs) >= MIN_PAIRS:
+                trial.gain = gain(trial.pairs, self._others(trial.pairs), len(self.remedies))
+                if trial.gain.is_credited or trial.gain.is_small:
+                    break
+        if trial.problem is None and trial.gain is not None and trial.gain.is_credited:
+            trial.credited = True
+            if remedy.same_training and self.same == self.best:  # else it was tried on top of another training
+                self.same = trial.configuration
+            self.best = trial.configuration
+
+    def _measure_totals(self) -> Generator[Wanted, Start, None]:
+        """The baseline beside what several credited remedies are together."""
+        for configuration in (self.same, self.best):
+            if configuration == BASELINE or self.total(configuration) is not None:
+                continue
+            for number in range(MIN_PAIRS):
+                if not self._has_room(2):
+                    return
+                before, own = yield from self._pair(BASELINE, configuration, number, "all that was credited")
+                if before.problem is None and own.problem is None:
+                    self.totals.setdefault(configuration, []).append((before.rate, own.rate))
+
+    def _pair(
+        self, before: Configuration, after: Configuration, number: int, name: str
+    ) -> Generator[Wanted, Start, tuple[Start, Start]]:
+        """A start of each, A B and B A in turns; the second is left out if the new one fails first."""
+        what = f"{name}, pair {number + 1}"
+        if number % 2 == 0:
+            first = yield from self._start(before, f"{what}, without")
+            return first, (yield from self._start(after, f"{what}, with"))
+        second = yield from self._start(after, f"{what}, with")
+        if second.problem is not None:
+            return second, second
+        return (yield from self._start(before, f"{what}, without")), second
+
+    def _start_baseline(self, what: str, *, profile: bool = False) -> Generator[Wanted, Start, Start]:
+        start = yield from self._start(BASELINE, what, profile=profile)
+        if start.problem is not None:
+            raise ValueError(start.problem)
+        return start
+
+    def _start(
+        self, configuration: Configuration, what: str, *, profile: bool = False
+    ) -> Generator[Wanted, Start, Start]:
+        start = yield Wanted(configuration=configuration, profile=profile, what=what)
+        self.spent_s += start.seconds
+        self.starts += 1
+        return start
+
+    def _others(self, pairs: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+        return [
+            other for other in (*(trial.pairs for trial in self.trials), *self.totals.values()) if other is not pairs
+        ]
+
+    def _has_room(self, starts: int) -> bool:
+        return self.spent_s + starts * self.spent_s / self.starts <= self.budget_s
+
+    def _final_starts(self) -> int:
+        """What the totals will need if one more remedy is credited; a trial against the baseline is a total."""
+        keeps_same = self.same != BASELINE and self.total(self.same) is None
+        return 2 * MIN_PAIRS * (keeps_same + (self.best != BASELINE))
+
+
+def with_remedy(configuration: Configuration, remedy: Remedy) -> Configuration:
+    """The configuration with one more; a remedy with the same first option, or the same variables, gives way to it."""
+
+    def key(one: Remedy) -> tuple[str, ...]:
+        return (*one.options[:1], *(name for name, _ in one.environment))
+
+    return (*(one for one in configuration if key(one) != key(remedy)), remedy)
+
+
+def options_of(configuration: Configuration) -> tuple[str, ...]:
+    """What is added to the command line."""
+    return tuple(word for remedy in configuration for word in remedy.options)
+
+
+def environment_of(configuration: Configuration) -> dict[str, str]:
+    """What is set in the ranks' environment."""
+    return {name: value for remedy in configuration for name, value in remedy.environment}
+
+
+def untried(walk: Walk) -> Iterator[Remedy]:
+    """Those that the budget had no time for."""
+    tried = {trial.remedy.name for trial in walk.trials}
+    return (remedy for remedy in walk.remedies if remedy.name not in tried and not walk.cannot_help(remedy))

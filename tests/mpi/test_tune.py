@@ -1,0 +1,128 @@
+"""hvdlaunch tune with the real mpirun: the program of the documentation, starts that go wrong, and real training."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.tune.measure import Measurer
+from launch.tune.remedies import Catalogue, Remedy, ask_program
+from launch.tune.walk import Wanted
+from launch.tune.windows import COUNTED
+from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in, wait_until
+from tests.unit.machines import request
+
+OPTIONS = ["--name", "mine", "-np", "2", "--gpus", "none", "--allow-run-as-root"]
+PAGE = PROJECT / "docs/how-to/tune.md"
+
+
+def example(folder: Path) -> list[str]:
+    """The program of the page, as it stands there."""
+    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (folder / "sums.py").write_text(program)
+    return [sys.executable, str(folder / "sums.py")]
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "launch", "tune", *OPTIONS, *words]
+
+
+def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def result(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "tunes/mine/result.json").read_text()))
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_is_tuned(tmp_path: Path) -> None:
+    done = tune(tmp_path, "--", *example(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = result(tmp_path)
+    assert [(one["name"], one["credited"]) for one in found["remedies"]] == [("larger chunks", True)]
+    assert done.stdout.rstrip().endswith("--chunk 10000")
+    assert found["remedies"][0]["windows"] >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_leaves_the_best_so_far_and_nothing_running(tmp_path: Path, number: int, status: int) -> None:
+    state = tmp_path / "tunes/mine/tune.json"
+    program = example(tmp_path)
+    with subprocess.Popen(
+        command("--", *program), cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    ) as running:
+        wait_until(lambda: state.exists() and len(json.loads(state.read_text())["starts"]) >= 3, 60)
+        running.send_signal(number)
+        out, _ = running.communicate(timeout=60)
+    assert running.returncode == status
+    assert "hvdlaunch run -np 2" in out
+    assert not left_in(tmp_path)
+    assert tune(tmp_path, "--", *program).returncode == 0
+    assert result(tmp_path)["remedies"][0]["credited"]
+
+
+WRONG = {
+    "crash": "raise SystemExit('it crashed')",
+    "hang": "time.sleep(1000)",
+    "nonsense": "print('samples', file=open(os.environ['HVDLAUNCH_WINDOWS'], 'a')); time.sleep(1000)",
+    "ends at once": "pass",
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [("crash", "it crashed"), ("hang", "0 windows in 3 s"), ("nonsense", "not one"), ("ends at once", "before it")],
+)
+def test_a_start_that_goes_wrong_has_a_problem_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, problem: str
+) -> None:
+    program = (sys.executable, "-c", f"import os, time; {WRONG[wrong]}", str(tmp_path))
+    remedy = Remedy(name="it", options=("--more",), what_for="computation", same_training=True)
+    measurer = Measurer(
+        request=request(np=1, program=program, as_root=True),
+        catalogue=Catalogue(remedies=(remedy,)),
+        environment=environment(tmp_path),
+        job="wrong",
+    )
+    began_s = time.monotonic()
+    with monkeypatch.context() as inside:  # what is left running is found by its folder
+        inside.chdir(tmp_path)
+        start = measurer.start(Wanted(configuration=(remedy,), what=""), number=1, limit_s=3.0)
+    assert problem in str(start.problem)
+    assert start.rates == ()
+    assert time.monotonic() - began_s < 30
+    assert not left_in(tmp_path)
+    assert not list(tmp_path.glob(".hvdlaunch-*"))
+
+
+@pytest.mark.slow
+def test_a_training_has_windows_and_shares_and_leaves_no_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64"]
+    program = (sys.executable, *EFFNET, *words)
+    catalogue = ask_program(program, environment(tmp_path))
+    measurer = Measurer(
+        request=request(np=2, program=program, as_root=True),
+        catalogue=catalogue,
+        environment=environment(tmp_path),
+        job="windows",
+    )
+    with monkeypatch.context() as inside:
+        inside.chdir(tmp_path)
+        start = measurer.start(Wanted(configuration=(), profile=True, what=""), number=1, limit_s=200.0)
+    assert start.problem is None
+    assert len(start.rates) == COUNTED
+    assert set(start.shares) == {"communication", "input"}
+    assert start.epoch_samples == 1438
+    assert not list((tmp_path / "runs").glob("*/*"))

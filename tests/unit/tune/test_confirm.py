@@ -1,0 +1,88 @@
+import json
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.supervise.run import RunResult
+from launch.tune import confirm
+from launch.tune.confirm import Accuracies
+from launch.tune.measure import Measurer
+from launch.tune.remedies import Catalogue
+from launch.tune.walk import Start, Walk
+from tests.unit.machines import request
+from tests.unit.tune.simulated import remedy
+
+LOCAL = remedy("local", same=False)
+
+
+@dataclass
+class Trained:
+    """Whole trainings that are not made: accuracy by seed, less with --local."""
+
+    status: int = 0
+    stopped: bool = False
+
+    def prepare(self, wanted: Any, environment: dict[str, str], _: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+        return wanted.program, environment
+
+    def run(self, prepared: tuple[tuple[str, ...], dict[str, str]], *, out: int) -> RunResult:
+        assert out == 2
+        program, environment = prepared
+        folder = Path("runs") / environment["HVDLAUNCH_JOB"]
+        folder.mkdir(parents=True)
+        seed = int(environment["HVDLAUNCH_SEED"])
+        accuracy = 0.9 + seed / 100 - (0.05 if "--local" in program else 0)
+        (folder / "result.json").write_text(json.dumps({"eval_accuracy": accuracy}))
+        return RunResult(status=self.status, run_folder=str(folder), why=None, stopped=self.stopped)
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    made = Trained()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(confirm, "prepare", made.prepare)
+    monkeypatch.setattr(confirm, "run", made.run)
+    return made
+
+
+def walk():
+    start = Start(rates=(50.0,), seconds=1.0, epoch_samples=1000)
+    return Walk(remedies=[LOCAL], budget_s=1.0, best=(LOCAL,), baseline=[start])
+
+
+def measurer():
+    catalogue = Catalogue(remedies=(LOCAL,), measure=("--epochs", "100000"))
+    return Measurer(request=request(program=("train",)), catalogue=catalogue, environment={}, job="mine")
+
+
+def test_both_trainings_run_to_their_end_with_each_seed_and_leave_no_weights(trained):
+    found = confirm.confirm(measurer(), walk(), 3)
+    assert found.same == pytest.approx((0.90, 0.91, 0.92))
+    assert found.another == pytest.approx((0.85, 0.86, 0.87))
+    assert "-0.0500" in found.line
+    assert "n = 3" in found.line
+    assert not list(Path("runs").iterdir())
+
+
+def test_a_training_that_fails_has_no_accuracy_and_a_signal_ends_all(trained):
+    trained.status = 1
+    assert "not measured" in confirm.confirm(measurer(), walk(), 1).line
+    trained.status, trained.stopped = 128 + signal.SIGINT, True
+    Path("runs").rename("before")
+    with pytest.raises(SystemExit, match="130"):
+        confirm.confirm(measurer(), walk(), 1)
+
+
+def test_a_seed_without_both_accuracies_does_not_count():
+    line = Accuracies(same=(0.9, None, 0.8), another=(0.9, 0.5, 0.6)).line
+    assert "n = 2" in line
+    assert re.search(r"-0\.1000, 95 % interval -1\.3706 to \+1\.1706", line)
+
+
+def test_the_cost_is_that_of_the_samples(trained):
+    assert "about 4 minutes" in confirm.cost_line(walk(), 2, 3)  # 2 x 2 trainings of 3 epochs of 1,000 at 50/s
+    assert "not known" in confirm.cost_line(walk(), 2, None)

@@ -1,0 +1,63 @@
+import sys
+
+import pytest
+
+from launch.errors import CommandError
+from launch.tune.remedies import ask_program, parse
+
+GOOD = {"name": "bf16", "options": ["--precision", "bf16"], "what_for": "computation", "same_training": True}
+
+
+def test_a_document_is_read():
+    wire = {"name": "tree", "environment": {"NCCL_ALGO": "Tree"}, "what_for": "communication", "same_training": False}
+    found = parse({"remedies": [GOOD, {**wire, "more": 1}], "measure": ["--epochs", "9"], "epochs": 3})
+    assert [(one.name, one.same_training) for one in found.remedies] == [("bf16", True), ("tree", False)]
+    assert found.remedies[1].environment == (("NCCL_ALGO", "Tree"),)
+    assert (found.measure, found.profile, found.epochs) == (("--epochs", "9"), (), 3)
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ([GOOD], "remedies"),
+        ({}, "remedies"),
+        ({"remedies": {}}, "remedies"),
+        ({"remedies": ["--fast"]}, "remedy 1"),
+        ({"remedies": [GOOD, GOOD]}, "bf16"),
+        ({"remedies": [{**GOOD, "name": ""}]}, "name"),
+        ({"remedies": [{**GOOD, "name": "a\nb"}]}, "name"),
+        ({"remedies": [{**GOOD, "what_for": None}]}, "what_for"),
+        ({"remedies": [{**GOOD, "same_training": "yes"}]}, "same_training"),
+        ({"remedies": [{**GOOD, "options": "--fast"}]}, "options"),
+        ({"remedies": [{**GOOD, "options": [1]}]}, "options"),
+        ({"remedies": [{**GOOD, "options": []}]}, "changes nothing"),
+        ({"remedies": [{**GOOD, "environment": {"A=B": "1"}}]}, "environment"),
+        ({"remedies": [{**GOOD, "environment": {"A": 1}}]}, "environment"),
+        ({"remedies": [], "measure": "--epochs 9"}, "measure"),
+        ({"remedies": [], "epochs": float("nan")}, "epochs"),
+        ({"remedies": [], "epochs": True}, "epochs"),
+    ],
+)
+def test_a_document_that_is_none_is_refused(document, problem):
+    with pytest.raises(ValueError, match=problem):
+        parse(document)
+
+
+@pytest.mark.parametrize(
+    ("program", "problem"),
+    [
+        ("import sys; sys.exit('error: --remedies is unknown')", "--remedies is unknown"),
+        ("print('hello')", "JSON"),
+        ("print('[1]')", "remedies"),
+        ("print('[' * 100_000)", "JSON"),
+        ("pass", "JSON"),
+    ],
+)
+def test_a_program_that_names_none_is_bad_input(program, problem):
+    with pytest.raises(CommandError, match=problem):
+        ask_program([sys.executable, "-c", program], {})
+
+
+def test_a_program_is_asked_with_its_own_options():
+    echo = f"import json, sys; print(json.dumps({{'remedies': [{GOOD} | {{'options': sys.argv[1:]}}]}}))"
+    assert ask_program([sys.executable, "-c", echo, "--lr", "1"], {}).remedies[0].options == ("--lr", "1", "--remedies")

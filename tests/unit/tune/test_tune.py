@@ -1,0 +1,147 @@
+"""The walk of a program on a machine that is not there: what is printed, kept, and resumed."""
+
+import json
+import random
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch.errors import CommandError, LaunchError
+from launch.tune import tune
+from launch.tune.measure import Measurer
+from launch.tune.tune import Tuning
+from tests.unit.machines import request
+from tests.unit.tune.simulated import Machine
+
+REMEDIES = [
+    {"name": "noop", "options": ["--noop"], "what_for": "computation", "same_training": True},
+    {"name": "fast", "options": ["--fast"], "what_for": "computation", "same_training": True},
+    {"name": "wire", "options": ["--wire"], "what_for": "communication", "same_training": True},
+    {"name": "local", "environment": {"ROUND": "4"}, "what_for": "computation", "same_training": False},
+]
+PROGRAM = (sys.executable, "-c", f"import json; print(json.dumps({{'remedies': {REMEDIES}, 'epochs': 2}}))")
+FOLDER = Path("tunes/mine")
+
+
+def tuning(**given):
+    made = {"request": request(np=2, program=PROGRAM), "arguments": ("-np", "2"), "minutes": 60.0}
+    return Tuning(**{**made, "confirm_seeds": 0, "name": "mine", **given})
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """In place of mpirun."""
+    times = {"fast": 2.0, "local": 3.0}
+    quiet = {"of_starts": 0.001, "of_windows": 0.001, "drift": 0.0, "loads": 0.0}
+    made = Machine(draws=random.Random(1), times=times, shares={"communication": 0.001}, **quiet)  # noqa: S311
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Measurer, "start", lambda _, wanted, **__: made.start(wanted))
+    monkeypatch.setattr(tune.hosts, "check", lambda *_, **__: SimpleNamespace(findings=(), status=0))
+    return made
+
+
+def result():
+    return json.loads((FOLDER / "result.json").read_text())
+
+
+def test_a_walk_ends_in_a_table_a_picture_and_a_command_line(machine, capsys):
+    assert tune.tune(tuning(), {}) == 0
+    found = result()
+    assert [(one["name"], one["credited"]) for one in found["remedies"]] == [
+        ("noop", False),
+        ("fast", True),
+        ("local", True),
+    ]
+    assert found["skipped"] == ["wire"]
+    assert found["total"]["same"]["times"] == pytest.approx(2, rel=0.1)
+    assert found["total"]["another"]["times"] == pytest.approx(6, rel=0.1)
+    out = capsys.readouterr().out
+    assert out == (FOLDER / "tune.md").read_text()
+    assert out.splitlines()[-1].strip() == found["commands"]["same"]
+    assert found["commands"]["same"].endswith(" --fast")
+    assert found["commands"]["another"].startswith("env ROUND=4 hvdlaunch run -np 2 -- ")
+    assert "Bound by computation" in out
+    assert "--confirm-seeds" in out
+    assert (FOLDER / "tune.svg").read_text().startswith("<svg")
+
+
+def test_the_same_command_again_measures_nothing_again(machine):
+    tune.tune(tuning(), {})
+    before, starts = result(), machine.starts
+    assert tune.tune(tuning(), {}) == 0
+    assert (result(), machine.starts) == (before, starts)
+
+
+@pytest.mark.parametrize(("end", "status"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)])
+def test_a_signal_leaves_the_best_so_far_and_the_walk_is_resumed(machine, monkeypatch, end, status):
+    def interrupted(_, wanted, **__):
+        if machine.starts == 12:
+            raise end
+        return machine.start(wanted)
+
+    monkeypatch.setattr(Measurer, "start", interrupted)
+    assert tune.tune(tuning(), {}) == status
+    assert result()["commands"]["same"].startswith("hvdlaunch run")
+    monkeypatch.setattr(Measurer, "start", lambda _, wanted, **__: machine.start(wanted))
+    assert tune.tune(tuning(), {}) == 0
+    assert [one["credited"] for one in result()["remedies"]] == [False, True, True]
+    assert len(json.loads((FOLDER / "tune.json").read_text())["starts"]) == machine.starts
+
+
+def test_as_many_minutes_as_are_named_are_enough_to_go_on(machine, capsys):
+    tune.tune(tuning(minutes=2.0), {})
+    assert result()["not_tried"]
+    [minutes] = re.findall(r"--minutes (\d+)", capsys.readouterr().out)
+    tune.tune(tuning(minutes=float(minutes) + 1), {})
+    assert not result()["not_tried"]
+
+
+def test_no_time_for_the_program_as_it_is_is_bad_input(machine):
+    machine.start = lambda _: tune.Start(rates=(), seconds=100.0, problem="0 windows in 60 s")
+    with pytest.raises(CommandError, match="--minutes 1"):
+        tune.tune(tuning(minutes=1.0), {})
+
+
+def test_a_program_that_fails_as_it_is_is_not_tuned(machine):
+    machine.start = lambda _: tune.Start(rates=(), seconds=1.0, problem="it crashed")
+    with pytest.raises(LaunchError, match="it crashed"):
+        tune.tune(tuning(), {})
+    del machine.start  # what was wrong is mended
+    assert tune.tune(tuning(), {}) == 0
+
+
+def test_a_file_of_another_program_is_not_continued(machine):
+    tune.tune(tuning(), {})
+    other = request(np=3, program=PROGRAM)
+    with pytest.raises(CommandError, match="another np"):
+        tune.tune(tuning(request=other), {})
+    known = json.loads((FOLDER / "tune.json").read_text())
+    for wrong in ([], {**known, "starts": [{}]}, {**known, "starts": [{"remedies": [], "profile": True}]}, {}):
+        (FOLDER / "tune.json").write_text(json.dumps(wrong))
+        with pytest.raises(CommandError, match="--name"):
+            tune.tune(tuning(), {})
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"minutes": 0.0}, "--minutes"),
+        ({"minutes": float("nan")}, "--minutes"),
+        ({"confirm_seeds": -1}, "--confirm-seeds"),
+        ({"name": "../up"}, "--name"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(given, option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandError, match=option):
+        tune.tune(tuning(**given), {})
+
+
+def test_hosts_with_errors_are_not_tuned(machine, monkeypatch):
+    monkeypatch.setattr(tune.hosts, "check", lambda *_, **__: SimpleNamespace(findings=(), status=1))
+    with pytest.raises(LaunchError, match="hvdlaunch check"):
+        tune.tune(tuning(), {})
+    assert machine.starts == 0

@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from launch.tune.windows import COUNTED, WARM_UP, read_windows
+
+
+def line(**window):
+    return json.dumps({"samples": 10, "seconds": 2, **window}) + "\n"
+
+
+def test_no_file_has_no_windows_and_a_line_that_is_being_written_is_not_there_yet(tmp_path):
+    file = tmp_path / "windows.jsonl"
+    assert read_windows(file).rates == ()
+    file.write_text(line() * WARM_UP + line(samples=30) + line()[:9])
+    assert read_windows(file).rates == (15,)
+
+
+def test_the_warm_up_and_what_comes_after_are_not_counted(tmp_path):
+    file = tmp_path / "windows.jsonl"
+    file.write_text(line(samples=1) * WARM_UP + line() * COUNTED + line(samples=1) * 5)
+    assert read_windows(file).rates == (5,) * COUNTED
+    assert read_windows(file).are_enough
+
+
+def test_the_last_shares_hold(tmp_path):
+    file = tmp_path / "windows.jsonl"
+    file.write_text(line() + line(shares={"input": 0.5}) + line(shares={"input": 0.2}, epoch_samples=7) + line())
+    found = read_windows(file)
+    assert (found.shares, found.epoch_samples) == ({"input": 0.2}, 7)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "not JSON\n",
+        "[]\n",
+        "{}\n",
+        line(samples=0),
+        line(seconds=float("nan")),
+        line(seconds=float("inf")),
+        line(samples=-1),
+        line(samples=None),
+        line(samples=True),
+        line(shares=3),
+        line(shares={"input": 2}),
+        line(shares={"input": float("nan")}),
+        "[" * 100_000 + "\n",
+    ],
+)
+def test_nonsense_is_named_with_its_line(tmp_path, wrong):
+    file = tmp_path / "windows.jsonl"
+    file.write_text(line() + wrong)
+    with pytest.raises(ValueError, match="line 2"):
+        read_windows(file)
