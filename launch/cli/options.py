@@ -301,7 +301,7 @@ def _add_tune_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-np", type=values.count, metavar="N", help="ranks; default: as hvdlaunch run")
     text = "of all starts together; what was not tried by then is named; default: 15"
     command.add_argument("--minutes", type=float, default=15.0, metavar="M", help=text)
-    text = "whole trainings with so many seeds, where a remedy makes another training; default: 0"
+    text = "whole trainings with N seeds, where a remedy makes another training; default: 0"
     command.add_argument("--confirm-seeds", type=int, default=0, metavar="N", help=text)
     command.add_argument("--name", help="folder in tunes/; default: the same for the same program and options")
     command.set_defaults(traffic=None, **_NO_START)

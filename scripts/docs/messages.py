@@ -31,6 +31,7 @@ MAY_HAVE = re.compile(
 )
 NAMES = {"STRERROR": "REASON", "ERROR": "REASON", "LINE": "REASON"}  # of placeholders
 CITED_CHARS, CITED_WORDS = 18, 3  # a page of the docs that has so long a piece of a message explains it
+MOST_PAGES = 4  # that explain one message: a piece that more of them have is an example
 
 HEAD = """\
 # Messages
@@ -159,7 +160,7 @@ def explained_in(text: str, pages: Mapping[str, str]) -> str:
     pieces = re.split(r"\b[A-Z_]{2,}\b|\.\.\.", text)
     pieces = [piece for piece in pieces if len(piece.strip()) >= CITED_CHARS and len(piece.split()) >= CITED_WORDS]
     names = [name for name, page in pages.items() if any(piece.strip() in page for piece in pieces)]
-    return ", ".join(f"[{Path(name).stem}]({name})" for name in names)
+    return ", ".join(f"[{Path(name).stem}]({name})" for name in names) if len(names) <= MOST_PAGES else ""
 
 
 def render() -> str:
