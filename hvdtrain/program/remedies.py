@@ -137,6 +137,7 @@ def _of_another_training(settings: Settings) -> Iterator[Remedy]:
 def _batch(settings: Settings, times: int) -> dict[str, int]:
     if settings.global_batch_size is not None:
         return {"global_batch_size": times * settings.global_batch_size}
+    assert settings.batch_size_per_rank != "auto", "which stands with a global batch size alone"
     return {"batch_size_per_rank": times * settings.batch_size_per_rank}
 
 

@@ -62,6 +62,7 @@ OPTIONS = [
     ("--profile exact", "exact"),
     ("--timeline", True),
     ("--dry-run", True),
+    ("--remedies", True),
     ("--device h200 --dry-run", "h200"),
     ("--json --dry-run", True),
     ("--seed 11", 11),
