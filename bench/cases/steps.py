@@ -24,6 +24,7 @@ CROSSING = {
     FLAT: "",
     "two-level": "--sync two-level",
     "fp16": "--compression fp16",
+    "fp16, two-level": "--sync two-level --compression fp16",
     "powersgd:2": "--compression powersgd:2",
     "local, every 4": "--sync local --sync-every 4",
     "local, every 16": "--sync local --sync-every 16",
@@ -132,7 +133,8 @@ def saves(chosen: argparse.Namespace) -> Table:
 def pipeline(chosen: argparse.Namespace) -> Table:
     """Two stages against two replicas at the same global batch: samples/s, operations of a step, memory of each rank.
 
-    Operations are what torch dispatches on all ranks; on GPUs they are not counted.
+    Operations are what torch dispatches on all ranks; on GPUs they are not counted. With --more="--sync-bn" both have
+    these options of the program too; with 4 ranks there are 2 replicas of 2 stages.
     """
     speeds = ["stages, samples/s", "stages / replicas", "M / (M + S - 1)"]
     table = Table(
@@ -142,12 +144,13 @@ def pipeline(chosen: argparse.Namespace) -> Table:
     )
     for given in givens(chosen):
         for count in chosen.micro_batches:
-            ways = {"stages": f"--stages 2 --accumulate-steps {count}", "replicas": f"--accumulate-steps {count // 2}"}
-            answers = in_turns(ours(2, given, ways), chosen.rounds)
+            cuts = {"stages": f"--stages 2 --accumulate-steps {count}", "replicas": f"--accumulate-steps {count // 2}"}
+            ways = {side: f"{cut} {chosen.more}" for side, cut in cuts.items()}
+            answers = in_turns(ours(chosen.ranks, given, ways), chosen.rounds)
             stages_s, replicas_s = centres(answers, statistics.median).values()
             held = [", ".join(f"{one:.0f}" for one in mib(answers[way][0])) for way in ways]
             cut, whole = (sum(answers[way][0]["operations"]) for way in ways)
-            speed, bound = round(count * given["batch"] / statistics.median(stages_s), 1), round(count / (count + 1), 3)
+            speed, bound = round(chosen.ranks // 2 * count * given["batch"] / statistics.median(stages_s), 1), round(count / (count + 1), 3)
             more = f"{cut / whole:.3f}" if whole else None
             table.add(given["model"], count, speed, ratio(replicas_s, stages_s), bound, more, *held)
     return table
@@ -181,6 +184,7 @@ SHARED = {"models": ["efficientnet_b0:16", "mlp:64"], "rounds": 3, "steps": 20, 
 OF_STEP = {"np": SIZES, "precision": ("fp32", ["fp32", "bf16"]), "compile": False, "more": ""}
 OF_SAVES = {"models": ["efficientnet_tiny:64"], "steps": 60, "np": SIZES[-1:], "every": 10}
 OF_PIPELINE = {"models": ["bert_mini:2", "efficientnet_b0:2"], "steps": 8, "micro-batches": [8, 32]}
+OF_PIPELINE |= {"ranks": 2, "more": ""}
 OF_LINK = {"models": ["efficientnet_b0:16"], "steps": 32, "ranks-per-host": 1, "rates": ["100mbit", "1gbit"]}
 CASES = {
     "step": Case(measure=step, options=SHARED | OF_STEP),
