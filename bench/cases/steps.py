@@ -150,7 +150,8 @@ def pipeline(chosen: argparse.Namespace) -> Table:
             stages_s, replicas_s = centres(answers, statistics.median).values()
             held = [", ".join(f"{one:.0f}" for one in mib(answers[way][0])) for way in ways]
             cut, whole = (sum(answers[way][0]["operations"]) for way in ways)
-            speed, bound = round(chosen.ranks // 2 * count * given["batch"] / statistics.median(stages_s), 1), round(count / (count + 1), 3)
+            samples = chosen.ranks // 2 * count * given["batch"]
+            speed, bound = round(samples / statistics.median(stages_s), 1), round(count / (count + 1), 3)
             more = f"{cut / whole:.3f}" if whole else None
             table.add(given["model"], count, speed, ratio(replicas_s, stages_s), bound, more, *held)
     return table
