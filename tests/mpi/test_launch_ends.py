@@ -189,7 +189,7 @@ def test_sigusr1_is_kept_until_the_ranks_can_live_with_it(tmp_path, launcher):
         )
         time.sleep(0.02)  # it has started the launcher, and takes over its signals next
         os.kill(job.pid, signal.SIGUSR1)
-        wait_until(lambda: signals(tmp_path) == [["SIGUSR1"]] * 2, 10)
+        wait_until(lambda: signals(tmp_path) == [["SIGUSR1"]] * 2, 30)
         assert job.poll() is None
 
 

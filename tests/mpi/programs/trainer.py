@@ -66,7 +66,7 @@ def samples_of(head, count):
 
 def loss_of_the_page():
     """mean_over_step, as it stands in docs/how-to/from-hf-trainer.md."""
-    _, start, rest = (DOCS / "from_trainer.md").read_text().partition("def mean_over_step(")
+    _, start, rest = (DOCS / "how-to/from-hf-trainer.md").read_text().partition("def mean_over_step(")
     names = {"torch": torch}
     exec(start + rest.partition("\n\n")[0], names)  # noqa: S102 (it is our own)
     return names["mean_over_step"]
