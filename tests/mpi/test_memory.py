@@ -1,12 +1,16 @@
 """A long run does not grow: its ranks' resident memory over many short epochs."""
 
+import itertools
+import statistics
+
 import pytest
 
 from tests.mpi.conftest import QUICK
 
 EPOCHS, SETTLED_AFTER = 100, 20
-# Without a leak -0.1 to 2.0 MiB on a busy machine (n = 6 ranks); with 0.1 MB left behind per epoch 15 and 20 MiB.
-MOST_MIB = 5.0
+# The median growth of 10 epochs: 0.1 MiB at most without a leak, beside single steps of up to 5 MiB on a busy machine
+# (n = 3 ranks). With 0.1 MB left behind per epoch it would be 1.
+MOST_MIB = 0.5
 
 
 @pytest.mark.slow
@@ -17,4 +21,5 @@ def test_a_hundred_epochs_take_no_more_memory_than_twenty(run_program):
     words += ["--report-every-steps", "1", "--checkpoint-every-steps", "20"]
     for resident_mib in run_program("mpirun", 2, "short_epochs.py", *words, MPIEXEC_TIMEOUT="300"):
         assert len(resident_mib) == EPOCHS
-        assert resident_mib[-1] - resident_mib[SETTLED_AFTER - 1] < MOST_MIB
+        grown = [after - before for before, after in itertools.pairwise(resident_mib[SETTLED_AFTER - 1 :: 10])]
+        assert statistics.median(grown) < MOST_MIB
