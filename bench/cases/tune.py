@@ -56,7 +56,7 @@ else:
     runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
 """
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-# Of the grid: one from each row.
+# A point of the grid takes one value from each row.
 GRID: Mapping[str, Sequence[str]] = {
     "threads": ("1", "2"),
     "batch": ("--batch-size-per-rank 4", "--batch-size-per-rank 16", "--batch-size-per-rank 64"),
