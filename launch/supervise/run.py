@@ -110,7 +110,7 @@ def _watch(
         stops.restore()
         launcher.end()
     for reader, stream in zip(readers, filter(None, (launcher.errors, launcher.output)), strict=True):
-        reader.join(1.0)
+        reader.join(5.0)  # a process outside of the group may hold the pipe for ever
         if not reader.is_alive():
             stream.close()
     return status, report
