@@ -43,11 +43,11 @@ class LinkLoad:
 
 def loads(flows: Collection[Flow]) -> Loads:
     """The bytes of each pair of ranks in the direction that carries more, by flow."""
-    found = []
+    by_flow = []
     for flow in flows:
         pairs = {(min(pair), max(pair)) for pair, sent in flow.items() if sent}
-        found.append(tuple(((a, b), max(flow.get((a, b), 0), flow.get((b, a), 0))) for a, b in sorted(pairs)))
-    return tuple(found)
+        by_flow.append(tuple(((a, b), max(flow.get((a, b), 0), flow.get((b, a), 0))) for a, b in sorted(pairs)))
+    return tuple(by_flow)
 
 
 def map_ranks(topology: Topology, ring: Sequence[int], flows: Collection[Flow]) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def link_loads(topology: Topology, gpus: Sequence[int], flows: tuple[Flow, Flow]
     """What each link that is used carries, by GPUs."""
     inside, between = map(dict, loads(flows))
     places = [position(topology, gpu) for gpu in gpus]
-    found = [
+    by_link = [
         LinkLoad(
             gpus=(min(gpus[a], gpus[b]), max(gpus[a], gpus[b])),
             link=topology.links[places[a]][places[b]],
@@ -87,7 +87,7 @@ def link_loads(topology: Topology, gpus: Sequence[int], flows: tuple[Flow, Flow]
         )
         for a, b in {**inside, **between}
     ]
-    return sorted(found, key=lambda load: load.gpus)
+    return sorted(by_link, key=lambda load: load.gpus)
 
 
 def link_speeds(topology: Topology, gpus: Sequence[int]) -> tuple[Speeds, bool]:
@@ -117,8 +117,8 @@ def best_order(speeds: Speeds, flows: Loads, starts: tuple[Order, ...]) -> Order
     best = min(tried, key=lambda order: _cost(speeds, flows, order))
     if (better := _searched(speeds, flows, _cost(speeds, flows, best)[0] / GAIN)) is not None:
         best = _exchanged(speeds, flows, better)
-    usual, found = (_cost(speeds, flows, order)[0] for order in (starts[0], best))
-    return best if usual > GAIN * found else starts[0]
+    usual_s, best_s = (_cost(speeds, flows, order)[0] for order in (starts[0], best))
+    return best if usual_s > GAIN * best_s else starts[0]
 
 
 def _cost(speeds: Speeds, flows: Loads, order: Sequence[int]) -> tuple[float, float]:
@@ -138,16 +138,16 @@ def _exchanged(speeds: Speeds, flows: Loads, start: Order) -> Order:
     """The order after all exchanges of two ranks that help, the best one first."""
     order, cost = list(start), _cost(speeds, flows, start)
     while True:
-        found = None
+        exchange = None
         for a, b in combinations(range(len(order)), 2):
             order[a], order[b] = order[b], order[a]
             changed = _cost(speeds, flows, order)
             order[a], order[b] = order[b], order[a]
             if _is_less(changed, cost):
-                cost, found = changed, (a, b)
-        if found is None:
+                cost, exchange = changed, (a, b)
+        if exchange is None:
             return tuple(order)
-        a, b = found
+        a, b = exchange
         order[a], order[b] = order[b], order[a]
 
 
@@ -195,9 +195,9 @@ class _Fits:
         """The first such order; None if there is none, or after MOST_STEPS_AT_ONCE."""
         steps = iter(range(min(MOST_STEPS_AT_ONCE, self.left)))
         self.left -= length_hint(steps)
-        found = self._longer((), needed, steps)
+        order = self._longer((), needed, steps)
         self.left += length_hint(steps)
-        return found
+        return order
 
     def _longer(self, order: Order, needed: Sequence[Needed], steps: Iterator[int]) -> Order | None:
         if len(order) == len(needed):

@@ -65,7 +65,7 @@ def with_bandwidth(
             _finding("error", tuple(facts), "it was not measured: one rank has no other to sum with", remedy)
         )
     name = job_of(environment)
-    measured = Bandwidth(hosts={}, pairs={}, links={}, together=(), topologies=topologies)
+    measured = Bandwidth(hosts={}, pairs={}, links={}, over_all=(), topologies=topologies)
     for number, job in enumerate(planned, start=1):
         where = job[0].name if len(job) == 1 else f"{len(job)} hosts"
         print(f"hvdlaunch: measuring {where} ({number} of {len(planned)})", file=sys.stderr, flush=True)
@@ -207,7 +207,7 @@ def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: boo
         ]
     if len(names) > 1:
         pairs = {(slots[a].host, slots[b].host): speeds for (a, b), speeds in exchanges.items()}
-        return replace(measured, pairs=pairs, together=totals), wrong
+        return replace(measured, pairs=pairs, over_all=totals), wrong
     links: dict[tuple[int, int], Speeds] = {}
     for (a, b), speeds in exchanges.items():
         gpu, other = slots[a].gpu, slots[b].gpu

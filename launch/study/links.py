@@ -36,7 +36,7 @@ class Bandwidth:
     hosts: Mapping[str, Speeds]  # sums over the ranks of a host
     pairs: Mapping[tuple[str, str], Speeds]  # exchanges between the first ranks of two hosts
     links: Mapping[str, Mapping[tuple[int, int], Speeds]]  # exchanges between two GPUs, by host and indices
-    together: Speeds  # sums over all ranks of several hosts; empty where there is one
+    over_all: Speeds  # sums over all ranks of several hosts; empty where there is one
     topologies: Mapping[str, Topology]
     nccl: tuple[str, ...] = ()  # what NCCL did in each job, if its log was asked for
     sums: ComparedSums | None = None  # in several ways over all ranks, if they were compared
@@ -198,7 +198,7 @@ def bandwidth_table(measured: Bandwidth) -> str:
     rows = [["GB/s", "latency", *COLUMNS.values()]]
     rows += [_row(f"on {host}", speeds) for host, speeds in measured.hosts.items()]
     rows += [_row(f"{host} and {other}", speeds) for (host, other), speeds in measured.pairs.items()]
-    rows += [_row("over all", measured.together)] if measured.together else []
+    rows += [_row("over all", measured.over_all)] if measured.over_all else []
     blocks = [aligned(rows)] if len(rows) > 1 else []
     for links in gpu_links(measured):
         cells = [["-" if speed is None else f"{speed:.1f}" for speed in row] for row in links.gb_per_s]
@@ -221,7 +221,7 @@ def bandwidth_json(measured: Bandwidth) -> dict[str, Any]:
     return {
         "hosts": {host: _plain(speeds) for host, speeds in measured.hosts.items()},
         "pairs": [{"hosts": list(pair), "speeds": _plain(speeds)} for pair, speeds in measured.pairs.items()],
-        "over_all": _plain(measured.together),
+        "over_all": _plain(measured.over_all),
         "gpu_links": [
             {"host": links.host, "gpus": links.gpus, "uuids": links.uuids, "gb_per_s": links.gb_per_s}
             for links in gpu_links(measured)

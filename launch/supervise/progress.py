@@ -133,11 +133,11 @@ class Metrics:
             return []
         whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == CHUNK_BYTES else b"")
         self._read_bytes += len(whole)
-        found = []
+        values = []
         for line in whole.splitlines():
             with contextlib.suppress(ValueError, RecursionError):
-                found.append(json.loads(line))
-        return [value for value in found if isinstance(value, dict)]
+                values.append(json.loads(line))
+        return [value for value in values if isinstance(value, dict)]
 
     def _size(self) -> int:
         try:

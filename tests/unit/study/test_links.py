@@ -16,7 +16,7 @@ def speeds(gb_per_s, sizes=SIZES):
 
 
 def found(**what):
-    return Bandwidth(**{"hosts": {}, "pairs": {}, "links": {}, "together": (), "topologies": {}, **what})
+    return Bandwidth(**{"hosts": {}, "pairs": {}, "links": {}, "over_all": (), "topologies": {}, **what})
 
 
 def pairs_of(rates):
@@ -133,7 +133,7 @@ def test_the_table():
         hosts={"h1": speeds(18.0)},
         pairs={("h1", "h2"): speeds(1.25)},
         links={"h1": links_of({}, size=2)},
-        together=speeds(1.0, SIZES[:2]),
+        over_all=speeds(1.0, SIZES[:2]),
         topologies=topologies,
     )
     assert bandwidth_table(both).splitlines() == [
