@@ -69,7 +69,9 @@ def find_messages(file: Path) -> Iterator[Message]:
         methods = statement.body if isinstance(statement, ast.ClassDef) else [statement]
         for scope in methods:
             nodes = list(ast.walk(scope))
-            known = constants | _texts(nodes if isinstance(scope, ast.FunctionDef) else (), constants)
+            known = constants
+            for _ in range(2):  # a text may name another one
+                known = constants | _texts(nodes if isinstance(scope, ast.FunctionDef) else (), known)
             for node in nodes:
                 for severity, text, status in _messages_of(node, known, seen):
                     yield Message(severity=severity, text=" ".join(text.split()), status=status, source=file)
