@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from scripts.docs import api, commands, consoles, messages, options
+from scripts.docs import api, benchmarks, commands, consoles, messages, options
 from scripts.docs.pictures import album
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
 PAGES = {
+    "explanation/benchmarks.md": benchmarks.render,
     "reference/hvdlaunch.md": commands.render,
     "reference/options.md": options.render,
     "reference/api.md": api.render,

@@ -1,12 +1,13 @@
 """Tables and words of generated pages, in Markdown."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Collection[str] = ()) -> list[str]:
+    """The lines of a table; numeric columns are aligned to the right."""
+    rule = "".join("--:|" if name in numeric else "---|" for name in columns)
+    lines = [f"| {' | '.join(columns)} |", f"|{rule}"]
     return [*lines, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows), ""]
 
 

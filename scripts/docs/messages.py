@@ -29,7 +29,7 @@ SEVERITY = re.compile(r"(?:hvdlaunch: )?(error|warning|note): (?=\S)")
 MAY_HAVE = re.compile(
     "|".join([*ERRORS, *PRINTERS, *TABLES, r"Rule\(", r"Finding\(", r"\"(?:hvdlaunch: )?(?:error|warning|note): "])
 )
-NAMES = {"STRERROR": "REASON", "ERROR": "REASON", "LINE": "REASON"}  # of placeholders
+NAMES = {"STRERROR": "REASON", "ERROR": "REASON", "LINE": "REASON", "RANK_TEXT": "R"}  # of placeholders
 CITED_CHARS, CITED_WORDS = 18, 3  # a page of the docs that has so long a piece of a message explains it
 MOST_PAGES = 4  # that explain one message: a piece that more of them have is an example
 
@@ -69,7 +69,9 @@ def find_messages(file: Path) -> Iterator[Message]:
         methods = statement.body if isinstance(statement, ast.ClassDef) else [statement]
         for scope in methods:
             nodes = list(ast.walk(scope))
-            known = constants | _texts(nodes if isinstance(scope, ast.FunctionDef) else (), constants)
+            known = constants
+            for _ in range(2):  # a text may name another one
+                known = constants | _texts(nodes if isinstance(scope, ast.FunctionDef) else (), known)
             for node in nodes:
                 for severity, text, status in _messages_of(node, known, seen):
                     yield Message(severity=severity, text=" ".join(text.split()), status=status, source=file)
@@ -80,8 +82,18 @@ def _texts(statements: Sequence[ast.AST], known: Mapping[str, str]) -> dict[str,
     texts: dict[str, list[str | None]] = {}
     for node in statements:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            texts.setdefault(node.targets[0].id, []).append(_template(node.value, known))
+            texts.setdefault(node.targets[0].id, []).append(_template(_present(node.value), known))
     return {name: found[0] for name, found in texts.items() if len(found) == 1 and found[0] is not None}
+
+
+def _present(node: ast.expr) -> ast.expr:
+    """The words of an expression that is empty at times."""
+    if not isinstance(node, ast.IfExp):
+        return node
+    branches = [branch for branch in (node.body, node.orelse) if ast.unparse(branch) != "''"]
+    if len(branches) == 2:
+        return node
+    return branches[0].body if isinstance(branches[0], ast.IfExp) else branches[0]
 
 
 def _messages_of(node: ast.AST, known: Mapping[str, str], seen: set[ast.AST]) -> Iterator[tuple[str, str, str]]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,11 +19,7 @@ from hvdtrain.tracking.tracker import Tracker
 from tests.unit.loop.reported import IMAGES, report_of, tracked
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH (Debian: apt-get install chromium)"),
-]
+pytestmark = pytest.mark.browser
 
 ACCURACY = {"study/one": 0.625, "study/two": 0.875}
 SEEN_S = 60  # how long a page may take on a busy machine
@@ -107,16 +102,8 @@ def serves(address):
         return False
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM)
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def visit(board, browser, request):
+def visit(browser, board, request):
     """Opens a page; BOARD_PICTURES=FOLDER keeps a picture of it."""
     page = browser.new_page(viewport={"width": 1700, "height": 1000})
     page.set_default_timeout(1000 * SEEN_S)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.docs import consoles
+from bench.pairs import Table, middle
+from scripts.docs import benchmarks, consoles
 from tests import tutorial
 
 PROJECT = Path(__file__).parents[2]
@@ -94,3 +95,19 @@ def test_a_block_that_is_marked_gives_its_commands_with_what_they_print(tmp_path
     page.write_text("<!-- checked -->\n```console\n$ a \\\n    b\nx\n\ny\n$ c\n```\n\n```console\n$ d\n```\n")
     found = [(session.command, session.output) for session in consoles.sessions(page)]
     assert found == [("a \\\n    b", "x\n\ny\n"), ("c", "")]
+
+
+def test_a_result_of_the_harness_is_a_table_of_the_page_on_benchmarks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = Table(name="speed", question="Which is faster:", columns=["side", "ratio", "bytes"])
+    result.add("ours", middle([1.23456, 2.34567, 3.45678]), 123456)
+    result.write()
+    text = benchmarks.table((tmp_path / "build/bench/speed.json").read_text())
+    assert "| side | ratio | bytes |\n|---|---|--:|\n| ours | 2.35 (1.23 to 3.46) | 123,456 |" in text
+    assert "n = 3" in text
+
+
+def test_a_number_keeps_the_digits_that_a_result_gives_it():
+    row = '{"side": "ours", "s": 4.0, "ratio": {"median": 1.00, "low": 0.90, "high": 1.1, "n": 5}}'
+    text = benchmarks.table(f'{{"question": "Speed", "n": 3, "rows": [{row}]}}')
+    assert text.endswith("| ours | 4.0 | 1.00 (0.90 to 1.1, n = 5) |")

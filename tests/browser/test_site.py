@@ -1,0 +1,46 @@
+"""The site of docs/, opened from a folder, as a person sees it in Chromium."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("index", "reference/options", "reference/hvdlaunch", "explanation/benchmarks", "how-to/troubleshooting")
+PHONE = {"width": 390, "height": 844}
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def site(browser, tmp_path_factory):
+    """The address of the site, as the docs are now."""
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "-m", "sphinx", "--quiet", str(DOCS), str(folder)], check=True)
+    return folder.as_uri()
+
+
+def test_the_search_finds_a_word(browser, site):
+    page = browser.new_page()
+    page.goto(f"{site}/search.html?q=straggler")
+    page.locator("ul.search li a").first.wait_for()
+    found = page.locator("ul.search li a").evaluate_all("links => links.map(link => link.href)")
+    assert any(address.startswith(f"{site}/explanation/fault-model.html") for address in found)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_is_wider_than_a_phone(browser, site, name):
+    page = browser.new_page(viewport=PHONE)
+    page.goto(f"{site}/{name}.html")
+    widths = page.locator("html, .content").evaluate_all("parts => parts.map(part => part.scrollWidth)")
+    assert len(widths) == 2
+    assert max(widths) <= PHONE["width"]
+
+
+@pytest.mark.parametrize(("scheme", "is_dark"), [("dark", True), ("light", False)])
+def test_the_background_follows_the_color_scheme_of_the_system(browser, site, scheme, is_dark):
+    page = browser.new_page(color_scheme=scheme)
+    page.goto(f"{site}/index.html")
+    color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (max(map(int, re.findall(r"\d+", color)[:3])) < 64) is is_dark
