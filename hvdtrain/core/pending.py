@@ -73,9 +73,7 @@ class Pending:
         return StepDone(totals=where.share(known), skipped=skipped, grad_norm=grad_norm)
 
     def read_alone(self) -> StepDone:
-        """Return the result as far as this rank knows it, without communication: the reason of a skip is not
-        exchanged.
-        """
+        """Return the result as far as this rank knows it, without exchanging the reason of a skip."""
         if self._copied is not None:
             self._copied.synchronize()
         *totals, was_skipped, was_not_finite, _, trouble, grad_norm = self._values.tolist()

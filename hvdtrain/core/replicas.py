@@ -47,9 +47,7 @@ def parameter_sums(model: nn.Module) -> Tensor:
 
 
 def _sum_by_place(bits: Tensor) -> Tensor:
-    """Return the sum of (2 i + 1) x bits[i] over the row-major index i, modulo 2**64, without a copy as large as
-    `bits`.
-    """
+    """Return the sum of (2 i + 1) x bits[i] over the row-major index i, modulo 2**64, without a copy of all `bits`."""
     if bits.dim() < 2:
         bits = bits.reshape(1, -1)
     rows = bits.sum(dim=tuple(range(1, bits.dim())), dtype=torch.int64)  # R rows

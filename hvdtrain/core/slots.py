@@ -70,9 +70,7 @@ class Layout:
     about: Mapping[str, Any] = {}  # the layout's description in a checkpoint
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        """Create the layout; `call` replaces the model's own call in training, and receives the model and its
-        inputs.
-        """
+        """Create the layout; `call` replaces the model's call in training, and receives the model and its inputs."""
         self._call = call
 
     def compile(self, models: Iterable[nn.Module]) -> None:
@@ -169,9 +167,7 @@ class Parts(Layout):
     """A replica that is split over several ranks, each of which sees only the failures of its own forward pass."""
 
     def __init__(self, comm: Comm, counted_before: set[int], call: Callable[..., Any] | None = None) -> None:
-        """Create the layout; `counted_before` holds the ids of parameters that an earlier rank of the replica
-        counts.
-        """
+        """Create the layout; `counted_before` are the ids of parameters that an earlier rank of the replica counts."""
         super().__init__(call)
         self._comm, self._counted_before = comm, counted_before
         self.rank, self.ranks = comm.replica.rank, comm.replica.size

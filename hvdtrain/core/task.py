@@ -37,9 +37,7 @@ def total(parts: Sequence[Sums]) -> tuple[list[str], Tensor]:
 
 
 class Task:
-    """One task on one training split; the same on all ranks. A task implements `loss`; all other methods have
-    defaults.
-    """
+    """One task on one training split; the same on all ranks. A task implements `loss`; the rest has defaults."""
 
     unit = "samples"  # name of a sample in speeds and messages
     best = "loss"  # the metric that selects the best weights
@@ -59,9 +57,7 @@ class Task:
         return torch.ones(len(samples))
 
     def cost(self, samples: Tensor) -> Tensor:
-        """Return the compute time of each of these samples (N,), in any unit; used to balance samples over the
-        ranks.
-        """
+        """Return the compute time of each of these samples (N,), in any unit, for balancing samples over the ranks."""
         return torch.ones(len(samples))
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:

@@ -47,9 +47,7 @@ class Membership(Hook):
     newcomers: threading.Event | None = None  # set on rank 0 when newcomers are ready to join
 
     def finish(self, refresh: Callable[[], None]) -> None:
-        """Call `refresh` on all ranks before the next step, if the ranks have changed; a rank may be lost during the
-        call.
-        """
+        """Call `refresh` on all ranks before the next step, if the ranks have changed; a rank may be lost in it."""
 
     def recover(self, change: Exception) -> Position:
         """Join the current ranks and return their common position. Raise EndOfRun if too few are left."""
