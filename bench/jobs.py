@@ -75,8 +75,8 @@ def torchrun(ranks: int) -> list[str]:
     return f"timeout {PATIENCE_S} torchrun --nnodes 1 --nproc-per-node {ranks} {address} --no-python".split()
 
 
-# Two hosts are network namespaces with their own host names. All of it is in one process space whose first process dies
-# with this one, even after kill -9: the kernel then removes every process and interface.
+# Two hosts are network namespaces with their own host names. Both are in one process namespace, whose first process
+# dies with this one, even after kill -9: the kernel then removes every process and interface.
 NIC = "eth0"
 ADDRESSES = ("10.74.0.1", "10.74.0.2")
 _HOST = """

@@ -47,7 +47,7 @@ HIDDEN = (2144,) * 5  # of an MLP of 25 million parameters, which is bound by co
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What all sides train."""
+    """The training that all sides run."""
 
     model: str  # mlp, one of hvdtrain.vision.models, or a BERT over masked words, which only ours trains
     batch: int  # samples per rank and step

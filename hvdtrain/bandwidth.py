@@ -271,7 +271,7 @@ def measure(
 
 
 def measure_pairs(comm: Comm, exchange: Exchange, arguments: Arguments, device: torch.device) -> list[ExchangeTiming]:
-    """Time the pairs of `pair_rounds`, those of a round at once; EndOfRun with status 1 if a value is wrong."""
+    """Time the pairs of `pair_rounds`, concurrently within a round; EndOfRun with status 1 if a value is wrong."""
     timings: list[ExchangeTiming] = []
     for pairs in pair_rounds(comm.allgather(socket.gethostname())):
         timings_by_pair: dict[tuple[int, int], list[ExchangeTiming]] = {pair: [] for pair in pairs}

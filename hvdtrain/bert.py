@@ -5,7 +5,7 @@
     mpirun -np 8 python -m hvdtrain.bert --recipe finetune --pretrained bert-base-uncased --data glue --data-dir SST-2
     hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.bert --recipe pretrain --data-dir texts --max-steps 7038
 
-The result lies in runs/bert/<run>/result.json; `tensorboard --logdir runs` shows the curves.
+The result is written to runs/bert/<run>/result.json; `tensorboard --logdir runs` shows the curves.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     mpirun -np 8 python -m hvdtrain.effnet                                   the same by mpirun
     hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.effnet         two hosts, the best GPUs of each
 
-The result lies in runs/effnet/<run>/result.json; `tensorboard --logdir runs` shows the curves.
+The result is written to runs/effnet/<run>/result.json; `tensorboard --logdir runs` shows the curves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prove that mpi4py and Horovod use the same MPI, the one whose mpirun is on PATH.
 
-Each is started alone on 2 ranks, sums over them, and reports which libmpi it loaded.
-If a sum is wrong or the libraries differ, it names both paths and exits with status 1.
+Each library runs in a separate job on 2 ranks, sums over them, and reports which libmpi it loaded. If a sum is wrong or
+the libraries differ, the script names both paths and exits with status 1.
 """
 
 import json

@@ -48,7 +48,7 @@ def times(out: Path) -> None:
 
 
 def sums(chosen: argparse.Namespace) -> Table:
-    """Sums by Horovod on GPUs, or one: is no gradient sent too early, and how long does a sum take, by its cycle?"""
+    """Sums by Horovod on GPUs, or one: are gradients sent too early, and how long does a sum take, by its cycle?"""
     table = Table(
         name="sums",
         question=f"Horovod's averages over {chosen.np} ranks, ms, with the host's wait; none is sent too early:",

@@ -307,7 +307,7 @@ def _describe_remedy(folder: Path) -> str:
 
 
 def open_one(folder: Path) -> StoredCheckpoint:
-    """Open the checkpoint that a manifest describes. The manifest is untrusted; BadInput says what is wrong with it."""
+    """Open the checkpoint that a manifest describes. The manifest is untrusted; BadInput names the problem."""
     path = folder / MANIFEST
     for directory in (folder, folder / _RANKS):
         if directory.is_symlink():

@@ -158,7 +158,7 @@ def average_state(rank_states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def restore(state: State, saved: Mapping[str, Any], rank_state: Mapping[str, Any], *, step: int) -> None:
     """Restore `shared_state`, and this rank's `per_rank_state` or the `average_state` of all ranks.
 
-    With the average, random numbers are seeded anew from seed, step and rank, and other per-rank state starts fresh.
+    With the average, random numbers are seeded from seed, step and rank, and other per-rank state starts fresh.
     """
     restore_shared(state, saved)
     restore_buffers(state, rank_state["buffers"])

@@ -113,7 +113,7 @@ class Run:
 
 
 def find_folders(folders: Sequence[Path]) -> list[Path]:
-    """Each run folder at or below the folders once, in the order of the folders; BadInput if there are none."""
+    """Return each run folder at or below the folders once, in the order of the folders; BadInput if none is found."""
     runs: dict[Path, Path] = {}  # by resolved path
     for folder in folders:
         if not folder.is_dir():

@@ -21,7 +21,7 @@ def running_statistics(model: nn.Module) -> list[Tensor]:
 def frozen(model: nn.Module) -> Iterator[None]:
     """Normalise with the running statistics, because the variance over one sample (or none) is undefined.
 
-    Layers with `over_ranks` are left alone: they also see the samples of other ranks.
+    Layers with `over_ranks` are not changed: they also see the samples of other ranks.
     """
     training = [layer for layer in layers(model) if layer.training and not getattr(layer, "over_ranks", False)]
     for layer in training:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Inputs = Sequence[Tensor]  # what the whole model is called with, samples first
+Inputs = Sequence[Tensor]  # the arguments of the whole model, samples first
 # Arguments: the whole model or the part that this rank keeps, the output of the previous block (None for the first) and
 # the inputs.
 Run = Callable[[nn.Module, Tensor | None, Inputs], Tensor]

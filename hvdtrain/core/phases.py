@@ -1,4 +1,4 @@
-"""Where a step's time goes: one call per phase, free if profiling is off.
+"""The phases of a step: one call per phase, free if profiling is off.
 
 The phases partition a step: `enter` ends one phase and begins the next, so their times add up to the whole step. Hidden
 work counts towards the phase that hides it: gradients sent during backward count as backward, and `sync` is only the

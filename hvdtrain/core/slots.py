@@ -151,7 +151,7 @@ class Layout:
         return SUM
 
     def split_dimensions(self, model: nn.Module) -> dict[str, int]:
-        """Return the split dimension of each parameter of which this rank holds only a part."""
+        """Return the split dimension of each parameter that is only partly on this rank."""
         return {}
 
     def gather_full(self, comm: Comm, model: nn.Module) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ class Task:
     higher_is_better = False
     means: Sequence[str] = ()  # batch entries that the loss uses besides the outputs; None: any
     memory_format = torch.contiguous_format  # of the model's weights
-    targets: Collection[str] | None = None  # what of a batch the loss uses beside the model's outputs; None: maybe all
+    targets: Collection[str] | None = None  # batch entries that the loss uses besides the outputs; None: any
     max_unreadable: int | None = None  # limit over all ranks and epochs; the run ends when it is exceeded
     remedies: Mapping[Phase, str] = {}  # advice for when reading, preparing or copying samples is the bottleneck
 

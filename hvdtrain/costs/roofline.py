@@ -64,7 +64,7 @@ class Roofline:
 
     @property
     def bound(self) -> Bound:
-        """What limits the step."""
+        """The bottleneck of the step."""
         if self.launch_s > self.device_s / EXPECTED_SHARE:
             return "launch"
         return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"

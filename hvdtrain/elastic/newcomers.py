@@ -38,7 +38,7 @@ _OF_PROCESS = re.compile(r"OMPI_(?!MCA_)|PMIX_|PRTE_|PMI_")
 
 @dataclass(frozen=True, kw_only=True)
 class Invitation:
-    """What a newcomer must know before it is connected."""
+    """The facts that a newcomer needs before it is connected."""
 
     number: int  # its number: no rank of the run has had it
     place: int  # the rank that was lost

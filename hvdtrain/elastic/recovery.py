@@ -47,7 +47,7 @@ class RanksJoin(Exception):  # noqa: N818 (no error: all ranks raise it at the e
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingParts:
-    """What ranks need to continue after a change."""
+    """The parts of a training that a recovery needs."""
 
     step: Step
     state: State

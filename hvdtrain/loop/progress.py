@@ -9,7 +9,7 @@ from hvdtrain.core.position import Position
 
 @dataclass(frozen=True, kw_only=True)
 class Unreported:
-    """What a rank knows of the steps since the last report."""
+    """A rank's knowledge of the steps since the last report."""
 
     totals: Mapping[str, float] = field(default_factory=dict)  # this rank's sums over steps that were taken
     unreadable: int = 0  # samples of this rank

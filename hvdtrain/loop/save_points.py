@@ -13,7 +13,7 @@ from hvdtrain.ranks.comm import Comm
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What all ranks do after a step."""
+    """The actions of all ranks after a step."""
 
     save: bool
     leave: bool  # stop the run after saving

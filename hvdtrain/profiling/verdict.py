@@ -76,7 +76,7 @@ class RankMeans:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What limits the run."""
+    """The bottleneck of the run."""
 
     kind: Kind
     share: float  # of a step, 0 to 1

@@ -148,7 +148,7 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
     run, samples = DryRun(settings, job, gpu), job.sizes.micro_batch
     other = samples // 2 or 2
     before, taken = run.count(other), run.count(samples)
-    # With a small batch the memory peak may be in the optimizer, which does not grow; what forward passes save does.
+    # With a small batch the peak may be in the optimizer, which does not grow; the memory saved by forward passes does.
     grown = (taken.memory.total - before.memory.total, taken.forward_bytes - before.forward_bytes)
     per_sample = max(one / (samples - other) for one in grown)
     precision = "tf32" if settings.precision == "fp32" and settings.tf32 else settings.precision

@@ -1,4 +1,4 @@
-"""The cores that the ranks of a host share: those that they may use, limited by a CPU quota."""
+"""The cores that the ranks of a host share, limited by their affinity and by a CPU quota."""
 
 import math
 import os

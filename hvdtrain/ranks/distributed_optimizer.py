@@ -1,6 +1,6 @@
 """Gradients summed by `hvd.DistributedOptimizer` around the run's own optimizer.
 
-Its heart, as Horovod's documentation has it:
+The core, as in Horovod's documentation:
 
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters, compression, op=hvd.Sum)
     optimizer.set_backward_passes_per_step(passes)
@@ -10,7 +10,7 @@ Its heart, as Horovod's documentation has it:
     with optimizer.skip_synchronize():
         optimizer.step()
 
-The private names of Horovod here are those of 0.28.1, which the project pins.
+The private names of Horovod are those of version 0.28.1, which the project pins.
 """
 
 from collections.abc import Callable

@@ -67,7 +67,7 @@ def require_parts(
         try:
             require()
         except BadInput as error:
-            # `other_error` is about an option that needs these parts: fewer parts are no remedy
+            # `other_error` is about an option that needs these parts: using fewer is not a remedy
             lines.append(str(error) if other_error is None else str(error).partition(", or pass ")[0].rstrip(".") + ".")
     if lines:
         raise BadInput(" ".join(lines))

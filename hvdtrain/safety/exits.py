@@ -93,7 +93,7 @@ def skip_mpi_finalize() -> None:
 
 
 def become_rank_zero() -> None:
-    """Print what rank 0 would print, from now on: rank 0 is lost."""
+    """Print from now on what the lost rank 0 would print."""
     global _is_acting_rank_zero  # noqa: PLW0603 (as all here, of the process)
     _is_acting_rank_zero = True
     show_this_rank()

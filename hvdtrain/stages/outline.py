@@ -1,4 +1,4 @@
-"""A model without values, of which each rank creates only its part, with the same bits as in the whole model."""
+"""A model without values; each rank creates only its part of it, with the same bits as in the whole model."""
 
 import hashlib
 import random

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(BatchSettings):
-    """Where the model is cut, and how batches pass through it."""
+    """The cuts of the model, and the path of batches through its stages."""
 
     title: ClassVar[str] = "a model over several ranks"
 

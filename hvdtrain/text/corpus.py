@@ -53,7 +53,7 @@ def _hash_files(settings: str, files: Iterable[Path]) -> str:
 
 
 def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files for training and testing; without a pair of such names, all files and none."""
+    """Return the files for training and for testing; without a pair of such names, all files are for training."""
     if not folder.is_dir():
         raise BadInput(f"--data-dir {folder}: no such folder. Pass the folder that has the files of --data {data}.")
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES[data] and path.is_file())

@@ -1,7 +1,7 @@
-"""Texts as numbers on disk: made once per host, kept by what they are made of, mapped by every rank.
+"""Tokenized texts on disk: made once per host, cached by a hash of their sources, memory-mapped by every rank.
 
 A folder in ~/.cache/hvdtrain/tokens has tokens.bin, offsets.npy, labels.npy, vocab.txt, about.json with the size and
-SHA-256 of each, and about.sha256 with its own.
+SHA-256 of each, and about.sha256 with its own hash.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Texts:
     labels: tuple[str, ...]  # by number
     cut_count: int  # number of truncated texts
     unknown_share: float  # share of the tokens that are [UNK]
-    sha256: str  # of all of it
+    sha256: str  # of the whole data set
 
 
 def prepare(corpus: Corpus, shape: Shape) -> str:

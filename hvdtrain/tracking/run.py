@@ -101,7 +101,7 @@ class Run:
         self.faults.inflict_at("start")
 
     def become_rank_zero(self) -> None:
-        """Write and print from now on what the lost rank 0 would."""
+        """Write and print from now on what the lost rank 0 would write and print."""
         self.tracker.become_rank_zero()
         self.console.turn_on()
         exits.become_rank_zero()

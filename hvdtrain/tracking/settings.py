@@ -17,7 +17,7 @@ def _program_name() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
-    """Where a run writes, and how often it reports."""
+    """The folder of a run, and the interval of its reports."""
 
     title: ClassVar[str] = "the run, its folder and its reports"
 

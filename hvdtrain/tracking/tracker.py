@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """Names of what a run counts and measures."""
+    """The names of the counts and metrics of a run."""
 
     unit: str  # unit of the speed, for example images
     metrics: tuple[str, ...]  # of the test split: loss, accuracy
@@ -81,7 +81,7 @@ class Tracker:
         """Create the tracker; `counts` are further counts over the run, including restarts."""
         self.folder = folder
         self.measures = measures
-        # What continues in a resumed run.
+        # The part of the result that continues in a resumed run.
         self._resumable = {
             "steps": 0,
             "train_time_s": 0.0,

@@ -24,7 +24,7 @@ from launch.start.shown import plan_text
 from launch.supervise import nccl, restarts
 from launch.supervise import run as watched
 
-# Option of run -> the options of which it requires one.
+# Option of run -> the options from which it requires one.
 REQUIRES = {
     "--topology": ("--dry-run", "--sbatch"),
     "--sbatch-option": ("--sbatch",),

@@ -24,8 +24,8 @@ class Hardware:
 
 
 # Name: GPU, its GB, GPUs per host, GB/s inside, network cards for GPUs x Gbit/s of each, from the makers' data sheets.
-# Inside: number of NVLinks of a GPU x their GB/s in NCCL's tables (V100 and A100 20, H100 20.6), of which a ring
-# reaches 98 % (234.9 of 240 on A100, 367.6 of 371 on H100).
+# Inside: number of NVLinks of a GPU x their GB/s in NCCL's tables (V100 and A100 20, H100 20.6). A ring reaches 98 % of
+# that (234.9 of 240 on A100, 367.6 of 371 on H100).
 _MACHINES = {
     "dgx1-v100": ("v100", 32, 8, 118, 4, 100),
     "dgx2-v100": ("v100", 32, 16, 118, 8, 100),

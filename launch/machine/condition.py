@@ -24,7 +24,7 @@ CAP_IPC_LOCK = 14  # linux/capability.h: may lock any amount of memory
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What to inspect on a host besides its topology."""
+    """The request for a host's condition, besides its topology."""
 
     folders: tuple[str, ...]  # absolute; the run folder first
     token: str | None  # a file that the probing host has created in the run folder; None: it could not

@@ -155,7 +155,7 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
 
 
 def _hidden_mib(device: _Device) -> int:
-    """Return the MiB in use that no listed process explains; 0 if that is no sign of other runs."""
+    """Return the MiB in use that no listed process explains; 0 if they do not indicate another run."""
     # A display uses some memory. If GPUs are NUMA nodes, pages of the system are also counted.
     if device.ask("DisplayActive") or device.ask("GraphicsRunningProcesses") or device.ask("NumaNodeId") is not None:
         return 0

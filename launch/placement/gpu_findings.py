@@ -35,7 +35,7 @@ def gpu_findings(
     exports: Collection[str],
     gpus: Literal["all"] | Collection[int] = "all",
 ) -> list[Finding]:
-    """Return problems of the GPUs of these hosts, each of which runs a number of ranks on `gpus`, those of --gpus.
+    """Return problems of the GPUs of these hosts; each host runs a number of ranks on `gpus`, those of --gpus.
 
     `exports` are names of the variables that every rank gets from the launcher.
     """

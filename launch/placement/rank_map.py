@@ -22,7 +22,7 @@ from launch.placement.selection import NVLINK, WEIGHTS, link_weights
 from launch.placement.traffic import Flow
 
 GAIN = 1.03  # smaller gains are ignored: speeds are not known more exactly
-# Of a search: about half a second. 8 GPUs took at most 12,000 steps; 2 of 16 cases of 16 GPUs more than 400,000.
+# Limit of a search: about half a second. 8 GPUs took at most 12,000 steps; 2 of 16 cases of 16 GPUs more than 400,000.
 MOST_STEPS, MOST_STEPS_AT_ONCE = 100_000, 20_000
 
 Speeds = tuple[tuple[float, ...], ...]  # [place][place], GB/s or points by kind
@@ -185,7 +185,7 @@ def _searched(speeds: Speeds, flows: Loads, most: float) -> Order | None:
 class _Fits:
     """Searches depth first, in MOST_STEPS altogether, for orders in which given links have given speeds.
 
-    Of free places that are equivalent, because their links to all others are equal, it tries the first.
+    If several free places are equivalent, because their links to all others are equal, only the first is tried.
     """
 
     def __init__(self, speeds: Speeds) -> None:

@@ -149,7 +149,7 @@ def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None
 
 
 def _more_room(hosts: Sequence[Host], np: int, group: int) -> str:
-    """Return the remedy for too few slots for `np` ranks, of which each `group` is on one host."""
+    """Return the remedy for too few slots for `np` ranks, if each `group` of them must share a host."""
     each = -(-np // (len(hosts) * group)) * group if hosts else 0
     if any(host.counted for host in hosts) or not 0 < each <= MAX_SLOTS:
         return "name more hosts or slots"

@@ -16,7 +16,7 @@ from launch.process import Answer, ask, find
 
 # No prompts and no unknown host keys.
 STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=5")
-# Open MPI's variables: programs separated by ":", of which the first that exists is used.
+# Open MPI's variables: programs separated by ":"; the first that exists is used.
 AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
 SILENCE_S = 30.0
 UNANSWERED = 4  # consecutive keepalives without a reply on a dead link

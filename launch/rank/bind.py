@@ -133,9 +133,9 @@ def visible_gpus(slots: list[dict[str, Any]]) -> str:
 def hold_gpus(slots: list[dict[str, Any]]) -> None:
     """Lock a file for each GPU of these slots, for the lifetime of this process, including the program.
 
-    Of two simultaneous launches, one gets all GPUs of a host, since one rank locks them all in a fixed order. Other
-    users' runs have another folder, and if /tmp is not writable there are no locks: then only the driver reports use of
-    a GPU.
+    If two runs are launched simultaneously, one gets all GPUs of a host, since one rank locks them all in a fixed
+    order. Other users' runs have another folder, and if /tmp is not writable there are no locks: then only the driver
+    reports use of a GPU.
     """
     wanted = {slot["gpu_uuid"]: slot for slot in slots if slot["gpu_uuid"]}
     folder = lock_folder() if wanted else None

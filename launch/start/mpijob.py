@@ -21,7 +21,7 @@ CLEAN_UP_S = 10  # to end all ranks that have not saved in time
 # distinguish the two, and each additional restart would repeat all restarts of the command, even after a final status.
 LOST_LAUNCHERS = 1
 NAME_CHARS = 40  # the longer name of a pod is limited to 63
-# Of the project's image: its user (the group has the same number), that user's home, and the port of the ssh server,
+# From the project's image: its user (the group has the same number), that user's home, and the port of the ssh server,
 # since the user cannot bind a port below 1024. An image built FROM it may run as root, whose home has no keys.
 USER, KEYS, PORT = 1000, "/home/hvdtrain/.ssh", 2222
 SHARED = "/shared"  # mount point of the claim in every pod, and working folder

@@ -13,7 +13,7 @@ from launch.start.request import Show
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Which rank runs where, with what."""
+    """The plan of a run: which rank runs where, and the program."""
 
     slots: tuple[RankSlot, ...]
     ranks_per_replica: int | None  # this number of consecutive ranks form a group on one host

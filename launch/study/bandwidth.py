@@ -1,8 +1,8 @@
 """Bandwidths measured by hvdtrain.bandwidth: one job on each host with several ranks, then one over all hosts.
 
 The job over all hosts measures every two of them, in rounds in which each host is in at most one pair: the 28 pairs of
-8 hosts need one start of ranks and 7 rounds. Jobs run one after the other, so that they do not compete for the network
-or cores. With --traffic a job for each all-reduce algorithm follows (launch.study.sums), at the gradient bytes of that
+8 hosts need one start of ranks and 7 rounds. Jobs run one at a time, so that they do not compete for the network or
+cores. With --traffic a job for each all-reduce algorithm follows (launch.study.sums), at the gradient bytes of that
 run.
 """
 

@@ -57,7 +57,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     """Run everything without a result, small sizes first; return 0 if it succeeds, else 1.
 
     Success means that every run has a result and the table is written. Return 128 + signal after a signal. LaunchError
-    for bad input, or if the very first run cannot be started.
+    for bad input, or if the first run cannot be started.
     """
     check(study)
     name = study.name or f"{study.mode}-{hashlib.sha256(json.dumps(settings(study)).encode()).hexdigest()[:8]}"

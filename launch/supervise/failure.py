@@ -34,7 +34,7 @@ LAST_WORDS, STOOD = "; its last words:", "; it stood here:"
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a rank has left in the run folder."""
+    """The files that a rank has left in the run folder."""
 
     at: str | None  # "at step 17"; None if unknown
     waited: bool  # whether it waited for other ranks, inside a collective

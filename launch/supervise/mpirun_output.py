@@ -10,7 +10,7 @@ UNFRAMED = (b"Connection to ", b"Timeout, server ", b"mpirun: Forwarding ", b"pr
 
 
 class MpirunOutput:
-    """What mpirun and ssh have reported about the run on standard error."""
+    """The facts that mpirun and ssh have reported about the run on standard error."""
 
     def __init__(self, hosts: Collection[str]) -> None:
         self.rank: int | None = None  # the first one that failed

@@ -9,7 +9,7 @@ from launch.files import read_text
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What rank 0 has reported so far; empty for programs without hvdtrain."""
+    """Rank 0's report so far; empty for programs without hvdtrain."""
 
     run_folder: str | None = None
     checkpoint: int | None = None  # the newest saved step

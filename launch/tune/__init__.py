@@ -1,1 +1,1 @@
-"""Tunes a slow training: measures the remedies that its program proposes, one after the other."""
+"""Tunes a slow training: measures the remedies that its program proposes, one by one."""
