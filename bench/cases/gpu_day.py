@@ -254,7 +254,7 @@ def outcome(stage: Stage, day: Day) -> dict[str, Any]:
         )
     except NotRunError as error:
         return {**row, "state": "NOT RUN", "figures": str(error)}
-    except Exception as error:  # noqa: BLE001 (the others are to run)
+    except Exception as error:  # noqa: BLE001 (the other stages must run)
         row |= {"state": "FAILED", "figures": f"{type(error).__name__}: {error}"}
     return {**row, "s": round(time.monotonic() - started, 1)}
 

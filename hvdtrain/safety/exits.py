@@ -45,7 +45,7 @@ _DUPLICATE_S = 0.3  # within this time equal signals count once: timeout(1) sign
 _REPORT_LOCK = threading.Lock()  # checkpoints are reported from another thread
 
 
-class BadInput(Exception):  # noqa: N818 (named after what the user gave)
+class BadInput(Exception):  # noqa: N818 (named after the user's input)
     """Input or settings that cannot work; the message is one line that names the field, the value and the remedy."""
 
 
@@ -94,7 +94,7 @@ def skip_mpi_finalize() -> None:
 
 def become_rank_zero() -> None:
     """Print from now on what the lost rank 0 would print."""
-    global _is_acting_rank_zero  # noqa: PLW0603 (as all here, of the process)
+    global _is_acting_rank_zero  # noqa: PLW0603 (state of the process, like all state here)
     _is_acting_rank_zero = True
     show_this_rank()
 

@@ -88,7 +88,7 @@ class _Making(TorchDispatchMode):
     """Numbers the operations that make a model, and leaves the results of some of them on meta."""
 
     def __init__(self, left_out: Collection[int] | None = None) -> None:
-        """Set the numbers of the operations to leave out; without them, all results stay on meta."""
+        """Set the numbers of the operations to leave out; by default, all that make random tensors or no values."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
         self.made_at: dict[int, int] = {}  # id of a storage -> number of the operation that created it

@@ -13,7 +13,7 @@ from launch.machine.mounts import storage_of
 from launch.machine.software import Software, read_software
 from launch.machine.system import ROOT
 
-SHM = "/dev/shm"  # noqa: S108 (looked at alone)
+SHM = "/dev/shm"  # noqa: S108 (only inspected)
 SETTING = re.compile(
     r"NCCL_\w+|HOROVOD_(?!(LOCAL_|CROSS_)?(RANK|SIZE)|GLOO_RENDEZVOUS|HOSTNAME)\w+"  # these describe another process
 )

@@ -66,7 +66,7 @@ def _within_time(read: Callable[[], Topology | None], timeout_s: float) -> Topol
     def run() -> None:
         try:
             answer.set_result(read())
-        except BaseException as error:  # noqa: BLE001 (raised again where it is waited for)
+        except BaseException as error:  # noqa: BLE001 (raised again in the waiting thread)
             answer.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

@@ -162,7 +162,7 @@ def hold_gpus(slots: list[dict[str, Any]]) -> None:
 def lock_folder() -> int | None:
     """Open the private folder of this user's locks; None if /tmp is not writable, or the folder is another user's."""
     with contextlib.suppress(OSError):  # it exists already, or cannot be created
-        os.mkdir(LOCKS, 0o700)  # noqa: PTH102 (pathlib takes a rank longer to import than all else here)
+        os.mkdir(LOCKS, 0o700)  # noqa: PTH102 (importing pathlib takes longer than the rest of this file)
     try:
         folder = os.open(LOCKS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -53,7 +53,7 @@ def put_aside(job: str, rank: int) -> None:
 def _folder_without(job: str, rank: int) -> int:
     """Return the opened folder of a job's logs, without a log of this rank."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(LOGS, 0o700)  # noqa: PTH102 (pathlib takes a rank longer to import than all else here)
+        os.mkdir(LOGS, 0o700)  # noqa: PTH102 (importing pathlib takes longer than the rest of this file)
     logs = os.open(LOGS, OWN_FOLDER)
     with contextlib.suppress(FileExistsError):
         os.mkdir(job, 0o700, dir_fd=logs)
@@ -195,7 +195,7 @@ class RankOutput:
         """Process output of the rank."""
         if not self._shown and self._request is not None:
             with contextlib.suppress(OSError):  # the rank has not requested it
-                os.unlink(self._request)  # noqa: PTH108 (pathlib takes a rank longer to import than all else here)
+                os.unlink(self._request)  # noqa: PTH108 (importing pathlib takes longer than the rest of this file)
                 self._shown = True
         if self._shown:
             put(self._launchers[stream], chunk)
