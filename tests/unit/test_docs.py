@@ -10,7 +10,9 @@ from tests import tutorial
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "hostfiles").glob("*.md")]
-CODE = [file for folder in ("hvdtrain", "launch", "scripts", "examples", "bench") for file in PROJECT.glob(f"{folder}/**/*.py")]
+CODE = [
+    file for name in ("hvdtrain", "launch", "scripts", "examples", "bench") for file in (PROJECT / name).rglob("*.py")
+]
 
 
 def prose(page):
