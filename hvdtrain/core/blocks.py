@@ -14,7 +14,7 @@ Run = Callable[[nn.Module, Tensor | None, Inputs], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A part of a model that is never split between stages."""
+    """A part of a model that is never cut."""
 
     name: str  # of the block in the model
     modules: tuple[str, ...]  # names of the modules that the block needs
@@ -53,5 +53,5 @@ def blocks_of(model: nn.Module) -> Blocks | None:
 class Cuts:
     """How a model can be split over several ranks."""
 
-    blocks: Blocks | None = None  # None: the model cannot be cut into stages
-    split_layers: Callable[[Any, int, int], object] | None = None  # keeps only rank r's slice, of n, in each layer
+    blocks: Blocks | None = None  # None: the model cannot be cut
+    split_layers: Callable[[Any, int, int], object] | None = None  # keeps only the share of rank r of n in each layer

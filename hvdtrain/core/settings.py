@@ -20,7 +20,7 @@ class BatchSettings(Group):
     title: ClassVar[str] = "batches"
 
     epochs: Annotated[int, AT_LEAST_1, COLUMN] = 25
-    """Number of passes over the training samples."""
+    """Times that each sample is visited."""
     batch_size_per_rank: Annotated[int | Literal["auto"], COUNT_OR_AUTO] = 256
     """Samples of one forward and backward pass of a rank. With global-batch-size, auto uses as many as fit into the
     memory of all ranks, and more accumulate-steps for the rest.

@@ -66,7 +66,7 @@ class Layout:
     """
 
     rank, ranks = 0, 1  # this rank's number in its replica, and the number of ranks of the replica
-    part = ""  # what a rank holds: 'stage' or 'slice'; empty if it holds the whole model
+    part = ""  # the kind of part that a rank holds; empty if it holds the whole model
     about: Mapping[str, Any] = {}  # the layout's description in a checkpoint
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
