@@ -377,7 +377,7 @@ def last_line(report: Report) -> str:
 
 
 def format_size(size: int) -> str:
-    """Format 64 MB as 64MB."""
+    """Format bytes with the largest unit that fits, for example 64MB."""
     unit = max((unit for unit, count in _UNITS.items() if size % count == 0), key=_UNITS.__getitem__)
     return f"{size // _UNITS[unit]}{unit or 'B'}"
 

@@ -53,5 +53,5 @@ def blocks_of(model: nn.Module) -> Blocks | None:
 class Cuts:
     """How a model can be split over several ranks."""
 
-    blocks: Blocks | None = None  # None: the model cannot be cut
+    blocks: Blocks | None = None  # the model may be cut between them; None: nowhere
     split_layers: Callable[[Any, int, int], object] | None = None  # keeps only the share of rank r of n in each layer
